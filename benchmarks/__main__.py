@@ -18,7 +18,9 @@ from pathlib import Path
 from benchmarks.allocation import allocation, rebalancing
 from benchmarks.buffering import buffering, committing, outage, pacing, sharing
 from benchmarks.claims import claims
+from benchmarks.cluster import cluster
 from benchmarks.commands import commands, memory
+from benchmarks.counter_cost import counter_cost
 from benchmarks.dashboard import dashboard
 from benchmarks.dedup import dedup_cost
 from benchmarks.fairness import fairness, quiet
@@ -27,6 +29,7 @@ from benchmarks.flow_files import flow_files
 from benchmarks.instrumented import instrumented
 from benchmarks.lookups import lookups
 from benchmarks.many_queues import many_queues
+from benchmarks.many_quotas import many_quotas
 from benchmarks.measure import Report
 from benchmarks.partitions import partitions
 from benchmarks.peers import peers
@@ -56,8 +59,10 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "latency": latency,
     "startup": startup,
     "many_queues": many_queues,
+    "many_quotas": many_quotas,
     "partitions": partitions,
     "lookups": lookups,
+    "cluster": cluster,
     "allocation": allocation,
     "rebalancing": rebalancing,
     "peers": peers,
@@ -65,6 +70,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "commands": commands,
     "memory": memory,
     "script_calls": script_calls,
+    "counter_cost": counter_cost,
     "flow_files": flow_files,
     "scrapes": scrapes,
     "dashboard": dashboard,

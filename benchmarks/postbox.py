@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,17 +34,22 @@ def connect(broker: str, port: int) -> Connection:
 def publish_many(connection: Connection, tenants: Iterable[str], queue: str = QUEUE, **options: Any) -> int:
     """Publish one message per name in `tenants`, in batches where kombu has them; return the number."""
     channel: Any = connection.channel()
-    transport: Any = connection.transport
     producer = Producer(channel)
     Queue(queue)(channel).declare()
-    batches = getattr(producer, "batch", None) if transport.supports_batch_publish else None
     amount = 0
-    with batches(1000) if batches else nullcontext():
+    with batch_of(producer):
         for tenant in tenants:
             publish_one(producer, tenant, queue, **options)
             amount += 1
     channel.close()
     return amount
+
+
+def batch_of(producer: Producer) -> AbstractContextManager[None]:
+    """Return a context whose messages are published in batches, if kombu and the transport have them."""
+    transport: Any = producer.channel.connection.client.transport
+    batch = getattr(producer, "batch", None) if getattr(transport, "supports_batch_publish", False) else None
+    return batch(1000) if batch else nullcontext()
 
 
 def publish_one(producer: Producer, tenant: str, queue: str = QUEUE, **options: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import socket
@@ -20,6 +21,8 @@ NAME = "bench"
 DEFAULTS: dict[str, Any] = {"worker_prefetch_multiplier": 4}
 #: A report of ``trickled``: seconds from the call to the first line of the task.
 WAIT = struct.Struct("d")
+#: An entry of the file of ``recorded``: the monotonic time, and the argument.
+RECORD = struct.Struct("=dI")
 
 
 def add_tasks(app: Celery, clock_port: int) -> Celery:
@@ -63,7 +66,17 @@ def add_tasks(app: Celery, clock_port: int) -> Celery:
                 if number == app.conf["counted"]:
                     client.rpush("end", now)
 
+    @app.task(name="recorded", shared=False, ignore_result=True)
+    def recorded(number: int) -> None:
+        os.write(_record(app.conf["record"]), RECORD.pack(time.monotonic(), number))
+
     return app
+
+
+@functools.cache
+def _record(path: str) -> int:
+    """Return the descriptor of the file of ``recorded``, to which threads and processes append."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND)
 
 
 #: The number of the next ``counted`` of this process; threads share it.

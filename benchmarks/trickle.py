@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -88,20 +88,24 @@ def _round(rate: int, workers: int, seconds: float, broker: str) -> dict[str, fl
             stack.enter_context(worker)
         publish = partial(_publish, broker, conf)
         # The first messages load the scripts, and make the connections of the workers.
-        with publish(50, 1.0):
-            list(waits(reports, 50))
+        with publish(50, 1.0) as begin:
+            begin()
+            list(waits(reports, 1 + 50))
+        publishers = math.ceil(rate / PER_PUBLISHER)
+        # The first call of a process connects and learns the task's template. In the period it would delay
+        # the next calls, which would then come as a burst.
+        begins = [stack.enter_context(publish(rate / publishers, seconds)) for _ in range(publishers)]
+        list(waits(reports, publishers))
         probe = stack.enter_context(_probing(server.port))
         before = probe.counts()
-        publishers = math.ceil(rate / PER_PUBLISHER)
-        with ExitStack() as publishing:
-            started = time.monotonic()
-            for _ in range(publishers):
-                publishing.enter_context(publish(rate / publishers, seconds))
-            amount = publishers * int(rate / publishers * seconds)
-            seen, last = [], started
-            for wait in waits(reports, amount):
-                seen.append(wait)
-                last = time.monotonic()
+        started = time.monotonic()
+        for begin in begins:
+            begin()
+        amount = publishers * int(rate / publishers * seconds)
+        seen, last = [], started
+        for wait in waits(reports, amount):
+            seen.append(wait)
+            last = time.monotonic()
         spent = {key: value - before[key] for key, value in probe.counts().items()}
     return {
         "cpu": spent["cpu"] / max(1, len(seen)) * 1e6,
@@ -121,12 +125,18 @@ def waits(reports: socket.socket, amount: int) -> Iterator[float]:
 
 
 @contextmanager
-def _publish(broker: str, conf: dict[str, Any], rate: float, seconds: float) -> Iterator[None]:
-    """Publish from another process during the block, which lasts until all is published."""
+def _publish(broker: str, conf: dict[str, Any], rate: float, seconds: float) -> Iterator[Callable[[], None]]:
+    """Publish one message from another process, and the others when the yielded function is called.
+
+    The block lasts until all is published.
+    """
     command = [sys.executable, "-m", "benchmarks.trickle", str(rate), str(seconds)]
-    with subprocess.Popen(command, cwd=ROOT, env=environment(BROKERS[broker], conf)) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment(BROKERS[broker], conf), stdin=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
         try:
-            yield
+            yield process.stdin.close
             process.wait(60)
         finally:
             process.kill()
@@ -161,8 +171,10 @@ def _main(rate: float, seconds: float) -> None:
     """Publish at a steady rate; what is late is published at once."""
     app = add_tasks(app_from_environment(NAME), 0)
     trickled = app.tasks["trickled"]
-    due = time.monotonic()
     with app.producer_pool.acquire(block=True) as producer:
+        trickled.apply_async((time.monotonic(),), producer=producer)
+        sys.stdin.read()  # the first message is over, and the period begins
+        due = time.monotonic()
         for _ in range(int(rate * seconds)):
             time.sleep(max(0.0, due - time.monotonic()))  # the interval of the messages
             trickled.apply_async((time.monotonic(),), producer=producer)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         ScriptError as ScriptError,
         ServerError as ServerError,
         SpillFailed as SpillFailed,
+        StoreUnreachable as StoreUnreachable,
         TenantMoving as TenantMoving,
         TooFewReplicas as TooFewReplicas,
         ZooKeeperUnreachable as ZooKeeperUnreachable,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         NotOnDisk as NotOnDisk,
     )
     from celery_dq.producer.singular_update_queue import SingularUpdateQueue as SingularUpdateQueue
+    from celery_dq.transport.resource_set import AnyOf as AnyOf
 
 __version__ = "0.1.0"
 
@@ -63,6 +65,7 @@ __version__ = "0.1.0"
 _HOMES = (
     ("setup", "celery_dq.wiring"),
     ("Quota", "celery_dq.options"),
+    ("AnyOf", "celery_dq.transport.resource_set"),
     ("Career", "celery_dq.leadership.career"),
     ("Runner", "celery_dq.leadership.runner"),
     ("CoveringRunUnknown", "celery_dq.errors"),
@@ -77,6 +80,7 @@ _HOMES = (
     ("MessageTooLarge", "celery_dq.errors"),
     ("MissingLibrary", "celery_dq.errors"),
     ("NotElected", "celery_dq.errors"),
+    ("StoreUnreachable", "celery_dq.errors"),
     ("ZooKeeperUnreachable", "celery_dq.errors"),
     ("DuplicateCall", "celery_dq.errors"),
     ("InvalidKey", "celery_dq.errors"),

@@ -79,6 +79,10 @@ class ZooKeeperUnreachable(DQError, ConnectionError):
     """ZooKeeper did not answer in time. The request may have taken effect."""
 
 
+class StoreUnreachable(DQError, ConnectionError):
+    """The connection to a store of :mod:`celery_dq.transport.any_store` has ended."""
+
+
 class MessageTooLarge(InvalidMessage):
     """A message exceeds the size of a request to ZooKeeper (1 MiB by default). It was not sent."""
 

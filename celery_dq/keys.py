@@ -76,8 +76,7 @@ class PartitionKeys:
         environment: ``online`` or ``sandbox``.
         queue: Name of the Celery queue; percent-encoded in the keys outside ``[A-Za-z0-9_.-]``.
         partition: Number of the partition.
-        key_prefix: Prefix of all keys, from ``dq_key_prefix``. Braces are refused, because they would move
-            the hash tag.
+        key_prefix: Prefix of all keys, from ``dq_key_prefix``. It has no brace, which marks the hash tag.
         on_cluster: Whether they are keys on a Redis Cluster.
         prefix: Common prefix of all keys of the partition.
         slot: Hash slot of the keys on a Redis Cluster.
@@ -124,8 +123,8 @@ class PartitionKeys:
     def state(self) -> str:
         """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, discards_at, resume_at.
 
-        A pause of the whole queue is in paused_since and paused_until, in µs. partitions is the map of the
-        queue, sealed the seq at which it came, opened the version after which no tenant arrives.
+        A pause of the queue is in paused_since and paused_until, in µs. partitions is its map, sealed the seq
+        at which that came, opened the version after which no tenant arrives, sets the count of resource_sets.
         Its counters are those of :class:`~celery_dq.inspector.queue_counters.QueueCounters`.
         """
         return self.prefix + "state"
@@ -163,6 +162,15 @@ class PartitionKeys:
     def paused(self) -> str:
         """ZSET: tenant -> 0; paused, with backlog."""
         return self.prefix + "paused"
+
+    @property
+    def resource_sets(self) -> str:
+        """ZSET: set of resources with a backlog -> sequence time since when."""
+        return self.prefix + "resource_sets"
+
+    def rotation(self, resource: str) -> str:
+        """ZSET: set with a backlog, or the resource itself -> sequence time of its last turn."""
+        return f"{self.prefix}rotation:{resource}"
 
     @property
     def finish_tags(self) -> str:
@@ -396,6 +404,11 @@ class MigrationKeys:
     def state(self) -> str:
         """HASH: target, producer, and ``sent:<queue>`` -> messages of the queue that the target has."""
         return f"{self.prefix}dq:migration:state"
+
+    @property
+    def arrived(self) -> str:
+        """HASH: ``consumer`` of migrations from tenant brokers to here, and their batches; 30 days."""
+        return f"{self.prefix}dq:migration:arrived"
 
     def staged(self, queue: str) -> str:
         """LIST: messages that were taken from the lists of ``queue``, until the target has them."""

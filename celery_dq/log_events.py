@@ -85,6 +85,9 @@ EVENTS: Final[dict[str, str]] = {
     ),
     "worker_lost": "A worker's lease has expired; the record names its messages and which of them run again.",
     "writes_lost": "Redis has lost its latest writes to a queue; messages may be gone or run again.",
+    # Brokers whose fetcher has a thread: ZooKeeper, and stores of one's own.
+    "broadcast_dropped": "A transient queue was too long and got no copy of a broadcast.",
+    "store_fetcher_failed": "A store failed, its connection ends and its messages are served again.",
     # Broker on ZooKeeper, ZooKeeper sessions, Curator queues.
     "curator_consumer_abandoned": "A consumer did not end in time, and its item is consumed again later.",
     "curator_finish_began": "A consumer cannot finish nodes, which stay locked until it succeeds.",
@@ -102,7 +105,6 @@ EVENTS: Final[dict[str, str]] = {
     "curator_take_began": "A consumer cannot take or start nodes and tries again.",
     "curator_take_delayed": "ZooKeeper did not answer while nodes were taken, which is tried again.",
     "curator_take_over": "A consumer takes nodes again.",
-    "zookeeper_broadcast_dropped": "A transient queue was too long and got no copy of a broadcast.",
     "zookeeper_delayed_name_invalid": "A node among the delayed items has an invalid name and is ignored.",
     "zookeeper_fetch_interrupted": "ZooKeeper did not answer a round of fetching, which is tried again.",
     "zookeeper_fetcher_failed": "The fetcher failed, its connection ends and its messages are served again.",

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 TOKEN_HEADER = "dq_token"  # noqa: S105 - the name of a header
 #: The message header with the name of the queue that the token belongs to.
 QUEUE_HEADER = "dq_queue"
+#: The message header with the resource that has taken a message of a set; set again at each delivery.
+RESOURCE_HEADER = "dq_resource"
 #: The message header with the number of workers that were lost with the message; redelivered messages only.
 DELIVERIES_HEADER = "dq_deliveries"
 #: The attribute of a request that only receives the result for a duplicate, in the main process of a worker.

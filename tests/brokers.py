@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from tempfile import gettempdir
 from typing import Any, NamedTuple, TypeVar
 
 from celery import Celery
@@ -44,7 +45,7 @@ class Broker:
     left_out: tuple[str, ...] = ()
     deviations: Mapping[str, Deviation] = field(default_factory=dict)
 
-    #: Kind of server: ``redis``, ``cluster`` or ``zookeeper``.
+    #: Kind of server: ``redis``, ``cluster``, ``zookeeper``, or ``file`` for none.
     server: str = "redis"
     #: Kombu's ``driver_type``.
     driver_type: str = "redis"
@@ -52,10 +53,13 @@ class Broker:
     def url(self, port: int, db: int = 0) -> str:
         """The broker URL of a server on this machine.
 
-        ZooKeeper has folders in the place of databases. A cluster has one database only.
+        ZooKeeper has folders in the place of databases. A cluster has one database only. For files, the port
+        is a number of the run.
         """
         if self.server == "cluster":
             return f"{self.scheme}://127.0.0.1:{port}"
+        if self.server == "file":
+            return f"{self.scheme}:///{gettempdir()}/dq-conformance-{port}-{db}.sqlite"
         return f"{self.scheme}://127.0.0.1:{port}/{db}"
 
     def prepare(self) -> None:
@@ -181,9 +185,28 @@ ZOOKEEPER = Broker(
     },
 )
 
-BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (STOCK, DQ, CLUSTER, ZOOKEEPER)}
+SQLITE = Broker(
+    name="sqlite",
+    scheme="dq-sqlite",
+    sentinel_scheme="",
+    most_urgent=9,
+    least_urgent=0,
+    register="celery_dq.wiring:register_transports",
+    setup="celery_dq:setup",
+    has_leases=True,
+    server="file",
+    driver_type="sqlite",
+    deviations={
+        "a revoke stops what waits for a slot (gevent)": WAITS_IN_GREEN_POOL,
+        "a priority beyond the scale": Deviation(
+            "refused", "an error that names the value, instead of a guess at what was meant"
+        ),
+    },
+)
+
+BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (STOCK, DQ, CLUSTER, ZOOKEEPER, SQLITE)}
 
 #: The brokers on Redis, for all suites and benchmarks.
 ACTIVE: tuple[str, ...] = ("stock", "dq")
 #: The brokers of the conformance suite.
-CONFORMING: tuple[str, ...] = (*ACTIVE, "cluster", "zookeeper")
+CONFORMING: tuple[str, ...] = (*ACTIVE, "cluster", "zookeeper", "sqlite")

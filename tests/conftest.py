@@ -30,6 +30,7 @@ settings.load_profile("any machine")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for the tests that take too long for each run."""
     parser.addoption("--cluster", action="store_true", help="the whole conformance suite on a cluster")
+    parser.addoption("--sqlite", action="store_true", help="the whole conformance suite on an SQLite file")
 
 
 def pytest_configure() -> None:

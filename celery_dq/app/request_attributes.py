@@ -12,7 +12,7 @@ from celery.app.task import Context
 from celery.result import EagerResult
 
 from celery_dq.dedup.machine import Verdict
-from celery_dq.protocols import DELIVERIES_HEADER, QUEUE_HEADER, TOKEN_HEADER
+from celery_dq.protocols import DELIVERIES_HEADER, QUEUE_HEADER, RESOURCE_HEADER, TOKEN_HEADER
 
 __all__ = ["define_attributes"]
 
@@ -21,7 +21,12 @@ def define_attributes() -> None:
     """Give Celery's classes the defaults. Idempotent."""
     # Celery leaves attributes of the class out of request.headers, so that a retry inherits none of these.
     request: Any = Context
-    for name, default in ((TOKEN_HEADER, 0), (DELIVERIES_HEADER, 0), (QUEUE_HEADER, "")):
+    for name, default in (
+        (TOKEN_HEADER, 0),
+        (DELIVERIES_HEADER, 0),
+        (QUEUE_HEADER, ""),
+        (RESOURCE_HEADER, ""),
+    ):
         setattr(request, name, default)
     eager: Any = EagerResult
     # An eager task always runs, whatever its key is.

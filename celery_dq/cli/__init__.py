@@ -4,7 +4,8 @@ Celery loads this module with every ``celery`` command, before it loads the proj
 therefore known to ``celery purge``, ``celery amqp`` and all others too.
 
 ``output``     how every command takes ``--json``, prints and fails
-``bulk``       dry runs, questions and interruptions of commands that change much
+``bulk``       dry runs and questions of commands that change much
+``progress``   progress of commands that take long, and their interruption
 ``times``      options that give a time or a duration
 ``typos``      refuses unknown names, and suggests the nearest one
 ``status``     queues, consumers and leaders on one screen
@@ -15,7 +16,7 @@ therefore known to ``celery purge``, ``celery amqp`` and all others too.
 ``pauses``     stop and restart a queue or a tenant
 ``quotas``     quotas of tenants
 ``dead_letters``  dead letters
-``migrate``    takes over messages from kombu's Redis transport
+``migrate``    moves messages from kombu's Redis transport, or back
 ``audit``      who changed queues and quotas
 ``leaders``    leaders of singleton queues and other elections
 ``workers``    workers that share partitions

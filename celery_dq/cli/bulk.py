@@ -1,28 +1,20 @@
 """The parts that all commands share which change many messages or quotas.
 
-These are ``--dry-run``, ``--yes``, the question with a count, and the report of the part that was done when
-Ctrl-C or an error ends the command.
+These are ``--dry-run``, ``--yes``, and the question with a count; ``progress`` has the rest.
 """
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import click
 
 from celery_dq.app.api.progress import OnProgress
 from celery_dq.cli.output import show
+from celery_dq.cli.progress import counted, reported_progress
 
-__all__ = ["INTERRUPTED", "BulkCall", "bulk", "change_many", "confirm", "counted", "reported_progress"]
-
-#: Seconds between two lines of progress on a terminal.
-_STEP_S = 0.2
-#: The exit status of a command that Ctrl-C has ended, as shells have it.
-INTERRUPTED = 130
+__all__ = ["BulkCall", "bulk", "change_many", "confirm"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,12 +49,6 @@ def confirm(question: str) -> None:
                 "question, --dry-run shows what it would change."
             ) from None
         raise
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun: '1 message', '2,000 messages'."""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def change_many(
@@ -103,47 +89,3 @@ def change_many(
     show(as_json, data, f"{text} {reason}".rstrip())
     if reason:
         raise SystemExit(1)
-
-
-@contextmanager
-def reported_progress(as_json: bool, word: str, noun: str, total: int = 0) -> Iterator[OnProgress]:
-    """Show the progress of a call on a terminal, and how far the call got if it does not end.
-
-    Args:
-        as_json: Whether to print JSON.
-        word: Past participle that names the change; also the key in JSON.
-        noun: The things that are changed, in the singular.
-        total: Their expected number; 0 when it is not known.
-
-    Yields:
-        The function to call with the number of changes.
-    """
-    done, shown_at, is_shown = 0, time.monotonic(), False
-    of_total = f" of {total:,}" if total else ""
-
-    def on_progress(count: int) -> None:
-        nonlocal done, shown_at, is_shown
-        done = count
-        if sys.stderr.isatty() and time.monotonic() - shown_at >= _STEP_S:
-            shown_at, is_shown = time.monotonic(), True
-            click.echo(f"\r{count:,}{of_total} {word} ", err=True, nl=False)
-
-    def end_line() -> None:
-        if is_shown:
-            click.echo(err=True)
-
-    try:
-        yield on_progress
-    except KeyboardInterrupt:
-        end_line()
-        # The chunk that was under way may have been changed, too.
-        text = f"Interrupted: at least {counted(done, noun)}{of_total} {word}."
-        show(as_json, {word: done, "interrupted": True}, text)
-        raise SystemExit(INTERRUPTED) from None
-    except Exception:
-        end_line()
-        if done:
-            text = f"At least {counted(done, noun)}{of_total} {word} before this error:"
-            click.echo(text, err=True)
-        raise
-    end_line()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TextIO
+
 import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.bulk import bulk, confirm
 from celery_dq.cli.output import COUNT, command, show, show_table
 from celery_dq.cli.typos import nearest, require_queue
+from celery_dq.dedup.repetition import repetition as measure
 
 _COLUMNS = ("tenant", "key", "running", "age_s", "head", "heir", "tail", "followers", "token")
 
@@ -71,15 +74,39 @@ def verdicts(dq: DQ, as_json: bool, queue: str) -> None:
 
 
 @dedup.command()
-@click.argument("queue")
+@click.argument("queue", required=False)
+@click.option(
+    "--log",
+    type=click.File(encoding="utf-8"),
+    help="Read the calls from a file instead, one dedup key a line, the oldest first; - is stdin.",
+)
 @click.option("--consumers", required=True, type=COUNT, help="Tasks that run at a time.")
 @click.option("--sample", default=1_000, show_default=True, type=COUNT, help="Waiting messages to read.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw the distances into a PNG or SVG file.")
 @command
-def repetition(dq: DQ, as_json: bool, queue: str, consumers: int, sample: int, plot: str | None) -> None:
-    """Measure how much the waiting calls of QUEUE repeat each other."""
-    require_queue(queue, dq.dedup)
-    found = dq.dedup[queue].repetition(consumers, sample=sample)
+def repetition(
+    dq: DQ,
+    as_json: bool,
+    queue: str | None,
+    log: TextIO | None,
+    consumers: int,
+    sample: int,
+    plot: str | None,
+) -> None:
+    """Measure how much calls repeat each other: the waiting ones of QUEUE, or those of a log.
+
+    A log serves on every broker, and before dedup is used: its keys may be anything that names equal calls.
+    """
+    if (queue is None) == (log is None):
+        raise click.UsageError("Give either QUEUE or --log.")
+    if log is not None:
+        try:
+            found = measure((line.rstrip("\r\n") for line in log if line.strip()), consumers)
+        except UnicodeDecodeError as exc:
+            raise click.BadParameter(f"{log.name} is not UTF-8: {exc}", param_hint="--log") from exc
+    else:
+        require_queue(str(queue), dq.dedup)
+        found = dq.dedup[str(queue)].repetition(consumers, sample=sample)
     if plot is not None:
         try:
             found.plot(plot)

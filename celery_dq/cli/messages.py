@@ -10,8 +10,9 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.app.api.queues import QueueApi
-from celery_dq.cli.bulk import INTERRUPTED, bulk, change_many, counted
+from celery_dq.cli.bulk import bulk, change_many
 from celery_dq.cli.output import COUNT, command, show, show_table
+from celery_dq.cli.progress import INTERRUPTED, counted
 from celery_dq.cli.times import duration, time
 from celery_dq.cli.typos import nearest, queue_and_partition, require_queue, unknown_tenant
 from celery_dq.duration import format_duration

@@ -1,4 +1,4 @@
-"""``celery dq migrate``: take over the messages that wait on kombu's Redis transport."""
+"""``celery dq migrate``: move waiting messages from kombu's Redis transport to the tenant broker, or back."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.app.api.migration import MigrationOptions, MigrationReport
-from celery_dq.cli.bulk import bulk, confirm, counted, reported_progress
+from celery_dq.app.api.migration_report import MigrationOptions, MigrationReport
+from celery_dq.app.api.return_migration import ReturnMigration
+from celery_dq.cli.bulk import bulk, confirm
 from celery_dq.cli.output import command, show, show_table
+from celery_dq.cli.progress import counted, reported_progress
 from celery_dq.migration.stock_message import Priorities
 
 _COLUMNS = ("queue", "waiting", "priorities", "unacked", "staged", "left", "migrated")
@@ -34,7 +36,7 @@ _SHOWN = 20
 )
 @click.option(
     "--stock-options",
-    help='broker_transport_options of SOURCE as JSON, such as \'{"global_keyprefix": "shop:"}\'.',
+    help='broker_transport_options of the stock broker as JSON, such as \'{"global_keyprefix": "shop:"}\'.',
 )
 @bulk
 @command
@@ -50,10 +52,11 @@ def migrate(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Take over the messages of SOURCE (redis://…) to TARGET (dq-redis://…; default: the broker of the app).
+    """Move the messages of SOURCE (redis://…) to TARGET (dq-redis://…; default: the broker of the app).
 
-    The same command completes an interrupted run. No message is lost or doubled. Messages that no worker
-    could decode stay in SOURCE, and so do those that live workers hold.
+    SOURCE and TARGET may be exchanged, to roll back. The same command completes an interrupted run. No
+    message is lost or doubled. Messages that no worker could decode stay in SOURCE, and so do those that live
+    workers hold.
 
     Exit status 1: some messages stay, or an error. --dry-run reads every message and takes none.
     """
@@ -67,12 +70,11 @@ def migrate(
         report = migration.survey(read=dry_run)
         if not dry_run and report.found:
             if not yes:
-                confirm(
-                    f"Take over {counted(report.found, 'message')} of {counted(len(report.queues), 'queue')}?"
-                )
+                confirm(f"Move {counted(report.found, 'message')} of {counted(len(report.queues), 'queue')}?")
             with reported_progress(as_json, "migrated", "message", report.found) as on_progress:
                 report = migration.run(on_progress)
-    _show(as_json, report, dry_run)
+        is_return = isinstance(migration, ReturnMigration)
+    _show(as_json, report, dry_run, is_return)
     if not report.is_complete:
         raise SystemExit(1)
 
@@ -89,11 +91,11 @@ def _read_options(given: str | None) -> dict[str, Any]:
     return options
 
 
-def _show(as_json: bool, report: MigrationReport, dry_run: bool) -> None:
+def _show(as_json: bool, report: MigrationReport, dry_run: bool, is_return: bool) -> None:
     if as_json:
         show(True, {**vars(report), "found": report.found, "migrated": report.migrated})
         return
-    show_table(False, report.queues, _COLUMNS, "No message waits on the stock broker.")
+    show_table(False, report.queues, _COLUMNS, "No message waits on the source.")
     if dry_run:
         click.echo(f"{counted(report.found, 'message')} would be migrated; none was.")
     elif report.queues:
@@ -103,9 +105,18 @@ def _show(as_json: bool, report: MigrationReport, dry_run: bool) -> None:
     if len(report.left) > _SHOWN:
         click.echo(f"{len(report.left) - _SHOWN:,} more stay; --json lists them all.")
     if report.held_by:
-        click.echo(
-            f"Unacknowledged messages stay, because stock workers seem to live: {', '.join(report.held_by)}. "
-            "Stop these workers (TERM; they return their messages), and run the command again. "
-            "--take-unacked takes the messages from live workers, and a task that such a worker runs will "
-            "run twice."
-        )
+        text = _HELD if is_return else _UNACKED
+        click.echo(text.format(", ".join(report.held_by)))
+
+
+#: The text for messages that workers hold, by the direction of the migration.
+_HELD = (
+    "In-flight messages stay, because workers hold them: {}. Stop these workers (TERM; they return their "
+    "unstarted messages), and run the command again. Messages of killed workers wait again when the lease is "
+    "over (dq_lease)."
+)
+_UNACKED = (
+    "Unacknowledged messages stay, because stock workers seem to live: {}. Stop these workers (TERM; they "
+    "return their messages), and run the command again. --take-unacked takes the messages from live workers, "
+    "and a task that such a worker runs will run twice."
+)

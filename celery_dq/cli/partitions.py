@@ -8,6 +8,7 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.output import command, show, show_table
+from celery_dq.cli.progress import reported_progress
 from celery_dq.cli.queues import with_nodes
 from celery_dq.cli.typos import require_queue
 from celery_dq.errors import InvalidRequest
@@ -61,7 +62,8 @@ def partitions(dq: DQ, as_json: bool, queue: str | None, count: int | None, time
 
 
 def _set(dq: DQ, as_json: bool, queue: str, count: int, timeout: float) -> None:
-    change = dq.queues[queue].set_partitions(count, timeout=timeout)
+    with reported_progress(as_json, "moved", "message") as on_progress:
+        change = dq.queues[queue].set_partitions(count, timeout=timeout, on_progress=on_progress)
     if change.is_complete:
         lines = [f"{queue!r} has {change.after} partitions (before: {change.before})."]
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.cli.bulk import bulk, confirm, counted, reported_progress
+from celery_dq.app.api.quotas import QuotasApi
+from celery_dq.cli.bulk import bulk, confirm
 from celery_dq.cli.output import command, show
+from celery_dq.cli.progress import counted, reported_progress
 from celery_dq.cli.typos import nearest, require_queue, unknown_tenant
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.live_quotas import LiveQuotas, QuotaChange, read_document, written
 from celery_dq.inspector.tenants import QuotaOrigin
+from celery_dq.keys import ENVIRONMENTS
 from celery_dq.options.quota import MAX_CONCURRENCY, Quota
 
 _timeout = click.option(
@@ -81,15 +85,20 @@ def _row(quota: Quota, origin: QuotaOrigin) -> dict[str, Any]:
 @click.option("--concurrency", help="Messages that may run at once, 1 to 1000000, or 'unlimited'.")
 @click.option("--spread", type=int, help="Number of partitions of QUEUE in which TENANT lives, from 1.")
 @_timeout
+@click.option(
+    "--paused/--no-paused", default=None, help="As 'celery dq pause' and 'resume' do without an end."
+)
 @command
 def quota_set(dq: DQ, as_json: bool, queue: str, tenant: str | None, timeout: float, **parts: Any) -> None:
     """Set the quota of TENANT, or without TENANT the default. Parts without an option stay.
 
-    TENANT need not have a message yet. With another --spread, its messages move.
+    TENANT need not have a message yet. With another --spread, its messages move. --paused without TENANT
+    pauses all tenants without a quota of their own.
     """
     given = {name: value for name, value in parts.items() if value is not None}
     if not given:
-        raise click.UsageError("Name at least one of --rate, --burst, --weight, --concurrency, --spread.")
+        parts_named = "--rate, --burst, --weight, --concurrency, --spread, --paused"
+        raise click.UsageError(f"Name at least one of {parts_named}.")
     if tenant is None and "spread" in given:
         raise click.UsageError("--spread needs a TENANT: it belongs to the quota of one tenant.")
     for name in ("rate", "concurrency"):
@@ -196,31 +205,45 @@ def quota_import(dq: DQ, as_json: bool, file: str, dry_run: bool, yes: bool) -> 
     for queue in wanted:
         require_queue(queue, known)
     changes = [change for queue, each in wanted.items() for change in dq.quotas.changes(queue, each)]
-    _make(dq, as_json, changes, dry_run, yes)
+    _make(dq.quotas, as_json, changes, dry_run, yes)
 
 
 @quotas.command("copy")
 @click.argument("queue")
-@click.option("--to", required=True, help="The queue that gets the quotas.")
+@click.option("--to", help="The queue that gets the quotas; with --to-environment, default: QUEUE.")
+@click.option(
+    "--to-environment",
+    type=click.Choice(ENVIRONMENTS),
+    help="The environment of the queue that gets the quotas. Default: dq_environment.",
+)
 @bulk
 @command
-def quota_copy(dq: DQ, as_json: bool, queue: str, to: str, dry_run: bool, yes: bool) -> None:
+def quota_copy(
+    dq: DQ, as_json: bool, queue: str, to: str | None, to_environment: str | None, dry_run: bool, yes: bool
+) -> None:
     """Make the live quotas of the queue --to equal to those of QUEUE.
 
-    A quota that QUEUE does not have is removed. Quotas of the settings and pauses are not copied.
+    A quota that QUEUE does not have is removed. Quotas of the settings and pauses are not copied. With
+    --to-environment, the quotas of a sandbox go online, or those online into a sandbox.
     """
+    if to is None and to_environment is None:
+        raise click.UsageError("Give --to, --to-environment, or both.")
     known = list(dq.queues)
     require_queue(queue, known)
-    require_queue(to, known)
-    if queue == to:
-        raise InvalidRequest(f"--to {to!r} is the source itself; name another queue")
+    target = queue if to is None else to
+    is_elsewhere = to_environment not in (None, dq.options.environment)
+    if not is_elsewhere:
+        require_queue(target, known)
+    if queue == target and not is_elsewhere:
+        raise InvalidRequest(f"--to {target!r} is the source itself; name another queue or --to-environment")
     wanted = dq.quotas.live(queue)
     if wanted == LiveQuotas():
         raise InvalidRequest(f"{queue!r} has no live quotas to copy; in force there: {dq.quotas.get(queue)}.")
-    _make(dq, as_json, dq.quotas.changes(to, wanted), dry_run, yes)
+    with dq.quotas.in_environment(str(to_environment)) if is_elsewhere else nullcontext(dq.quotas) as there:
+        _make(there, as_json, there.changes(target, wanted), dry_run, yes)
 
 
-def _make(dq: DQ, as_json: bool, changes: list[QuotaChange], dry_run: bool, yes: bool) -> None:
+def _make(quotas_api: QuotasApi, as_json: bool, changes: list[QuotaChange], dry_run: bool, yes: bool) -> None:
     """Show changes, ask, and make them."""
     asks = bool(changes) and not (dry_run or yes)
     if asks or not as_json:
@@ -233,6 +256,6 @@ def _make(dq: DQ, as_json: bool, changes: list[QuotaChange], dry_run: bool, yes:
     made = 0
     if not dry_run:
         with reported_progress(as_json, "made", "change", len(changes)) as on_progress:
-            made = dq.quotas.make(changes, on_progress=on_progress)
+            made = quotas_api.make(changes, on_progress=on_progress)
     text = f"{counted(len(changes), 'change')}{', none' if dry_run else ''} made."
     show(as_json, {"changes": changes, "made": made}, text if changes else "No difference.")

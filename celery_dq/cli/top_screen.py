@@ -23,6 +23,7 @@ _FIXED = 10
 _KEYS = "↑↓ choose  Tab queue or tenant  s sort  p pause or resume  t rate  q quit"
 _WHY = {
     "eligible": "its turn",
+    "resource_set": "a resource",
     "throttled": "its rate",
     "at_concurrency": "its concurrency",
     "paused": "paused",

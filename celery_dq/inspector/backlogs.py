@@ -23,6 +23,7 @@ MOST_COUNTED = 100_000
 FEWEST_PER_COUNT = 50
 _STATES: dict[str, TenantState] = {
     "turn": "eligible",
+    "resource_sets": "resource_set",
     "throttled": "throttled",
     "at_concurrency": "at_concurrency",
     "paused": "paused",
@@ -54,7 +55,8 @@ class QueueBacklogs:
 
     Attributes:
         runnable: Number of messages that a worker with free slots would get now: discards, and waiting
-            messages that the rate and concurrency of their tenants let start. In a pause of the queue only
+            messages that the rate and concurrency of their tenants let start. Messages of several sets with
+            a resource in common may count although only some of them can start. In a pause of the queue only
             discards count. Delayed messages that are due count as one in each partition, because the first
             worker places them. Of more than 4,000 tenants that may be served the others count as one message
             each.
@@ -127,10 +129,8 @@ def _head(partition: Partition, largest: int) -> Rounds[_Head]:
         pipe.hmget(keys.state, "paused_until", "resume_at")
         pipe.zcard(keys.discards)
         pipe.zrange(keys.delayed, 0, 0, withscores=True)
-        pipe.exists(keys.turn)
-        pipe.exists(keys.throttled)
-        pipe.exists(keys.at_concurrency)
-        pipe.exists(keys.paused)
+        for place in _STATES:
+            pipe.exists(getattr(keys, place))
 
     (seconds, micros), (paused_until, resume_at), discards, first, *there = yield read
     now = int(seconds) * 1_000_000 + int(micros)
@@ -138,7 +138,7 @@ def _head(partition: Partition, largest: int) -> Rounds[_Head]:
     is_due = not is_paused and any(due <= now for _, due in first)
     # A tenant whose pause is over by the clock stays among the paused ones until a worker looks.
     has_resumed = 0 < float(resume_at or 0) <= now
-    wanted = (not is_paused, not is_paused, False, has_resumed and not is_paused)
+    wanted = (not is_paused, not is_paused, not is_paused, False, has_resumed and not is_paused)
     places = [
         place
         for place, exists, is_wanted in zip(_STATES, there, wanted, strict=True)

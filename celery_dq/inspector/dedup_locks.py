@@ -102,7 +102,7 @@ def sample_keys(partitions: Sequence[Partition], client: Client, limit: int) -> 
 def _waiting_in(partition: Partition, limit: int) -> Rounds[list[tuple[bytes, float]]]:
     keys = partition.keys
     waiting: list[tuple[bytes, float]] = []
-    for place in (keys.turn, keys.throttled, keys.at_concurrency, keys.paused):
+    for place in (keys.turn, keys.resource_sets, keys.throttled, keys.at_concurrency, keys.paused):
         tenants = yield from first_of(place, limit)
         lines = yield from waiting_of(keys, [text(tenant) for tenant, _ in tenants], limit)
         for line in lines:

@@ -16,6 +16,7 @@ from celery_dq.inspector.tenants import TenantSnapshot, stored_quota, tenant_sna
 from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.resource_set import resources_of
 
 _Why: TypeAlias = "tuple[str, str, datetime | None]"
 #: Partitions of a spread tenant that an explanation names for each reason.
@@ -30,7 +31,8 @@ class Explanation:
         queue: Name of the queue.
         state: State of the tenant or of the message, see their snapshots.
         reason: One word for programs: ``turn``, ``no-worker``, ``rate``, ``concurrency``, ``paused``,
-            ``empty``, ``eta``, ``behind``, ``dedup``, ``running``, ``cancelled``, ``dead``, ``unknown``.
+            ``resources``, ``empty``, ``eta``, ``behind``, ``dedup``, ``running``, ``cancelled``, ``dead``,
+            ``unknown``.
         sentence: The explanation as text.
         tenant: Name of the tenant.
         task_id: Id of the task; "" for a tenant.
@@ -181,6 +183,19 @@ def _limited(tenant: TenantSnapshot, partition: Partition, client: Client) -> _W
     return "concurrency", f"{slots}, the next starts when one of them ends", None
 
 
+def _by_resources(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
+    """Explain what each resource of a set waits for. Those without a limit that holds them come first."""
+    names = resources_of(tenant.tenant) or ()
+    found = [(each, _reason(tenant_snapshot(partition, client, each), partition, client)) for each in names]
+    for reason in ("no-worker", "turn"):
+        for name, why in found:
+            if why[0] == reason:
+                return reason, f"resource {name!r} has room, {why[1]}", None
+    ends = [until for _, (_, _, until) in found if until is not None]
+    each = "; ".join(f"{name!r}: {why}" for name, (_, why, _) in found)
+    return "resources", f"none of its resources has room: {each}", min(ends, default=None)
+
+
 def _pauses(tenant: TenantSnapshot, partition: Partition, client: Client) -> list[_Why]:
     """Return all pauses that hold the tenant: by its quota, by a call, and that of the whole queue."""
     queue = partition.keys.queue
@@ -218,6 +233,7 @@ def _idle(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
 
 _TENANT: dict[str, Callable[[TenantSnapshot, Partition, Client], _Why]] = {
     "eligible": _eligible,
+    "resource_set": _by_resources,
     "throttled": _throttled,
     "at_concurrency": _limited,
     # Its last pause has ended since its state was read.

@@ -18,6 +18,7 @@ from celery_dq.inspector.tenants import own_quotas
 from celery_dq.keys import DEFAULT_QUOTA
 from celery_dq.options import Quota
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.resource_set import resources_of
 from celery_dq.transport.tenant import check_tenant
 
 __all__ = [
@@ -170,9 +171,11 @@ def _section(section: dict[str, Any], where: str) -> LiveQuotas:
     tenants = {}
     for name, quota in _mapping(section.get("tenants", {}), f"{where}: 'tenants'").items():
         try:
-            check_tenant(name, where=f"{where}: tenant {name!r}")
+            checked = check_tenant(name, where=f"{where}: tenant {name!r}")
         except InvalidTenant as exc:
             raise InvalidQuota(str(exc)) from None
+        if resources_of(checked) is not None:
+            raise InvalidQuota(f"{where}: tenant {name!r} is a set of resources: give its resources quotas")
         tenants[name] = _quota(quota, f"{where}, tenant {name!r}")
     given = section.get("default")
     default = None if given is None else _quota(given, f"{where}, default")

@@ -30,7 +30,7 @@ COUNTER_FIELDS = (
     "held",
 )
 #: The places of tenants with a backlog, next in turn first.
-PLACES = ("turn", "throttled", "at_concurrency", "paused")
+PLACES = ("turn", "resource_sets", "throttled", "at_concurrency", "paused")
 #: Tenants with a backlog of which :func:`oldest_waiting_s` looks at the oldest message.
 MOST_TENANTS = 4_000
 #: Tenants that the looks of one round trip read. Redis serves no other client meanwhile.

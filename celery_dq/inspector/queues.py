@@ -17,7 +17,7 @@ from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_rounds
 
 #: The counts of tenants, in the order of :data:`~celery_dq.inspector.queue_counters.PLACES`.
-_TENANTS = ("eligible", "throttled", "at_concurrency", "paused")
+_TENANTS = ("eligible", "resource_sets", "throttled", "at_concurrency", "paused")
 _COUNTS = ("waiting", "delayed", "held", "discards", "dead", *_TENANTS)
 
 
@@ -47,7 +47,8 @@ class QueueSnapshot:
         held: In-flight messages.
         discards: Messages that will not run and wait for Celery's bookkeeping.
         dead: Dead letters.
-        eligible: Tenants that may be served now.
+        eligible: Tenants that may be served now. A resource counts with the messages of its sets.
+        resource_sets: Sets of resources with a backlog.
         throttled: Tenants with a backlog that wait for their rate.
         limited: Tenants with a backlog that wait for their concurrency.
         paused: Tenants with a backlog that are paused.
@@ -75,6 +76,7 @@ class QueueSnapshot:
     discards: int
     dead: int
     eligible: int
+    resource_sets: int
     throttled: int
     at_concurrency: int
     paused: int
@@ -89,7 +91,7 @@ class QueueSnapshot:
 
     @property
     def tenants(self) -> int:
-        """Number of tenants with a backlog."""
+        """Number of tenants with a backlog, without the sets of resources."""
         return self.eligible + self.throttled + self.at_concurrency + self.paused
 
 
@@ -193,7 +195,7 @@ def _counted(partition: Partition) -> Rounds[QueueSnapshot]:
 
     def read(pipe: Any) -> None:
         pipe.hlen(keys.messages)
-        for key in (keys.delayed, keys.discards, keys.turn, keys.throttled, keys.at_concurrency, keys.paused):
+        for key in (keys.delayed, keys.discards, *(getattr(keys, place) for place in PLACES)):
             pipe.zcard(key)
         pipe.hlen(keys.dead)
         pipe.hmget(keys.state, COUNTER_FIELDS)
@@ -203,9 +205,8 @@ def _counted(partition: Partition) -> Rounds[QueueSnapshot]:
             pipe.hlen(keys.held(name))
 
     counts = yield Atomic(read)
-    stored, delayed, discards, eligible, throttled, limited, paused, dead, counted, pauses, now, *held = (
-        counts
-    )
+    (stored, delayed, discards, eligible, resource_sets, throttled, limited, paused, *more) = counts
+    dead, counted, pauses, now, *held = more
     now_us = int(now[0]) * 1_000_000 + int(now[1])
     return QueueSnapshot(
         name=keys.queue,
@@ -217,6 +218,7 @@ def _counted(partition: Partition) -> Rounds[QueueSnapshot]:
         discards=discards,
         dead=dead,
         eligible=eligible,
+        resource_sets=resource_sets,
         throttled=throttled,
         at_concurrency=limited,
         paused=paused,

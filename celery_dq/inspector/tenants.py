@@ -16,7 +16,7 @@ from celery_dq.options.quota import UNLIMITED
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_chosen, run_one, run_rounds
 
-TenantState: TypeAlias = Literal["eligible", "throttled", "at_concurrency", "paused", "idle"]
+TenantState: TypeAlias = Literal["eligible", "resource_set", "throttled", "at_concurrency", "paused", "idle"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class TenantSnapshot:
     Attributes:
         tenant: Name of the tenant.
         state: ``eligible`` (served in its turn), ``throttled`` (waits for its rate), ``limited`` (waits for
-            its concurrency), ``paused``, or ``idle`` (no message waits).
+            its concurrency), ``paused``, ``resource_set`` (its messages wait for any one of its resources),
+            or ``idle`` (no message waits).
         waiting: Number of its waiting messages, without delayed ones.
         running: Number of slots that its in-flight messages take.
         until: Its next allowed time, if it is throttled; the end of its pause, if it has one.
@@ -65,7 +66,13 @@ class InLine(NamedTuple):
 _NEVER = datetime.max.replace(tzinfo=timezone.utc)
 
 #: The states of tenants with a backlog, in the order in which lists have them.
-BACKLOG_STATES: tuple[TenantState, ...] = ("eligible", "throttled", "at_concurrency", "paused")
+BACKLOG_STATES: tuple[TenantState, ...] = (
+    "eligible",
+    "resource_set",
+    "throttled",
+    "at_concurrency",
+    "paused",
+)
 
 
 def list_tenants(partitions: Sequence[Partition], client: Client, limit: int = 100) -> list[TenantSnapshot]:
@@ -118,9 +125,8 @@ def in_order_of_service(
 def _in_line(partition: Partition, limit: int) -> Rounds[list[InLine]]:
     keys = partition.keys
     found: dict[str, InLine] = {}
-    for state, key in zip(
-        BACKLOG_STATES, (keys.turn, keys.throttled, keys.at_concurrency, keys.paused), strict=True
-    ):
+    places = (keys.turn, keys.resource_sets, keys.throttled, keys.at_concurrency, keys.paused)
+    for state, key in zip(BACKLOG_STATES, places, strict=True):
         members = yield from first_of(key, limit - len(found))
         for member, score in members:
             tenant = text(member)
@@ -162,10 +168,10 @@ def _snapshot(partition: Partition, tenant: str) -> Rounds[TenantSnapshot]:
     keys = partition.keys
 
     def read(pipe: Any) -> None:
-        for key in (keys.turn, keys.throttled, keys.at_concurrency, keys.paused):
+        for key in (keys.turn, keys.throttled, keys.at_concurrency, keys.paused, keys.resource_sets):
             pipe.zscore(key, tenant)
 
-    turn, throttled, limited, paused = yield Atomic(read)
+    turn, throttled, limited, paused, resource_set = yield Atomic(read)
     state: TenantState = "idle"
     if paused is not None:
         state = "paused"
@@ -175,6 +181,8 @@ def _snapshot(partition: Partition, tenant: str) -> Rounds[TenantSnapshot]:
         state = "throttled"
     elif turn is not None:
         state = "eligible"
+    elif resource_set is not None:
+        state = "resource_set"
     until_us = throttled if state == "throttled" else 0
     (described,) = yield from described_tenants(partition, [InLine(tenant, state, until_us)])
     return described

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ STOCK_SCHEMES = ("redis", "rediss", "sentinel")
 
 def load_scripts() -> ScriptSet:
     """Read the scripts of the migration."""
-    return ScriptSet(Path(__file__).parent / "lua", "stage", "stage_unacked", "confirm", "forget")
+    return ScriptSet(Path(__file__).parent / "lua", "stage", "stage_unacked", "confirm", "forget", "receive")
 
 
 class StockBroker:
@@ -201,6 +202,35 @@ class StockBroker:
     def complete(self) -> None:
         """End the migration if nothing is staged."""
         self._forget(self._producer)
+
+    # The migration back.
+
+    def known_consumer(self) -> str:
+        """Return the name of migrations to here, as consumers of tenant brokers; "" before the first one."""
+        return _text(self.client.hget(self._keys.arrived, "consumer") or "")
+
+    def begin_return(self, ttl_ms: int) -> str:
+        """Name the consumer of migrations to here, unless it has a name; return it."""
+        pipeline = self.client.pipeline(transaction=True)
+        pipeline.hsetnx(self._keys.arrived, "consumer", f"migration:{uuid.uuid4().hex}")
+        pipeline.pexpire(self._keys.arrived, ttl_ms)
+        pipeline.hget(self._keys.arrived, "consumer")
+        return _text(pipeline.execute()[-1])
+
+    def receive(self, queue: str, batch: str, messages: Sequence[tuple[int, str]], ttl_ms: int) -> bool:
+        """Put messages into the lists of a queue; False if this batch has arrived before.
+
+        Args:
+            queue: The queue.
+            batch: The name of the batch, unique among all batches.
+            messages: Priority and text of each message, in the order of their delivery.
+            ttl_ms: For how long the name of the batch is remembered, in milliseconds.
+        """
+        # As in kombu, a priority below the first step is one of the last step.
+        places = [bisect(self._steps, priority) or len(self._steps) for priority, _ in messages]
+        flat = [part for place, (_, text) in zip(places, messages, strict=True) for part in (place, text)]
+        keys = (self._keys.arrived, *self.lists(queue))
+        return bool(self._scripts["receive"].run(self.client, keys, (batch, ttl_ms, *flat)))
 
     def _forget(self, producer: str) -> None:
         keys = (self._keys.state, *map(self._keys.staged, self.staged_counts()))

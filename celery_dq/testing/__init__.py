@@ -6,6 +6,8 @@
 ``certificates``                           certificates for encrypted servers
 ``waiting``                                ``wait_until`` with a deadline
 ``apps``                                   lets an app use another broker for a while
+``sqlite_broker``                          a broker without a server: ``dq-sqlite://``
+``sqlite_partition``, ``sqlite_client``    one queue of it, and a connection
 ``pytest``                                 fixtures: a broker for each test, and a worker
 
 The tests of celery-dq and of its users import this package; the rest of celery-dq does not.

@@ -1,14 +1,17 @@
-"""The brokers: kombu transports on Redis and on ZooKeeper.
+"""The brokers: kombu transports on Redis, on ZooKeeper, and above any other store.
 
 ``aliases``          the URL schemes, as kombu knows them
-``bases``            the parts of kombu's virtual transport that both brokers use
+``bases``            the parts of kombu's virtual transport that the brokers use
 ``tenant``           the rules for a tenant's name and a priority; pure
 ``envelope``         the compact form of headers and properties
-``stored_message``   a message as either broker delivers it
+``stored_message``   a message as a broker delivers it
 ``prefetch``         how much more a channel may deliver
 ``queue_arguments``  queue arguments that the brokers refuse or ignore
 ``redis``            the tenant broker
 ``zookeeper``        the broker on ZooKeeper
+``any_store``        the broker above a store that a user implements
+``partition_store``  the protocol of one queue of a store; the partition in Redis holds it, too
+``threaded_…``       channel and delivery of the two brokers whose fetcher has a thread of its own
 
 kombu opens a transport by its URL. Options and protocols arrive in ``transport_options``.
 """

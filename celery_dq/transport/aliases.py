@@ -15,6 +15,7 @@ SCHEMES = (
     ("dq-sentinel", "celery_dq.transport.redis.sentinel:SentinelTransport"),
     ("dq-rediscluster", "celery_dq.transport.redis.cluster:ClusterTransport"),
     ("dq-zookeeper", "celery_dq.transport.zookeeper.transport:Transport"),
+    ("dq-sqlite", "celery_dq.testing.sqlite_broker:Transport"),
 )
 #: The schemes of the tenant broker.
 TENANT_SCHEMES = ("dq-redis", "dq-rediss", "dq-sentinel", "dq-rediscluster")
@@ -22,6 +23,15 @@ TENANT_SCHEMES = ("dq-redis", "dq-rediss", "dq-sentinel", "dq-rediscluster")
 CLUSTER_SCHEME = "dq-rediscluster"
 #: The scheme of the broker on ZooKeeper.
 ZOOKEEPER_SCHEME = "dq-zookeeper"
+#: The schemes of the brokers without tenants and quotas.
+PLAIN_SCHEMES = (ZOOKEEPER_SCHEME, "dq-sqlite")
+
+
+def leases_messages(connection: Any) -> bool:
+    """Return whether the messages of a kombu connection have the leases and states of the tenant broker."""
+    return connection.transport_cls in TENANT_SCHEMES or getattr(
+        connection.get_transport_cls(), "leases_messages", False
+    )
 
 
 def schemes_in(url: Any) -> list[str]:

@@ -10,7 +10,7 @@ from celery_dq.protocols import DELIVERIES_HEADER
 from celery_dq.transport import envelope as envelopes
 from celery_dq.transport.bases import KombuMessage
 
-__all__ = ["StoredMessage"]
+__all__ = ["StoredMessage", "shown_eta"]
 
 
 class StoredMessage(KombuMessage):
@@ -49,7 +49,7 @@ class StoredMessage(KombuMessage):
         headers.pop(DELIVERIES_HEADER, None)
         #: The ETA of a message that waited for it. The header is removed, because the worker would put the
         #: task into its own timer; :meth:`pass_eta_to` restores it for the task.
-        self.eta = _shown_eta(headers.get("eta"), due_us) if due_us else None
+        self.eta = shown_eta(headers.get("eta"), due_us) if due_us else None
         if due_us:
             headers["eta"] = None
         info = properties.setdefault("delivery_info", {})
@@ -80,7 +80,7 @@ class StoredMessage(KombuMessage):
             request.request_dict["eta"] = self.eta
 
 
-def _shown_eta(published: Any, due_us: int) -> Any:
+def shown_eta(published: Any, due_us: int) -> Any:
     """Return the ETA as published, or the due time when that is another one, as after a reschedule."""
     due = datetime.fromtimestamp(due_us / 1e6, timezone.utc)
     with suppress(TypeError, ValueError, AttributeError):

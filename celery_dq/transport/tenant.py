@@ -12,6 +12,7 @@ from string import Formatter
 from typing import Any, NamedTuple
 
 from celery_dq.errors import ConfigurationError, InvalidPriority, InvalidTenant
+from celery_dq.transport.resource_set import named_set, resources_of
 
 #: The tenant of a message without a named tenant.
 NO_TENANT = ""
@@ -35,12 +36,13 @@ def check_tenant(value: Any, *, where: str = "tenant") -> str:
     """Return the tenant's name as str.
 
     Args:
-        value: A str or an int; None, for a call without a tenant, becomes ``""``.
+        value: A str or an int; None, for a call without a tenant, becomes ``""``. The name of a set of
+            resources, as ``any_of(b, a)``, becomes that of :class:`~celery_dq.AnyOf`.
         where: Name of the option or the task, for the error.
 
     Raises:
         InvalidTenant: Another type, more than 255 bytes of UTF-8, control characters, or
-            text that UTF-8 cannot hold.
+            text that UTF-8 cannot hold, or a set of resources that is none.
     """
     if value is None:
         return NO_TENANT
@@ -67,7 +69,30 @@ def check_tenant(value: Any, *, where: str = "tenant") -> str:
             f"{where}: {_short(value)} has {size} bytes; a tenant has at most {MAX_TENANT_BYTES}."
             " Use an identifier or a digest of the name"
         )
-    return str.__str__(value)  # an Enum's own str() is its name
+    try:
+        return named_set(str.__str__(value))  # an Enum's own str() is its name
+    except InvalidTenant as exc:
+        raise InvalidTenant(f"{where}: {exc}") from exc
+
+
+def check_single_tenant(value: Any, *, what: str) -> str:
+    """Return the tenant's name as :func:`check_tenant`, for a part of a tenant that a set does not have.
+
+    Args:
+        value: The tenant.
+        what: The part, for the error: ``quota`` or ``pause``.
+
+    Raises:
+        InvalidTenant: As there, or it is a set of resources.
+    """
+    name = check_tenant(value)
+    resources = resources_of(name)
+    if resources is not None:
+        raise InvalidTenant(
+            f"tenant: {name!r} is a set of resources, which has no {what} of its own: "
+            f"give one to each of {', '.join(map(repr, resources))}"
+        )
+    return name
 
 
 def check_priority(value: Any, *, where: str = "priority") -> int:

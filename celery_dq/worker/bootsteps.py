@@ -10,7 +10,7 @@ from celery.worker import state
 
 from celery_dq.clock import SystemClock
 from celery_dq.context import APP_CONTEXT, AppContext
-from celery_dq.transport.aliases import TENANT_SCHEMES
+from celery_dq.transport.aliases import TENANT_SCHEMES, leases_messages
 from celery_dq.transport.redis.in_flight.message import Message
 from celery_dq.worker.capacity import PoolCapacity
 from celery_dq.worker.lifecycle import TaskLifecycle
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class ConsumerStep(bootsteps.StartStopStep):
-    """Connects Celery's consumer with the tenant broker.
+    """Connects Celery's consumer with the tenant broker, or with one above another store.
 
     Does nothing for other brokers. ``start`` and ``stop`` run at every reconnect; the hooks that the
     constructor installs last as long as the worker.
@@ -32,14 +32,14 @@ class ConsumerStep(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
         self._capacity: PoolCapacity | None = None
         context = consumer.conninfo.transport_options.get(APP_CONTEXT)
-        if isinstance(context, AppContext) and consumer.conninfo.transport_cls in TENANT_SCHEMES:
+        if isinstance(context, AppContext) and leases_messages(consumer.conninfo):
             options, events = context.options, task_events(consumer)
             lifecycle = TaskLifecycle(consumer.pool, SystemClock(), options.dead_letter_failures)
             events.subscribe(lifecycle)
             self._capacity = context.capacity = PoolCapacity(
                 consumer, lifecycle, options.claim_ahead_us / 1e6
             )
-            _dead_letter_unrunnable(consumer)
+            _dead_letter_unrunnable(consumer, consumer.conninfo.transport_cls in TENANT_SCHEMES)
 
     def start(self, consumer: Any) -> None:
         """Reserve the slots of the pool's jobs in Celery's state again, after a lost connection.
@@ -63,8 +63,13 @@ class ConsumerStep(bootsteps.StartStopStep):
             self._capacity.over = True
 
 
-def _dead_letter_unrunnable(consumer: Any) -> None:
-    """Keep messages that this worker cannot run as dead letters, where Celery would drop them."""
+def _dead_letter_unrunnable(consumer: Any, has_commands: bool) -> None:
+    """Keep messages that this worker cannot run as dead letters, where Celery would drop them.
+
+    Args:
+        consumer: Celery's consumer.
+        has_commands: Whether ``celery dq`` can replay the dead letters.
+    """
     unknown_message, unknown_task = consumer.on_unknown_message, consumer.on_unknown_task
     invalid_task, decode_error = consumer.on_invalid_task, consumer.on_decode_error
 
@@ -82,12 +87,11 @@ def _dead_letter_unrunnable(consumer: Any) -> None:
             # Celery's own line says that the message is discarded.
             logger.error(
                 "Task %s is not registered in this worker: its message %s becomes a dead letter of queue %s. "
-                "Deploy the task to the workers, then replay the message: celery dq dead replay %s %s",
+                "Deploy the task to the workers, then replay the message%s.",
                 exc,
                 message.message_id,
                 message.queue,
-                message.queue,
-                message.message_id,
+                f": celery dq dead replay {message.queue} {message.message_id}" if has_commands else "",
                 extra={"event": "unknown_task_dead_lettered", "queue": message.queue},
             )
         return unknown_task(body, message, exc)

@@ -66,6 +66,7 @@ def keys() -> str:
     example = PartitionKeys("online", "push")
     sample = {
         "tenant": "<tenant>",
+        "rotation": "<tenant>",
         "held": "<consumer>",
         "reap_grace": "<consumer>",
         "producer": "<producer>",
@@ -88,7 +89,12 @@ def keys() -> str:
         kind, _, meaning = " ".join((inspect.getdoc(function) or "").split()).partition(": ")
         rows.append((f"``{key}``", kind, meaning))
     migration = MigrationKeys()
-    for name, key in (("state", migration.state), ("staged", migration.staged("<queue>"))):
+    named = (
+        ("state", migration.state),
+        ("staged", migration.staged("<queue>")),
+        ("arrived", migration.arrived),
+    )
+    for name, key in named:
         doc = inspect.getdoc(vars(MigrationKeys)[name]) or ""
         kind, _, meaning = " ".join(doc.split()).partition(": ")
         rows.append((f"``{key}`` (on the stock broker)", kind, meaning))

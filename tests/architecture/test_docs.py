@@ -195,6 +195,14 @@ def test_the_program_for_plain_kombu_runs(bin_path: dict[str, str], tmp_path: Pa
         assert_prints("python letters.py", printed.splitlines(), tmp_path, bin_path)
 
 
+def test_the_broker_in_a_file_runs(bin_path: dict[str, str], tmp_path: Path) -> None:
+    found = blocks((DOCS / "guides" / "another-store.rst").read_text())
+    (tmp_path / "in_a_file.py").write_text(
+        next(text for _, caption, text in found if caption == "in_a_file.py")
+    )
+    assert_prints("python in_a_file.py", ["30"], tmp_path, bin_path)
+
+
 def test_the_recipe_of_a_write_ahead_log_runs(bin_path: dict[str, str], tmp_path: Path) -> None:
     found = blocks((DOCS / "guides" / "recipes.rst").read_text())
     (tmp_path / "wal.py").write_text(next(text for _, caption, text in found if caption == "wal.py"))

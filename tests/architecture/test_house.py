@@ -207,6 +207,7 @@ def test_only_installed_packages_are_imported() -> None:
     # imports its fixtures itself.
     brought = {
         *("billiard", "celery", "click", "django", "kazoo", "kombu", "matplotlib", "pytest", "redis", "vine"),
+        "opentelemetry",
         "prometheus_client",
         "rich",
         "waitress",

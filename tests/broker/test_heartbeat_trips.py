@@ -26,7 +26,7 @@ from tests.lua.partition_scripts import PartitionScripts
 MANY = 150
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False, slots=True)
 class Quit(ScriptCall[HeartbeatReply]):
     """A call after whose answer Redis closes the connection."""
 

@@ -140,6 +140,15 @@ def add_tasks(app: Celery, port: int) -> Celery:
         if not self.request.retries:
             raise self.retry(countdown=countdown)
 
+    @app.task(name="use", bind=True, acks_late=True, max_retries=1)
+    def use(self: Any, key: str, retries: bool = False) -> None:
+        resource = self.request.dq_resource
+        report("took", f"{key} {resource}")
+        own_witness(port).hold(resource)
+        if retries and not self.request.retries:
+            raise self.retry(countdown=0)
+        report("left", f"{key} {resource}")
+
     @app.task(name="errback")
     def errback(task_id: str) -> None:
         report("errback", task_id)

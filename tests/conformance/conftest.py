@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterator
+import os
+from collections.abc import Generator, Iterator, Mapping
 from itertools import count
+from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 from kombu import Connection
@@ -17,14 +20,26 @@ from tests.conformance.kombu_queue import KOMBU_DB, KombuQueue
 #: The shared workers send events, because a test listens to them.
 SHARED_ARGUMENTS = ("--without-mingle", "--without-gossip", "--without-heartbeat", "-E")
 
-#: The tests that run on a Redis Cluster without ``--cluster``.
-ON_CLUSTER: tuple[str, ...] = (
-    "test_cold_shutdown_releases_running_tasks",
-    "test_delayed_tasks_survive_a_shutdown",
-    "test_messages_of_the_first_protocol",
-    "test_publishing_from_threads",
-    "test_shutdown_by_remote_control",
-)
+#: Brokers on which a part of the suite runs, unless the option of their name is given: modules or tests.
+IN_PART: Mapping[str, tuple[str, ...]] = {
+    "cluster": (
+        "test_cold_shutdown_releases_running_tasks",
+        "test_delayed_tasks_survive_a_shutdown",
+        "test_messages_of_the_first_protocol",
+        "test_publishing_from_threads",
+        "test_shutdown_by_remote_control",
+    ),
+    "sqlite": (
+        "test_cold_shutdown_releases_running_tasks",
+        "test_connections",
+        "test_delivery",
+        "test_encoding",
+        "test_other_stores",
+        "test_queues",
+        "test_routing",
+        "test_shutdown_by_remote_control",
+    ),
+}
 
 _serial = count()
 
@@ -39,12 +54,17 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def broker_port(broker: Broker, request: pytest.FixtureRequest) -> int:
-    """The port of the server that the broker under test runs on."""
-    if broker.server == "cluster":
-        return int(request.getfixturevalue("redis_cluster").nodes[0].port)
-    server = request.getfixturevalue("zookeeper" if broker.server == "zookeeper" else "redis_server")
-    return int(server.port)
+def broker_port(broker: Broker, request: pytest.FixtureRequest) -> Iterator[int]:
+    """The port of the server that the broker under test runs on; a number of the run for one in files."""
+    if broker.server == "file":
+        yield os.getpid()
+        for path in Path(gettempdir()).glob(f"dq-conformance-{os.getpid()}-*"):
+            path.unlink()
+    elif broker.server == "cluster":
+        yield int(request.getfixturevalue("redis_cluster").nodes[0].port)
+    else:
+        server = request.getfixturevalue("zookeeper" if broker.server == "zookeeper" else "redis_server")
+        yield int(server.port)
 
 
 @pytest.fixture(scope="session", params=CONFORMING)
@@ -110,12 +130,14 @@ def staffed_app(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the pools that a broker's entry leaves out, and most tests on a cluster without --cluster."""
-    left, whole = [], config.getoption("cluster")
+    """Leave out the pools that a broker's entry leaves out, and the rest of those in ``IN_PART``."""
+    left = []
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
         broker = BROKERS.get(params.get("broker", ""))
-        if params.get("broker") == "cluster" and not (whole or item.name.partition("[")[0] in ON_CLUSTER):
+        part = None if broker is None or config.getoption(broker.name, False) else IN_PART.get(broker.name)
+        names = {item.name.partition("[")[0], item.path.stem}
+        if part is not None and names.isdisjoint(part):
             left.append(item)
             continue
         shared = "staffed_app" in getattr(item, "fixturenames", ())

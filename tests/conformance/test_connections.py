@@ -27,7 +27,10 @@ from tests.conformance.kombu_queue import (
 
 @pytest.fixture
 def dead_url(broker: Broker) -> Iterator[str]:
-    """The URL of a port on which no server listens."""
+    """The URL of a port on which no server listens, or of a file that cannot be made."""
+    if broker.server == "file":
+        yield f"{broker.scheme}:////no-such-folder/queues"
+        return
     with dead_port() as port:
         yield broker.url(port)
 

@@ -154,6 +154,31 @@ def _twice(run: Run, shop: Any, plot: Path) -> str:
     return run("dedup", "repetition", "push", "--consumers", "2", "--plot", str(plot)).output
 
 
+def test_a_log_of_calls_is_measured_without_a_queue(run: Run, tmp_path: Path) -> None:
+    log = tmp_path / "calls.txt"
+    log.write_text("a\nb\n\na\nc\n", encoding="utf-8")
+    found = data(run("dedup", "repetition", "--log", str(log), "--consumers", "2", "--json"))
+    assert (found["kind"], found["calls"], found["distances"]) == ("high", 4, {"2": 1})
+    log.write_bytes(b"\xff\n")
+    assert (
+        "is not UTF-8" in run("dedup", "repetition", "--log", str(log), "--consumers", "2", status=2).output
+    )
+    assert "either QUEUE or --log" in run("dedup", "repetition", "--consumers", "2", status=2).output
+
+
+def test_a_quota_pauses_a_tenant_or_all(run: Run, shop: Any, ids: list[str]) -> None:
+    run("quotas", "set", "push", "a", "--paused")
+    assert [*shop.dq.quotas.paused("push")] == ["a"]
+    assert "paused" not in run("quotas", "set", "push", "a", "--no-paused", "--rate", "5").output
+    assert [*shop.dq.quotas.paused("push")] == []
+    assert run("quotas", "set", "push", "--paused").output.endswith(" paused\n")
+    assert [each.quota.paused for each in shop.dq.queues["push"].tenants()] == [False, True]
+    # A document has the pause of a default.
+    assert '"paused": true' in run("quotas", "export", "push").output
+    run("quotas", "set", "push", "--no-paused")
+    assert [each.quota.paused for each in shop.dq.queues["push"].tenants()] == [False, False]
+
+
 def test_the_shell_completes_the_commands() -> None:
     completion = ShellComplete(celery, {}, "celery", "_CELERY_COMPLETE")
     assert [each.value for each in completion.get_completions(["dq"], "qu")] == ["queues", "quotas"]

@@ -12,8 +12,9 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_dq.cli import dq
-from celery_dq.errors import InvalidQuota
+from celery_dq.errors import InvalidQuota, InvalidRequest
 from celery_dq.inspector.live_quotas import LiveQuotas, compare, read_document, written
+from celery_dq.keys import audit_stream
 from celery_dq.options import Quota
 
 Run = Callable[..., str]
@@ -98,6 +99,44 @@ def test_copy_makes_the_other_queue_equal(run: Run, shop: Any) -> None:
     assert shop.dq.quotas.live("pull") == shop.dq.quotas.live("push")
     assert shop.dq.quotas.paused("pull") == {}
     assert run("copy", "push", "--to", "pull") == "No difference.\n"
+
+
+def test_the_quotas_of_a_sandbox_go_online_after_a_look(run: Run, shop: Any) -> None:
+    with shop.dq.quotas.in_environment("sandbox") as sandbox:
+        sandbox.set("push", "old", rate=3)
+        wanted = shop.dq.quotas.live("push")
+        shown = run("copy", "push", "--to-environment", "sandbox", "--dry-run")
+        assert "- push  old:" in shown
+        assert list(sandbox.list("push")) == ["old"]
+        assert json.loads(run("copy", "push", "--to-environment", "sandbox", "--yes", "--json"))["made"] == 4
+        assert sandbox.live("push") == wanted
+        sandbox.set("push", "007", weight=5)
+        (change,) = shop.dq.quotas.copy("push", to="sandbox", dry_run=True)
+        assert (change.tenant, change.before.weight, change.after.weight) == ("007", 5, 3)
+        assert shop.dq.quotas.copy("push", to="sandbox") == [change]
+        assert shop.dq.quotas.copy("push", to="sandbox") == []
+        run("copy", "push", "--to", "pull", "--to-environment", "sandbox", "--yes")
+        assert sandbox.live("pull") == wanted == shop.dq.quotas.live("push")
+    assert shop.dq.quotas.live("pull") == LiveQuotas()
+
+
+def test_a_copy_to_another_environment_is_audited_there(run: Run, shop: Any) -> None:
+    before = len(shop.dq.audit())
+    with shop.dq.audit.through("admin", by="ada"):
+        shop.dq.quotas.copy("push", to="sandbox")
+    assert len(shop.dq.audit()) == before
+    with shop.dq._broker.channel() as channel:
+        ((_, entry),) = channel.client.xrange(audit_stream("sandbox"))
+    assert (entry[b"by"], entry[b"door"], entry[b"action"]) == (b"ada", b"admin", b"quotas_made")
+
+
+@pytest.mark.parametrize("environment", ["online", "onlyne", ""])
+def test_an_environment_that_is_none_or_the_own_one_is_refused(shop: Any, environment: str) -> None:
+    with (
+        pytest.raises(InvalidRequest, match="not the app's own"),
+        shop.dq.quotas.in_environment(environment),
+    ):
+        pass
 
 
 def test_a_queue_without_live_quotas_is_not_copied(run: Run, shop: Any) -> None:

@@ -53,7 +53,15 @@ def test_a_spread_tenant_has_its_messages_in_its_partitions(wide: Any) -> None:
 def test_changes_of_the_spread_lose_double_and_reorder_nothing(wide: Any, seed: int) -> None:
     world = SpreadWorld(wide, wide.conf.broker_url.removeprefix("dq-"), seed)
     publish = (world.publish, world.publish_keyed)
-    steps = [(HEAVY[0], 4), (HEAVY[1], 3), 7, (HEAVY[0], 2), 4, (HEAVY[0], 1), (HEAVY[1], 2)]
+    steps: list[int | tuple[str, int]] = [
+        (HEAVY[0], 4),
+        (HEAVY[1], 3),
+        7,
+        (HEAVY[0], 2),
+        4,
+        (HEAVY[0], 1),
+        (HEAVY[1], 2),
+    ]
     try:
         for _ in range(20):
             world.publish()

@@ -28,7 +28,7 @@ from celery_dq.transport.redis.store.script_calls import ScriptCall, load_script
 SCRIPTS = load_scripts()
 KEYS = PartitionKeys("online", "push")
 TYPES = {"HASH", "ZSET", "LIST", "STRING", "CHANNEL", "SET"}
-PLACES = {"turn", "throttled", "at_concurrency", "paused"}
+PLACES = {"turn", "throttled", "at_concurrency", "paused", "resource_sets"}
 
 
 FILES = sorted(SCRIPTS.directory.rglob("*.lua"))

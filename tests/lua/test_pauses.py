@@ -118,6 +118,15 @@ def test_a_heartbeat_ends_the_pause_of_a_tenant_without_messages(scripts: Partit
     assert scripts.left_over() <= {"leases", "wake"}
 
 
+def test_a_heartbeat_of_an_empty_queue_keeps_the_look_at_the_end_of_its_pause(
+    scripts: PartitionScripts,
+) -> None:
+    pause(scripts, for_us=HOUR_US)
+    assert scripts.claim(5).next_look_s is not None
+    scripts.reap()
+    assert scripts.client.hget(scripts.keys.state, "next_look_owner") == b"c1"
+
+
 def test_discards_are_delivered_during_a_pause(scripts: PartitionScripts) -> None:
     scripts.push("a", "b")
     pause(scripts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -9,23 +10,30 @@ from typing import Any
 
 import redis
 
-from celery_dq.app.api.migration import MigrationOptions
+from celery_dq.app.api.migration_report import MigrationOptions
 from tests.migration.test_migrate import hold, send
 
 #: The question for live workers takes a second, and changes nothing.
 OPTIONS = MigrationOptions(take_unacked=True)
+BACK = MigrationOptions(priorities="same")
 
 
-def migrate(shop: Any, url: str) -> Any:
-    with shop.dq.migration(url, options=OPTIONS) as migration:
+def migrate(shop: Any, *urls: str, options: MigrationOptions = OPTIONS) -> Any:
+    with shop.dq.migration(*urls, options=options) as migration:
         migration.survey(read=False)
         return migration.run()
 
 
-def killed_migration(shop: Any, url: str, requests: int) -> bool:
+def killed_migration(shop: Any, *urls: str, requests: int, options: MigrationOptions = OPTIONS) -> bool:
     """Migrate in a child process that dies by SIGKILL after so many requests, before the last answer.
 
     The survey, which only reads, does not count.
+
+    Args:
+        shop: The app.
+        urls: Source and target.
+        requests: Number of requests.
+        options: The choices.
 
     Returns:
         False if the child has lived to the end.
@@ -45,7 +53,7 @@ def killed_migration(shop: Any, url: str, requests: int) -> bool:
             os.kill(os.getpid(), signal.SIGKILL)
 
     try:
-        with shop.dq.migration(url, options=OPTIONS) as migration:
+        with shop.dq.migration(*urls, options=options) as migration:
             migration.survey(read=False)
             redis.connection.AbstractConnection.send_packed_command = send_and_die  # type: ignore[method-assign]
             migration.run()
@@ -58,7 +66,7 @@ def test_a_killed_migration_is_completed(stock: Any, shop: Any, raw: Any, redis_
     hold(redis_url, 1).release()
     before = {key: raw.dump(key) for key in raw.scan_iter()}
     requests = 0
-    while killed_migration(shop, redis_url, requests := requests + 1):
+    while killed_migration(shop, redis_url, requests=(requests := requests + 1)):
         assert migrate(shop, redis_url).is_complete
         found = [each.id for each in shop.dq.queues["push"].peek(9)]
         assert Counter(found) == Counter(ids), f"killed at request {requests}"
@@ -67,3 +75,24 @@ def test_a_killed_migration_is_completed(stock: Any, shop: Any, raw: Any, redis_
         for key, value in before.items():
             raw.restore(key, 0, value)
     assert requests > 20
+
+
+def test_a_killed_migration_back_is_completed(stock: Any, shop: Any, raw: Any, redis_url: str) -> None:
+    urls = (shop.conf.broker_url, redis_url)
+    ids = send(shop, "a", "b", "a")
+    ids += send(shop, "a", countdown=3600)
+    with shop.dq.queues["push"]._broker.open("push") as (partitions, client):
+        partitions[0].claim("dead", lease_ms=1, want=1).run(client)
+        before = {key: client.dump(key) for key in client.scan_iter()}
+        requests = 0
+        while killed_migration(shop, *urls, requests=(requests := requests + 1), options=BACK):
+            assert migrate(shop, *urls, options=BACK).is_complete
+            found = [json.loads(each)["headers"]["id"] for each in raw.lrange("push", 0, -1)]
+            assert Counter(found) == Counter(ids), f"killed at request {requests}"
+            assert client.hlen(partitions[0].keys.messages) == 0
+            assert client.zcard(partitions[0].keys.leases) == 0
+            raw.flushdb()
+            client.flushdb()
+            for key, value in before.items():
+                client.restore(key, 0, value)
+    assert requests > 15

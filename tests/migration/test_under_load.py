@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from celery_dq.testing.waiting import wait_until
 from tests.migration.under_load import Move
 from tests.migration.worker_app import NAME
 
 
-def test_a_migration_under_load_loses_and_doubles_nothing() -> None:
-    with Move(messages=400, kills=1, seed=7) as move:
+@pytest.mark.parametrize("back", [False, True])
+def test_a_migration_under_load_loses_and_doubles_nothing(back: bool) -> None:
+    with Move(messages=400, kills=1, seed=7, back=back) as move:
         figures = move.run()
     assert (figures.lost, figures.doubled, figures.published) == (0, 0, 400)
 
@@ -20,4 +23,4 @@ def test_draining_either_way_needs_no_migration() -> None:
             move.publish(name, 10)
         wait_until(lambda: move.ledger.hlen("runs") == 40, 60)
         assert {*move.ledger.hvals("runs")} == {b"1"}
-        wait_until(lambda: not move.source.exists(NAME, "unacked"), 30)
+        wait_until(lambda: not move.stock.exists(NAME, "unacked"), 30)

@@ -1,6 +1,7 @@
 """A migration under load: both kinds of workers consume, both kinds of producers publish.
 
-``python -m tests.migration.under_load --messages 100000`` prints the figures. Runs of the command are killed.
+``python -m tests.migration.under_load --messages 100000`` prints the figures; ``--back`` migrates from the
+tenant broker to kombu's Redis transport. Runs of the command are killed.
 Each task adds one to its number in a ledger that neither broker knows. The exit status is 1 if a message was
 lost or ran twice.
 """
@@ -56,11 +57,21 @@ class Figures:
 
 
 class Move:
-    """Two brokers, two workers, a ledger."""
+    """Two brokers, two workers, a ledger.
 
-    def __init__(self, messages: int, kills: int, seed: int) -> None:
+    Args:
+        messages: Their number.
+        kills: Number of runs that are killed.
+        seed: The seed of the times after which runs are killed.
+        back: Whether the migration leads from the tenant broker to the stock one.
+    """
+
+    def __init__(self, messages: int, kills: int, seed: int, *, back: bool = False) -> None:
         self.messages = messages
         self.kills = kills
+        self.back = back
+        #: The names of the source and of the target.
+        self.names = ("dq", "stock") if back else ("stock", "dq")
         self.random = random.Random(seed)
         self.figures = Figures()
         self._stack = ExitStack()
@@ -72,7 +83,7 @@ class Move:
         new = self._stack.enter_context(RedisServer())
         ledger_url = new.url(5)
         self.ledger = redis.Redis.from_url(ledger_url)
-        self.source = redis.Redis.from_url(old.url(0))
+        self.stock = redis.Redis.from_url(old.url(0))
         self.confs = {
             "stock": {"broker_url": old.url(0), "ledger_url": ledger_url},
             "dq": {"broker_url": new.url(0, scheme="dq-redis"), "ledger_url": ledger_url},
@@ -112,16 +123,18 @@ class Move:
     def migrate(self) -> bool:
         """Migrate; return whether nothing is left."""
         app: Any = self.apps["dq"]
-        with app.dq.migration(self.confs["stock"]["broker_url"]) as migration:
+        with app.dq.migration(*self._urls()) as migration:
             migration.survey(read=False)
             report = migration.run()
         self.figures.migrated += report.migrated
         return bool(report.is_complete)
 
+    def _urls(self) -> list[str]:
+        return [self.confs[name]["broker_url"] for name in self.names]
+
     def kill_a_migration(self, after_s: float) -> None:
         """Run the command, and kill it after some seconds."""
-        command = [sys.executable, "-m", "celery", "-A", MODULE, "dq", "migrate", "--yes"]
-        command += [self.confs["stock"]["broker_url"], self.confs["dq"]["broker_url"]]
+        command = [sys.executable, "-m", "celery", "-A", MODULE, "dq", "migrate", "--yes", *self._urls()]
         run = subprocess.Popen(
             command, cwd=ROOT, env=environment(BROKERS["dq"], self.confs["dq"]), stdout=subprocess.DEVNULL
         )
@@ -133,25 +146,26 @@ class Move:
             self.figures.kills += 1
 
     def run(self) -> Figures:
-        """Fill the stock broker, start both workers, migrate, and compare with the ledger."""
+        """Fill the source, start both workers, migrate, and compare with the ledger."""
         backlog = self.messages * 6 // 10
-        self.publish("stock", backlog)
+        self.publish(self.names[0], backlog)
         with self.workers["stock"], self.workers["dq"]:
             self._under_load(self.messages - backlog)
             wait_until(lambda: self.ledger.hlen("runs") >= self.messages or self._is_idle(), 600)
         runs = {int(number): int(count) for number, count in self.ledger.hgetall("runs").items()}
         figures = self.figures
         figures.published = self.messages
-        figures.to_tenants = self.messages - figures.to_stock
         figures.lost = self.messages - len(runs)
         figures.doubled = Counter(count > 1 for count in runs.values())[True]
         return figures
 
     def _under_load(self, rest: int) -> None:
-        self.figures.to_stock = self.messages - rest // 2
+        to_source = self.messages - rest // 2
+        self.figures.to_stock = rest // 2 if self.back else to_source
+        self.figures.to_tenants = self.messages - self.figures.to_stock
         producers = [
-            threading.Thread(target=self.publish, args=("stock", rest - rest // 2)),
-            threading.Thread(target=self.publish, args=("dq", rest // 2)),
+            threading.Thread(target=self.publish, args=(self.names[0], rest - rest // 2)),
+            threading.Thread(target=self.publish, args=(self.names[1], rest // 2)),
         ]
         for producer in producers:
             producer.start()
@@ -161,18 +175,20 @@ class Move:
         self.migrate()
         for producer in producers:
             producer.join()
-        # No producer publishes to the stock broker now; its worker returns what it holds.
+        # No producer publishes to the source now; its worker returns what it holds.
         self.migrate()
-        self.workers["stock"].stop()
-        assert self.migrate(), "something stays on the stock broker"
+        self.workers[self.names[0]].stop()
+        assert self.migrate(), "something stays on the source"
         self.figures.seconds = round(time.monotonic() - began, 1)
-        left = [key for key in self.source.scan_iter() if not key.startswith(b"_kombu.binding")]
-        assert left in ([], [b"unacked_mutex"]), left
+        if not self.back:
+            left = [key for key in self.stock.scan_iter() if not key.startswith(b"_kombu.binding")]
+            assert left in ([], [b"unacked_mutex"]), left
 
     def _is_idle(self) -> bool:
         queue: Any = self.apps["dq"]
         now = queue.dq.queues[NAME].snapshot(ages=False)
-        return not any((now.waiting, now.delayed, now.held, now.discards))
+        counts = (now.waiting, now.delayed, now.held, now.discards, self.stock.exists(NAME, "unacked"))
+        return not any(counts)
 
 
 def main() -> int:
@@ -180,8 +196,9 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=10, help="runs of the command that are killed")
     parser.add_argument("--seed", type=int, default=os.getpid())
+    parser.add_argument("--back", action="store_true", help="from the tenant broker to the stock one")
     given = parser.parse_args()
-    with Move(given.messages, given.kills, given.seed) as move:
+    with Move(given.messages, given.kills, given.seed, back=given.back) as move:
         figures = move.run()
     print(json.dumps({**asdict(figures), "seed": given.seed}, indent=2))
     return int(bool(figures.lost or figures.doubled))

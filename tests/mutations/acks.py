@@ -169,8 +169,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "singleton",
         "acks that the heartbeat has sent are not confirmed",
-        "transport/redis/in_flight/heartbeat.py",
-        "                    in_flight.confirm((*settles, *finishes))\n",
+        "transport/redis/in_flight/ack_calls.py",
+        "            in_flight.confirm((*settles, *finishes))\n",
         "",
         ("tests/broker/test_acks.py", "-k", "the_heartbeat_sends"),
     ),

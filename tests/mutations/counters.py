@@ -25,8 +25,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "shared",
         "a message that waited behind others counts as alone in line",
         "transport/redis/lua/include/serve_tenant.lua",
-        "crashes, '', record, tenant.single)",
-        "crashes, '', record, true)",
+        "crashes, '', record, backlog.single,",
+        "crashes, '', record, true,",
         ("tests/lua/test_counters.py",),
     ),
     Mutation(

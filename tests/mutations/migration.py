@@ -6,6 +6,7 @@ from tests.mutations.mutation import Mutation
 
 KILLS = ("tests/migration/test_kills.py",)
 MIGRATE = "tests/migration/test_migrate.py"
+RETURN = "tests/migration/test_return.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -47,5 +48,37 @@ MUTATIONS: tuple[Mutation, ...] = (
         "CHUNK + left.total())",
         "CHUNK + len(left))",
         (MIGRATE, "-k", "equal"),
+    ),
+    Mutation(
+        "once",
+        "a batch on its way back gets another name in each process",
+        "migration/tenant_source.py",
+        "ids = sorted(entry.id for entry in self.entries)",
+        "ids = [*(entry.id for entry in self.entries), id(self)]",
+        (*KILLS, "-k", "back"),
+    ),
+    Mutation(
+        "once",
+        "the stock broker takes a batch that it has",
+        "migration/lua/receive.lua",
+        "if redis.call('HSETNX', KEYS[1], ARGV[1], '1') == 0 then return 0 end",
+        "redis.call('HSET', KEYS[1], ARGV[1], '1')",
+        (*KILLS, "-k", "back"),
+    ),
+    Mutation(
+        "custody",
+        "a migration back forgets the batches of an interrupted one",
+        "app/api/return_migration.py",
+        "for interrupted in source.interrupted():",
+        "for interrupted in source.interrupted()[:0]:",
+        (*KILLS, "-k", "back"),
+    ),
+    Mutation(
+        "custody",
+        "the end of a migration back releases what another one has taken",
+        "migration/tenant_source.py",
+        "self._partition.resign(self._consumer, limit=0)",
+        "self._partition.resign(self._consumer)",
+        (RETURN, "-k", "leaves_another"),
     ),
 )

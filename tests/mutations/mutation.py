@@ -27,6 +27,7 @@ PROMISES = {
     "beat": "",
     "calls": "",
     "shared": "",
+    "stores": "",
 }
 
 

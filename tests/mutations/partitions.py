@@ -150,8 +150,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "custody",
         "an error of one partition is taken for an answer",
         "transport/redis/store/publisher.py",
-        "            if isinstance(answer, redis.ResponseError):\n                raise answer\n",
-        "            if isinstance(answer, redis.ResponseError):\n                return []\n",
+        "        if isinstance(answer, redis.ResponseError):\n            raise answer\n",
+        "        if isinstance(answer, redis.ResponseError):\n            return []\n",
         (BROKER, "-k", "fails_the_batch"),
     ),
     Mutation(

@@ -10,7 +10,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "once",
         "a quick publish gets a new stamp at each attempt",
-        "app/publishing/template_stage.py",
+        "app/publishing/direct_stage.py",
         "if self._stamped is None:",
         "if True:",
         (TESTS + "test_lost_answers.py",),

@@ -94,8 +94,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "shared",
         "messages that come from another queue go to the first share",
         "app/api/move.py",
-        "place = self._destination[0].homes.route(record, task_id)",
-        "place = (self._destination[0].homes.home(tenant_of(record)), False)",
+        "place = first.homes.route(first.keys.queue, record, task_id)",
+        "place = (first.homes.home(tenant_of(record)), False)",
         (*_OPERATIONS, "-k", "moved_and_purged"),
     ),
 )

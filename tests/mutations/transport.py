@@ -355,12 +355,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "custody",
         "a heartbeat whose report got no answer forgets the report",
-        "transport/redis/in_flight/heartbeat.py",
-        (
-            "                in_flight.restore_acks(name, settles, finishes, releases, letters)\n"
-            "                raise"
-        ),
-        "                raise",
+        "transport/redis/in_flight/ack_calls.py",
+        "        in_flight.restore_acks(name, settles, finishes, releases, letters)\n        raise",
+        "        raise",
         ("tests/broker/test_lost_requests.py", "tests/broker/test_lost_answers.py"),
     ),
     Mutation(

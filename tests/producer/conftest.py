@@ -11,7 +11,9 @@ import redis
 from celery import Celery
 
 import celery_dq
+from celery_dq.app.publishing import task_apply_async
 from celery_dq.app.publishing.dedup_stage import DedupStage
+from celery_dq.app.publishing.results import result_of
 from celery_dq.app.publishing.template_stage import TemplateStage
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport import envelope
@@ -116,6 +118,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             results.append(final)
         return final
 
+    def noted_past_the_stages(*args: Any) -> Any:
+        results.append(result_of(*args))
+        return results[-1]
+
+    monkeypatch.setattr(task_apply_async, "result_of", noted_past_the_stages)
     monkeypatch.setattr(TemplateStage, "send_from", noted)
     monkeypatch.setattr(DedupStage, "answer", answered)
     return results

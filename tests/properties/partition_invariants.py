@@ -13,6 +13,9 @@ from tests.lua.partition_scripts import PartitionScripts
 from tests.properties.partition_model import PLACES, Model
 
 TENANTS = ("", "a", "ab", "b", "\u00ff:~")
+#: Two sets have a resource in common.
+SETS = ("any_of(a,b)", "any_of(ab,b)")
+LINES = TENANTS + SETS
 CONSUMERS = ("c1", "c2")
 
 
@@ -32,8 +35,8 @@ class WatchedPartition(RuleBasedStateMachine):
     @invariant()
     def every_message_is_where_it_should_be(self) -> None:
         keys, model = self.scripts.keys, self.model
-        waiting = {tenant: self.scripts.waiting(tenant) for tenant in TENANTS}
-        assert waiting == {t: [m.id for m in model.waiting.get(t, [])] for t in TENANTS}
+        waiting = {tenant: self.scripts.waiting(tenant) for tenant in LINES}
+        assert waiting == {t: [m.id for m in model.waiting.get(t, [])] for t in LINES}
         assert set(self.ids_in(keys.delayed)) == set(model.delayed)
         assert self.ids_in(keys.discards) == [m.id for m in model.discards]
         tags = self.client.zrange(keys.discard_tags, 0, -1, withscores=True)
@@ -82,6 +85,11 @@ class WatchedPartition(RuleBasedStateMachine):
                 assert tenant not in found
                 found[tenant] = place
         assert found == self.model.place
+        keys, rotations = self.scripts.keys, self.model.rotations
+        assert set(self.ids_in(keys.resource_sets)) == set(rotations.sets)
+        assert self.scripts.state("sets") == len(rotations.sets)
+        found_rotations = {each: self.ids_in(keys.rotation(each)) for each in TENANTS}
+        assert found_rotations == {each: rotations.of.get(each, []) for each in TENANTS}
         turn = self.client.zrange(self.scripts.keys.turn, 0, -1, withscores=True)
         assert {t.decode(): tag for t, tag in turn} == pytest.approx(self.model.start)
         assert self.scripts.state("v") == pytest.approx(self.model.v)

@@ -33,9 +33,11 @@ class Held:
     claim: int
     message: Message
     charge: float = 0.0
+    #: The tenant whose slot it takes: one of the resources of a set, else that of the message.
+    resource: str = ""
 
 
 @dataclass
 class Took:
-    entries: list[tuple[str, str, int, bool]] = field(default_factory=list)
+    entries: list[tuple[str, str, int, bool, str]] = field(default_factory=list)
     suspect: bool = False

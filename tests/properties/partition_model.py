@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from tests.properties.partition_messages import Held, Message, Quota, Took
+from tests.properties.partition_rotation import Rotations
 
 STRICT = 1e15
 PLACES = ("turn", "throttled", "at_concurrency", "paused")
@@ -20,6 +21,7 @@ class Model:
     def __init__(self) -> None:
         self.messages: dict[str, Message] = {}
         self.waiting: dict[str, list[Message]] = {}
+        self.rotations = Rotations()
         self.delayed: dict[str, float] = {}
         self.discards: list[Message] = []
         self.discard_tags: dict[str, float] = {}
@@ -55,7 +57,7 @@ class Model:
             1
             for held in self.held.values()
             for each in held.values()
-            if each.message.tenant == tenant and not each.message.reason
+            if each.resource == tenant and not each.message.reason
         )
 
     def seq(self) -> float:
@@ -77,7 +79,7 @@ class Model:
 
     def belongs(self, tenant: str) -> str | None:
         quota = self.quota(tenant)
-        if not self.waiting.get(tenant):
+        if self.rotations.next_of(tenant, self.waiting) is None:
             return None
         if quota.paused:
             return "paused"
@@ -88,7 +90,8 @@ class Model:
         return "turn"
 
     def put_in_place(self) -> None:
-        for tenant in {*self.waiting, *self.place}:
+        self.rotations.leave_empty(self.waiting)
+        for tenant in {*self.waiting, *self.place, *self.rotations.of} - {*self.rotations.sets}:
             old, new = self.place.get(tenant), self.belongs(tenant)
             if old == "turn" and new != "turn":
                 tag = self.start.pop(tenant)
@@ -122,6 +125,7 @@ class Model:
     def wait(self, message: Message) -> None:
         line = self.waiting.setdefault(message.tenant, [])
         line.append(message)
+        self.rotations.enter(message.tenant)
         line.sort(key=lambda each: (each.score, each.id.encode()))
 
     def discard(self, message: Message, reason: str) -> None:
@@ -195,11 +199,12 @@ class Model:
         took = Took()
         number = self.claims + 1
 
-        def hold(message: Message) -> None:
-            charge = 0.0 if message.reason else 1 / self.quota(message.tenant).weight
-            self.held.setdefault(consumer, {})[message.id] = Held(number, message, charge)
+        def hold(message: Message, resource: str = "") -> None:
+            charge = 0.0 if message.reason else 1 / self.quota(resource).weight
+            self.held.setdefault(consumer, {})[message.id] = Held(number, message, charge, resource)
             self.counts["claimed"] += not message.reason
-            took.entries.append((message.id, message.reason, message.crashes, message.returned))
+            of_set = resource if resource != message.tenant else ""
+            took.entries.append((message.id, message.reason, message.crashes, message.returned, of_set))
 
         passed: set[str] = set()
         while len(took.entries) < want:
@@ -211,11 +216,13 @@ class Model:
             if quota.concurrency and free <= 0:
                 passed.add(tenant)
                 continue
-            message = self.waiting[tenant][0]
+            backlog = self.rotations.next_of(tenant, self.waiting)
+            assert backlog is not None
+            message = self.waiting[backlog][0]
             if message.expired or message.crashes >= max_deliveries:
                 if not message.expired:
                     self.add_dead_letter(message)
-                self.waiting[tenant].pop(0)
+                self.waiting[backlog].pop(0)
                 self.discard(message, "expired" if message.expired else "dead:max_deliveries")
                 self.put_in_place()
                 continue
@@ -226,8 +233,9 @@ class Model:
                 if took.entries:
                     break
                 took.suspect = True
-            self.waiting[tenant].pop(0)
-            hold(message)
+            self.waiting[backlog].pop(0)
+            self.rotations.served(tenant, backlog)
+            hold(message, tenant)
             self.v = max(self.v, self.start[tenant])
             self.start[tenant] += 1 / quota.weight
             free -= bool(quota.concurrency)
@@ -290,7 +298,7 @@ class Model:
             if message is None:
                 stale += 1
                 continue
-            charge = self.held[consumer].pop(message.id).charge
+            held = self.held[consumer].pop(message.id)
             self.counts[as_what] += 1
             if message.settled:
                 self.drop(message)
@@ -306,8 +314,8 @@ class Model:
                 else:
                     again.append(message)
                 continue
-            if mode == "unstarted" and self.quota(message.tenant).burst and self.used.get(message.tenant):
-                self.used[message.tenant] -= 1
+            if mode == "unstarted" and self.quota(held.resource).burst and self.used.get(held.resource):
+                self.used[held.resource] -= 1
             if over:
                 self.add_dead_letter(message)
                 new.append((message, "dead:max_deliveries"))
@@ -316,7 +324,7 @@ class Model:
             else:
                 self.wait(message)
                 if mode == "unstarted" or (mode == "crashed" and message.crashes == 1):
-                    charges[message.tenant] = charges.get(message.tenant, 0.0) + charge
+                    charges[held.resource] = charges.get(held.resource, 0.0) + held.charge
         # A returned message was among the first ones, whatever was pushed since.
         first = self.first_discard(math.inf)
         for message in again:

@@ -17,9 +17,9 @@ from hypothesis.stateful import (
 )
 
 from celery_dq.testing.servers import RedisServer
-from celery_dq.transport.redis.store.replies import OutgoingRecord
+from celery_dq.transport.redis.store.replies import ClaimedEntry, OutgoingRecord
 from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, make_record
-from tests.properties.partition_invariants import CONSUMERS, TENANTS, WatchedPartition
+from tests.properties.partition_invariants import CONSUMERS, LINES, TENANTS, WatchedPartition
 from tests.properties.partition_messages import Message, Quota
 from tests.properties.partition_model import Model
 
@@ -31,6 +31,7 @@ LONG = 10**12
 SLOW = 1e12
 
 tenants = st.sampled_from(TENANTS)
+lines = st.sampled_from(LINES)
 quotas = st.builds(
     Quota,
     burst=st.sampled_from([0, 0, 1, 3]),
@@ -40,7 +41,7 @@ quotas = st.builds(
 )
 messages = st.tuples(
     st.sampled_from(TASKS),
-    tenants,
+    lines,
     st.sampled_from([0, 0, 0, 3, 9]),
     st.sampled_from(["", "", "", "", "delayed", "expired"]),
 )
@@ -49,6 +50,10 @@ messages = st.tuples(
 def pack(quota: Quota) -> bytes:
     rated = SLOW if quota.burst else 0.0
     return struct.pack(">ddddB", rated, max(quota.burst, 1), quota.weight, quota.concurrency, quota.paused)
+
+
+def each_of(entry: ClaimedEntry) -> tuple[str, str, int, bool, str]:
+    return entry.id, entry.reason, entry.deliveries, entry.returned, entry.resource
 
 
 def plain(task: str) -> str:
@@ -123,7 +128,7 @@ class PartitionMachine(WatchedPartition):
         self.model.tombstones.clear()
 
     @precondition(lambda self: len(self.model.messages) > 10)
-    @rule(tenant=tenants)
+    @rule(tenant=lines)
     def cancel_tenant(self, tenant: str) -> None:
         assert self.scripts.partition.cancel_tenant(tenant).run(self.client).moved == (
             self.model.cancel_tenant(tenant)
@@ -181,7 +186,7 @@ class PartitionMachine(WatchedPartition):
         )
         stale = self.model.settle(consumer, settle) + self.model.finish(consumer, finish)
         expected = self.model.claim(consumer, want, free, MAX_DELIVERIES, suspects, discards)
-        assert [(e.id, e.reason, e.deliveries, e.returned) for e in claimed.entries] == expected.entries
+        assert [each_of(e) for e in claimed.entries] == expected.entries
         assert claimed.suspect == expected.suspect
         assert claimed.stale == stale
         assert claimed.more == self.model.may_serve()
@@ -195,7 +200,7 @@ class PartitionMachine(WatchedPartition):
         claimed = self.scripts.claim(9, consumer, max_deliveries=MAX_DELIVERIES)
         self.remembers(consumer, claimed.next_look_s)
         expected = self.model.claim(consumer, 9, 9, MAX_DELIVERIES)
-        assert [(e.id, e.reason, e.deliveries, e.returned) for e in claimed.entries] == expected.entries
+        assert [each_of(e) for e in claimed.entries] == expected.entries
         self.tags += [(consumer, (entry.tag.claim, entry.tag.id)) for entry in claimed.entries]
         self.token_taken = False
 

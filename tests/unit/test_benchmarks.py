@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.at_claim import read_held
+from benchmarks.many_quotas import accuracy
 from benchmarks.measure import Report, Series
 from benchmarks.peer_apps import PEER_APPS
 from benchmarks.peers import CELERY, PROMISES
@@ -43,6 +44,19 @@ CLAIMS = {
 )
 def test_the_worst_window(arrivals: list[float], excess: float) -> None:
     assert worst_excess(arrivals, rate=10, burst=2) == pytest.approx(excess)
+
+
+def test_the_accuracy_of_quotas() -> None:
+    exact = [index * 3.0 + 1 for index in range(22)]
+    late = [moment + (1.2 if moment > 60 else 0.0) for moment in exact]  # the last one in the window
+    found = accuracy([exact, late], rate=1 / 3, burst=2, begin=3.0, end=63.0)
+    assert found.served == pytest.approx(40 / 60)
+    assert found.beyond == 1
+    assert found.worst == pytest.approx(57 / 58.2 - 1)
+    assert found.off == pytest.approx(0)
+    # the message after the late one comes 1.2 s early, beside the burst
+    assert found.excess == pytest.approx(-1)
+    assert accuracy([[4.0]], 1 / 3, 2, 3.0, 63.0).worst == -1
 
 
 def test_rates_add_up() -> None:

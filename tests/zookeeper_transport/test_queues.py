@@ -14,7 +14,8 @@ from kombu import Connection, Exchange, Producer, Queue
 from celery_dq.clock import SystemClock
 from celery_dq.errors import AccessDenied
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.zookeeper import channel as channel_module, fetcher as fetcher_module
+from celery_dq.transport import threaded_channel as channel_module
+from celery_dq.transport.zookeeper import fetcher as fetcher_module
 from celery_dq.transport.zookeeper.in_flight import ItemOutcome
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session

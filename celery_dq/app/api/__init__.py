@@ -8,6 +8,8 @@
 ``audit``                    who changed queues and quotas
 ``queues``, ``move``         look at queues, cancel messages, move them to another queue
 ``cancel``                   cancel tasks in all partitions of queues
+``migration``                move messages here from kombu's Redis transport
+``return_migration``         move them back
 ``forget``                   remove an unused queue
 ``partition_count``          change the number of partitions of an empty queue
 ``zookeeper_queues``         the same where the broker is ZooKeeper, without tenants

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kombu.serialization import prepare_accept_content
 
 from celery_dq.app.api.audit import AuditTrail
 from celery_dq.compat.kombu_publishing import library_errors
-from celery_dq.context import AppContext
+from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector.redis_values import Client, check_text, text
-from celery_dq.keys import queue_registry
+from celery_dq.keys import ENVIRONMENTS, queue_registry
 from celery_dq.options import Quota
 from celery_dq.options.sections import Options
 from celery_dq.transport.aliases import TENANT_SCHEMES, ZOOKEEPER_SCHEME
@@ -88,12 +89,36 @@ class BrokerAccess:
         self._context = context
         self.audit = AuditTrail(lambda: self.options, self.channel)
         self._unreadable: set[str] = set()
+        self._connection: Any = None
 
     @property
     def options(self) -> Options:
         """The app's checked settings."""
         options: Options = self._context.options
         return options
+
+    @contextmanager
+    def in_environment(self, environment: str) -> Iterator[BrokerAccess]:
+        """Open a connection to the same broker in another environment.
+
+        Raises:
+            InvalidRequest: It is neither ``online`` nor ``sandbox``, or is the environment of the app.
+        """
+        if environment not in ENVIRONMENTS or environment == self.options.environment:
+            raise InvalidRequest(
+                f"environment = {environment!r}: give {' or '.join(ENVIRONMENTS)}, and not the app's own, "
+                f"dq_environment = {self.options.environment!r}"
+            )
+        context = AppContext(f"{self._context} in {environment}", self._options_in(environment))
+        with self._app.connection_for_write() as connection:
+            connection.transport_options[APP_CONTEXT] = context
+            other = BrokerAccess(self._app, context)
+            other.audit = self.audit.of_environment(lambda: other.options, other.channel)
+            other._connection = connection
+            yield other
+
+    def _options_in(self, environment: str) -> Callable[[], Options]:
+        return lambda: replace(self.options, environment=environment)
 
     @property
     def accept_content(self) -> frozenset[str]:
@@ -120,7 +145,7 @@ class BrokerAccess:
 
     @contextmanager
     def _channel(self, schemes: tuple[str, ...], wanted: str, connection: Any = None) -> Iterator[Any]:
-        with self._app.connection_or_acquire(connection) as borrowed:
+        with self._app.connection_or_acquire(connection or self._connection) as borrowed:
             if borrowed.transport_cls not in schemes:
                 raise ConfigurationError(_wrong_broker(borrowed, wanted))
             policy = self._app.conf.task_publish_retry_policy or {}

@@ -152,7 +152,7 @@ class CoordinatedDedup:
         """
         raise ConfigurationError(
             f"repetition of queue {self.name!r}: the waiting messages of this broker cannot be looked at; "
-            "pass a log of your own to celery_dq.dedup.repetition.repetition(keys, consumers), or use dq-redis://…"
+            "give a log of your own (celery dq dedup repetition --log), or use dq-redis://…"
         )
 
     def _snapshot(self, found: Coordinated | None) -> dedup_locks.DedupLockSnapshot | None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.api.tenant_moves import TenantMoves
 from celery_dq.app.api.tenant_settings import copy_settings, divide_quotas, remove_former_settings
 from celery_dq.errors import InvalidRequest
@@ -78,6 +79,8 @@ def complete_change(
     client: Client,
     head_start_us: int,
     timeout_s: float,
+    on_progress: OnProgress = ignore_progress,
+    *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> ChangeProgress:
     """Move tenants until all of them live in their new homes. A second call goes on after an interruption.
@@ -87,11 +90,12 @@ def complete_change(
         client: A redis client.
         head_start_us: By how much each step of priority goes before its time, in µs.
         timeout_s: Longest wait, in seconds, for tasks that run.
+        on_progress: Called with the number of messages that were moved.
         sleep: Waits between two looks.
     """
     homes = partitions[0].homes
     run_all([each.declare_partitions(homes, "follow") for each in partitions[1:]], client)
-    moves = TenantMoves(client, partitions, head_start_us)
+    moves = TenantMoves(client, partitions, head_start_us, on_progress)
     waited = 0.0
     while (moving := moves.step()) or not moves.end():
         if waited >= timeout_s:

@@ -1,34 +1,28 @@
-"""``app.dq.migrate``: take over the messages that wait on kombu's Redis transport."""
+"""Takes over the messages that wait on kombu's Redis transport."""
 
 from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.app.api.migration_report import (
+    MigrationOptions,
+    MigrationReport,
+    NotMigrated,
+    QueueMigration,
+)
 from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.clock import SystemClock
-from celery_dq.compat.kombu_publishing import library_errors
-from celery_dq.errors import ConfigurationError, InvalidMessage, InvalidRequest
+from celery_dq.errors import InvalidMessage, InvalidRequest
 from celery_dq.migration.live_workers import live_workers
-from celery_dq.migration.stock_broker import STOCK_SCHEMES, StockBroker
-from celery_dq.migration.stock_message import Priorities, StockReader, as_restored
-from celery_dq.transport.aliases import TENANT_SCHEMES
+from celery_dq.migration.stock_broker import StockBroker
+from celery_dq.migration.stock_message import StockReader, as_restored
 from celery_dq.transport.redis.store.publisher import StampedMessage, stamp
 
-__all__ = [
-    "BrokerMigration",
-    "MigrationOptions",
-    "MigrationReport",
-    "NotMigrated",
-    "QueueMigration",
-    "opened_migration",
-]
+__all__ = ["BrokerMigration", "not_migrated"]
 
 #: Messages of one step.
 CHUNK = 200
@@ -40,102 +34,8 @@ MOST_LEFT = 10_000
 SHOWN = 80
 
 
-@dataclass(frozen=True)
-class MigrationOptions:
-    """The choices of one migration.
-
-    Attributes:
-        queues: Only these queues; empty for all.
-        priorities: ``inverted`` keeps the order (stock Redis serves 0 first, celery-dq 9), ``same`` keeps the
-            numbers. None is refused when messages wait in lists of other priorities than 0.
-        take_unacked: Also take the messages that living workers hold.
-        stock_options: ``broker_transport_options`` of the stock broker, such as ``global_keyprefix``, over
-            those of the app.
-    """
-
-    queues: tuple[str, ...] = ()
-    priorities: Priorities | None = None
-    take_unacked: bool = False
-    stock_options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class NotMigrated:
-    """A message that stays on the stock broker.
-
-    Attributes:
-        queue: Its queue; ``""`` if it is not known.
-        place: The key in Redis.
-        reason: The reason.
-        start: The first bytes of the message.
-    """
-
-    queue: str
-    place: str
-    reason: str
-    start: str
-
-
-@dataclass
-class QueueMigration:
-    """The numbers of one queue.
-
-    Attributes:
-        queue: Its name.
-        waiting: Messages that wait in its lists.
-        priorities: Those of them in lists of other priorities than 0.
-        unacked: Messages that workers have received and not acknowledged, or that died with a worker.
-        staged: Messages that an interrupted migration has taken.
-        left: Messages in its lists that are not understood, and stay.
-        migrated: Messages that the tenant broker has got.
-    """
-
-    queue: str
-    waiting: int = 0
-    priorities: int = 0
-    unacked: int = 0
-    staged: int = 0
-    left: int = 0
-    migrated: int = 0
-
-
-@dataclass
-class MigrationReport:
-    """The outcome of a migration, or of a look without one.
-
-    Attributes:
-        queues: The queues that have messages, or had some.
-        left: Messages that stay, because they are not understood.
-        held_by: Living workers, because of which the unacknowledged messages stay; empty if they do not.
-    """
-
-    queues: list[QueueMigration] = field(default_factory=list)
-    left: list[NotMigrated] = field(default_factory=list)
-    held_by: list[str] = field(default_factory=list)
-
-    @property
-    def migrated(self) -> int:
-        """Number of messages that the tenant broker has got."""
-        return sum(queue.migrated for queue in self.queues)
-
-    @property
-    def found(self) -> int:
-        """Number of messages that a migration would take."""
-        held = bool(self.held_by)
-        return sum(
-            queue.waiting + queue.staged + (0 if held else queue.unacked) - queue.left
-            for queue in self.queues
-        )
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing stays on the stock broker."""
-        held = bool(self.held_by) and any(queue.unacked for queue in self.queues)
-        return not self.left and not held
-
-
 class BrokerMigration:
-    """One migration; :func:`opened_migration` makes it.
+    """One migration; ``app.dq.migration`` makes it.
 
     Args:
         app: The Celery app. Its settings and tasks give the environment, the partitions and the tenants.
@@ -286,7 +186,7 @@ class BrokerMigration:
         try:
             self._stamped(raw, queue, "", 0)
         except InvalidMessage as exc:
-            report.left.append(_not_migrated(queue, key, exc, raw))
+            report.left.append(not_migrated(queue, key, exc, raw))
             self._queues[queue].left += 1
             return False
         return True
@@ -346,7 +246,7 @@ class BrokerMigration:
         except InvalidMessage as exc:
             if self._is_wanted(queue):
                 place = f"{self._stock.unacked} {tag.decode('utf-8', 'replace')}"
-                report.left.append(_not_migrated(queue, place, exc, value))
+                report.left.append(not_migrated(queue, place, exc, value))
             return
         if self._is_wanted(queue):
             self._tags.setdefault(queue, []).append(tag)
@@ -359,7 +259,8 @@ class BrokerMigration:
             self._send_staged(queue, producer, confirmed)
 
 
-def _not_migrated(queue: str, place: str, reason: Exception, raw: bytes) -> NotMigrated:
+def not_migrated(queue: str, place: str, reason: Exception, raw: bytes) -> NotMigrated:
+    """Return the entry of a report for a message that is not understood."""
     return NotMigrated(queue, place, str(reason), raw[:SHOWN].decode("utf-8", "replace"))
 
 
@@ -369,22 +270,3 @@ def _is_unicode(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-@contextmanager
-def opened_migration(
-    app: Any, broker: BrokerAccess, source: str, target: str | None, options: MigrationOptions
-) -> Iterator[BrokerMigration]:
-    """Connect to both brokers; see ``app.dq.migration``."""
-    with (
-        app.connection_for_write(source, transport_options=options.stock_options) as stock,
-        app.connection_for_write(target) as tenant,
-    ):
-        if stock.transport_cls not in STOCK_SCHEMES or tenant.transport_cls not in TENANT_SCHEMES:
-            raise ConfigurationError(
-                "A migration leads from redis://…, rediss://… or sentinel://… to dq-redis://…, dq-rediss://… "
-                f"or dq-sentinel://…, not from {stock.as_uri()} to {tenant.as_uri()}"
-            )
-        with broker.channel(tenant), library_errors(stock):
-            stock.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
-            yield BrokerMigration(app, broker, StockBroker(stock), tenant, options)

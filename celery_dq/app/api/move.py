@@ -77,11 +77,12 @@ class Mover:
         taken = self._source.take(self._name, ids, lease_ms=LEASE_MS).run(self._client)
         if not taken:
             return 0
+        first = self._destination[0]
         routed: dict[tuple[int, bool], tuple[list[OutgoingRecord], list[tuple[str, str]]]] = {}
         for entry in taken:
             self._sequence += 1
             record, task_id = as_moved(entry.record), task_id_of(entry.id)
-            place = self._destination[0].homes.route(record, task_id)
+            place = first.homes.route(first.keys.queue, record, task_id)
             outgoing, tags = routed.setdefault(place, ([], []))
             outgoing.append(OutgoingRecord(self._sequence, task_id, record))
             tags.append(entry.tag)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from celery_dq.app.api.broker import BrokerAccess, partitions_of, stored_maps
 from celery_dq.app.api.map_change import begin_change, complete_change, require_complete
+from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.errors import InvalidRequest
-from celery_dq.inspector.redis_values import check_count, check_seconds
+from celery_dq.inspector.redis_values import Client, check_count, check_seconds, text
 from celery_dq.options.sections import MAX_PARTITIONS, Options
+from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.whole_queue import namesake_of
 
 __all__ = ["PartitionsChange", "set_partitions"]
@@ -43,8 +45,9 @@ def set_partitions(
     options: Options,
     queue: str,
     count: int,
-    *,
     timeout_s: float = 60.0,
+    on_progress: OnProgress = ignore_progress,
+    *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> PartitionsChange:
     """Change the number of partitions of a queue, and move tenants to their new homes.
@@ -59,11 +62,12 @@ def set_partitions(
         queue: Name of the queue.
         count: The new number.
         timeout_s: Longest wait, in seconds, for tasks that run.
+        on_progress: Called with the number of messages that were moved.
         sleep: Waits between two looks.
 
     Raises:
         InvalidRequest: The number is not from 1 to 4096, the queue is a singleton queue, another queue has
-            the name of a partition, or another change is under way.
+            the name of a partition, another change is under way, or messages wait for sets of resources.
     """
     check_count("partitions", count)
     check_seconds("timeout", timeout_s)
@@ -93,11 +97,21 @@ def set_partitions(
                     f"run celery dq quotas set {queue} {widest} --spread {count}"
                 )
         if homes.before is None:
+            _check_no_sets(queue, count, partitions_of(channel, queue, homes), client)
             now = homes.begin(count)
             begin_change(partitions_of(channel, queue, now), client, homes)
             homes = now
         partitions = partitions_of(channel, queue, homes)
         audited.count, audited.details = 1, f"{before} -> {count}"
         head_start_us = options.queue(queue).head_start_us
-        progress = complete_change(partitions, client, head_start_us, timeout_s, sleep)
+        progress = complete_change(partitions, client, head_start_us, timeout_s, on_progress, sleep=sleep)
     return PartitionsChange(queue, before, count, *progress)
+
+
+def _check_no_sets(queue: str, count: int, partitions: Sequence[Partition], client: Client) -> None:
+    sets = count > 1 and client.zrange(partitions[0].keys.resource_sets, 0, 0)
+    if sets:
+        raise InvalidRequest(
+            f"Messages of {queue!r} wait for {text(sets[0])!r}, whose resources must be in one partition: "
+            f"let workers take them, or move them to another queue, and publish no others"
+        )

@@ -32,7 +32,7 @@ from celery_dq.keys import quota_field
 from celery_dq.transport.redis.store.partition import MAX_CHUNK
 from celery_dq.transport.redis.store.replies import Cancellation, Edited
 from celery_dq.transport.redis.store.script_batches import run_all, share
-from celery_dq.transport.tenant import check_priority, check_tenant
+from celery_dq.transport.tenant import check_priority, check_single_tenant, check_tenant
 
 
 class QueueApi:
@@ -84,7 +84,7 @@ class QueueApi:
         Args:
             after: The cursor of the part before (``.after``); "" begins.
             text_in_name: Only tenants whose name contains it, in any case of its letters.
-            state: Only ``eligible``, ``throttled``, ``at_concurrency`` or ``paused`` tenants.
+            state: Only ``eligible``, ``resource_set``, ``throttled``, ``at_concurrency`` or ``paused`` ones.
             limit: Number of tenants, at most.
 
         Raises:
@@ -283,8 +283,9 @@ class QueueApi:
 
         Raises:
             InvalidRequest: `until` is over already, by the clock of the server.
+            InvalidTenant: The tenant is a set of resources.
         """
-        name = None if tenant is None else check_tenant(tenant)
+        name = None if tenant is None else check_single_tenant(tenant, what="pause")
         with self._broker.open(self.name, declare=True) as opened:
             return pauses.pause(opened.of(name), opened.client, name, until, self._broker.audit)
 
@@ -307,20 +308,22 @@ class QueueApi:
 
     # Partitions.
 
-    def set_partitions(self, count: int, *, timeout: float = 60.0) -> PartitionsChange:
+    def set_partitions(
+        self, count: int, *, timeout: float = 60.0, on_progress: OnProgress = ignore_progress
+    ) -> PartitionsChange:
         """Change the number of partitions, and move tenants with their messages to their new homes.
 
-        The same call goes on with a change that is not complete.
-
         Args:
-            count: The new number, 1 to 4096. Give ``dq_queues`` the same one.
+            count: The new number, 1 to 4096. Give ``dq_queues`` the same one. The same call goes on with a
+                change that is not complete.
             timeout: Seconds to wait for running tasks of tenants that move.
+            on_progress: Called with the number of messages that were moved.
 
         Raises:
             InvalidRequest: Another change is not complete, or the number is out of range.
         """
         options = self._context.options
-        return set_partitions(self._broker, options, self.name, count, timeout_s=timeout)
+        return set_partitions(self._broker, options, self.name, count, timeout, on_progress)
 
     # Editing.
 

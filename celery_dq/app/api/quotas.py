@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -15,7 +15,7 @@ from celery_dq.app.api.broker import BrokerAccess, OpenQueue
 from celery_dq.app.api.map_change import begin_change, complete_change, require_complete
 from celery_dq.app.api.pauses import pause, resume
 from celery_dq.app.api.progress import OnProgress, ignore_progress
-from celery_dq.errors import InvalidQuota, TenantMoving
+from celery_dq.errors import InvalidQuota, InvalidRequest, TenantMoving
 from celery_dq.inspector.live_quotas import (
     LiveQuotas,
     QuotaChange,
@@ -38,7 +38,7 @@ from celery_dq.options import Quota
 from celery_dq.transport.redis.store.quotas import apply_settings, place_held_back
 from celery_dq.transport.redis.store.rounds import run_chosen, run_one
 from celery_dq.transport.redis.store.script_batches import run_all
-from celery_dq.transport.tenant import check_tenant
+from celery_dq.transport.tenant import check_single_tenant, check_tenant
 
 
 class QuotasApi:
@@ -82,10 +82,10 @@ class QuotasApi:
             InvalidQuota: A part is unknown or impossible, a burst has no effect because no rate is set, or
                 the queue has fewer partitions than the spread.
             InvalidRequest: The spread changes while another change of the partitions is under way.
-            InvalidTenant: The name cannot be a tenant's.
+            InvalidTenant: The name cannot be a tenant's, or is a set of resources.
             TenantMoving: The quota is in force, but messages of the tenant still move.
         """
-        name = check_tenant(tenant)
+        name = check_single_tenant(tenant, what="quota")
         check_seconds("timeout", timeout)
         with self._broker.open(queue, declare=True) as opened:
             partitions, client = opened.of(name), opened.client
@@ -142,8 +142,9 @@ class QuotasApi:
 
         Raises:
             InvalidRequest: `until` is over already, by the clock of the server.
+            InvalidTenant: The tenant is a set of resources.
         """
-        name = check_tenant(tenant)
+        name = check_single_tenant(tenant, what="pause")
         with self._broker.open(queue, declare=True) as opened:
             partitions, client = opened.of(name), opened.client
             pause(partitions, client, name, until, self._broker.audit)
@@ -265,12 +266,55 @@ class QuotasApi:
                     if change.tenant is None:
                         self._set_default(now, change.after, audited)
                     else:
-                        _check_spread(now, change.tenant, change.after)
-                        now = self._set_own(now, change.tenant, change.after, timeout)
+                        name = check_single_tenant(change.tenant, what="quota")
+                        _check_spread(now, name, change.after)
+                        now = self._set_own(now, name, change.after, timeout)
                         audited.count += 1
                     made += 1
                     on_progress(made)
         return made
+
+    @contextmanager
+    def in_environment(self, environment: str) -> Iterator[QuotasApi]:
+        """Open the quotas of another environment on the same broker, over a connection of its own.
+
+        Args:
+            environment: ``online`` or ``sandbox``; not the app's own, ``dq_environment``.
+
+        Raises:
+            InvalidRequest: The environment is unknown, or is the app's own.
+        """
+        with self._broker.in_environment(environment) as there:
+            yield QuotasApi(there)
+
+    def copy(
+        self, queue: str, *, to: str, dry_run: bool = False, on_progress: OnProgress = ignore_progress
+    ) -> builtins.list[QuotaChange]:
+        """Make the live quotas of a queue in another environment equal to those in this one.
+
+        A quota that the queue does not have here is removed there. Quotas of the settings and pauses are not
+        copied.
+
+        Args:
+            queue: The name of the queue.
+            to: The environment that gets the quotas, ``online`` or ``sandbox``.
+            dry_run: Change nothing.
+            on_progress: Called after each change with the number of changes made.
+
+        Returns:
+            The changes, in the order in which they are made.
+
+        Raises:
+            InvalidRequest: The environment is unknown or the app's own, or the queue has no live quotas.
+        """
+        wanted = self.live(queue)
+        if wanted == LiveQuotas():
+            raise InvalidRequest(f"{queue!r} has no live quotas to copy; in force there: {self.get(queue)}.")
+        with self.in_environment(to) as there:
+            changes = there.changes(queue, wanted)
+            if not dry_run:
+                there.make(changes, on_progress=on_progress)
+        return changes
 
     @property
     def _author(self) -> str:

@@ -320,6 +320,7 @@ def _home_of(opened: OpenQueue, record: bytes, message_id: str) -> Partition:
         tenant, key = placing_of(record, task_id)
     except CorruptRecord:
         tenant, key = "", task_id
+    opened.homes.check_set(opened.partitions[0].keys.queue, tenant)
     return opened.partitions[opened.homes.place(tenant, key)]
 
 

@@ -24,6 +24,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
+from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.inspector.dedup_locks import tenant_and_key
 from celery_dq.inspector.redis_values import Client, chunks, scan_all, text
@@ -54,18 +55,26 @@ class TenantMoves:
         client: A redis-py client.
         partitions: All partitions that the queue has before or after the change, with its map.
         head_start_us: By how much each step of priority goes before its time, in µs.
+        on_progress: Called with the number of messages that were moved.
 
     Attributes:
         moved: Number of messages that were moved, dead letters included.
     """
 
-    def __init__(self, client: Client, partitions: Sequence[Partition], head_start_us: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        partitions: Sequence[Partition],
+        head_start_us: int,
+        on_progress: OnProgress = ignore_progress,
+    ) -> None:
         self._client = client
         self._partitions = partitions
         self._homes = partitions[0].homes
         self._head_start_us = head_start_us
         #: Tenants that keep a share in the partition of a number, and whose waiting messages were divided.
         self._divided: set[tuple[str, int]] = set()
+        self._on_progress = on_progress
         self.moved = 0
 
     def step(self) -> int:
@@ -149,6 +158,7 @@ class TenantMoves:
                 f"Another change of the partitions of queue {source.keys.queue!r} is under way: run it again"
             )
         self.moved += drop_exported(source, outbox).run(self._client)
+        self._on_progress(self.moved)
 
     # -- into the new home
 
@@ -215,7 +225,7 @@ class TenantMoves:
         """Return the tenants that move and of which messages wait or run in a partition."""
         keys = source.keys
         found: set[str] = set()
-        for key in (keys.turn, keys.throttled, keys.at_concurrency, keys.paused):
+        for key in (keys.turn, keys.resource_sets, keys.throttled, keys.at_concurrency, keys.paused):
             found.update(map(text, run_one(self._client, scan_all("zset", key))))
         found.update(map(text, run_one(self._client, scan_all("hash", keys.running))))
         return {tenant for tenant in found if self._leaves(source, tenant)}

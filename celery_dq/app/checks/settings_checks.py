@@ -20,7 +20,13 @@ from celery_dq.dedup.other_brokers.server import redis_of
 from celery_dq.dedup.rule import rule_of
 from celery_dq.errors import ConfigurationError, DQError, MissingLibrary
 from celery_dq.inspector.spill import spill_files
-from celery_dq.transport.aliases import TENANT_SCHEMES, ZOOKEEPER_SCHEME, refuse_misspelt, schemes_in
+from celery_dq.transport.aliases import (
+    PLAIN_SCHEMES,
+    TENANT_SCHEMES,
+    ZOOKEEPER_SCHEME,
+    refuse_misspelt,
+    schemes_in,
+)
 from celery_dq.worker.unenforced import unenforced
 
 _IN_MEMORY = "which is in memory: its messages do not survive the machine"
@@ -54,7 +60,7 @@ def broker_url(app: Any) -> Iterator[Finding]:
         return
     if scheme in TENANT_SCHEMES:
         yield Finding("ok", "I002", f"The broker's scheme is {scheme}.")
-    elif scheme == ZOOKEEPER_SCHEME:
+    elif scheme in PLAIN_SCHEMES:
         yield Finding("ok", "I002", f"The broker's scheme is {scheme}; it has no tenants and quotas.")
     else:
         yield Finding(

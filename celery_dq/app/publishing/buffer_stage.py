@@ -71,14 +71,14 @@ class BufferChoice:
         ):
             return False
         if asked is not None:
-            return bool(asked) and self._possible(options)
+            return bool(asked) and self.possible(options.get("ignore_result"))
         task = get("task_type")
         if task is None:
             task = registered_tasks(self._app).get(call.name)
         if not self.wanted_by(task) or get("retry") is False:
             return False
         in_worker = self.loader.worker_initialized or call.in_task
-        return (self._options.in_workers or not in_worker) and self._possible(options)
+        return (self._options.in_workers or not in_worker) and self.possible(options.get("ignore_result"))
 
     def wanted_by(self, task: Any) -> bool:
         """Whether to buffer a call without the option ``buffered``, given that buffering is possible."""
@@ -87,8 +87,9 @@ class BufferChoice:
             wanted = getattr(task, "buffered", None)
         return bool(self._options.enabled if wanted is None else wanted)
 
-    def _possible(self, options: dict[str, Any]) -> bool:
-        if not options.get("ignore_result") and hasattr(self._app.backend, "binding"):
+    def possible(self, ignored: Any) -> bool:
+        """Whether calls can be buffered, by their option ``ignore_result``. It does not change."""
+        if not ignored and hasattr(self._app.backend, "binding"):
             # The rpc backend declares its reply queue before each message, on the message's channel.
             return False
         uwsgi = sys.modules.get("uwsgi")

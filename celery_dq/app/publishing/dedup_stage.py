@@ -65,13 +65,7 @@ class DedupCallRequest:
 
     def dedup_header(self) -> dict[str, Any]:
         """Return the header from which a worker on another broker requests the dedup lock."""
-        section = DedupSection.unpack(self.section)
-        return {
-            "key": section.key,
-            "timeout": section.timeout_us / 1e6 or None,
-            "policy": "replace" if section.replace else "decline",
-            "waiting": int(section.waiting),
-        }
+        return DedupSection.unpack(self.section).header()
 
     def receive_verdict(self, status: str, message_id: str, covering: str, replaced: str) -> None:
         """See :meth:`celery_dq.protocols.DedupRequest.receive_verdict`."""

@@ -15,26 +15,34 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from kombu.exceptions import OperationalError
+from kombu.pools import ProducerPool
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.buffer_stage import LazyPoolProducer
+from celery_dq.app.publishing.dedup_stage import DedupCallRequest
+from celery_dq.app.publishing.message_template import MessageTemplate
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.app.timeouts import Deadline, LimitedCall
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.compat.celery_calls import running_task
-from celery_dq.options.publishing import PublishingOptions
+from celery_dq.compat.kombu_publishing import open_default_channel
 from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.errors import BrokerUnavailable
+from celery_dq.producer.sender import Addressed
 from celery_dq.protocols import FOLLOWS
+from celery_dq.transport.redis.channel import Channel
+from celery_dq.transport.redis.store.publisher import StampedMessage
+from celery_dq.transport.redis.store.record import with_dedup
 
-__all__ = ["CircuitBreaker", "DirectStage"]
+__all__ = ["CircuitBreaker", "DirectPublisher", "DirectStage"]
 
-
+T = TypeVar("T")
 CircuitState: TypeAlias = Literal["closed", "open", "half-open"]
 
 
@@ -68,6 +76,12 @@ class CircuitBreaker:
         self._probing_until: float | None = None
         self.last_error = ""
 
+    def _own_lock(self) -> threading.RLock:
+        """Return the lock, in a forked child after forgetting what the parent has seen."""
+        if self._owner.pid != current_pid():
+            self._begin()
+        return self._lock
+
     @property
     def state(self) -> CircuitState:
         """The present state."""
@@ -84,14 +98,12 @@ class CircuitBreaker:
         Returns:
             0 when the call is admitted; else the seconds until the next probe.
         """
-        if self._owner.pid != current_pid():
-            self._begin()
         if self._open_until is None:
             return 0.0
-        with self._lock:
+        with self._own_lock():
             now = self._clock.monotonic()
             closed_at = max(self._open_until or 0.0, self._probing_until or 0.0)
-            if self._open_until is None or now >= closed_at:
+            if now >= closed_at:
                 self._probing_until = now + within_s
                 return 0.0
             return closed_at - now
@@ -99,13 +111,13 @@ class CircuitBreaker:
     def succeeded(self) -> None:
         """Report that the broker answered."""
         if self._failed or self._open_until is not None:
-            with self._lock:
+            with self._own_lock():
                 self._failed, self._open_until, self._probing_until = 0, None, None
 
     def abstained(self) -> None:
         """Report that the call failed for a reason that says nothing about the broker."""
         if self._probing_until is not None:
-            with self._lock:
+            with self._own_lock():
                 self._probing_until = None
 
     def failed(self, error: BaseException, *, hung: bool) -> None:
@@ -115,7 +127,7 @@ class CircuitBreaker:
             error: The error of the call.
             hung: Whether the call used up its timeout; one such call opens the breaker.
         """
-        with self._lock:
+        with self._own_lock():
             self.last_error = str(error) or repr(error)
             self._failed += 1
             self._probing_until = None
@@ -132,16 +144,17 @@ class DirectStage:
 
     def __init__(self, app: Any) -> None:
         self._app = app
+        self.publisher = DirectPublisher(app)
 
     @cached_property
-    def _options(self) -> PublishingOptions:
-        options: PublishingOptions = dq_of(self._app).options.publishing
-        return options
+    def _timeout_s(self) -> float:
+        """Seconds that all attempts of a call may take; 0 without a limit."""
+        return float(dq_of(self._app).options.publishing.timeout_us) / 1e6
 
     @cached_property
     def breaker(self) -> CircuitBreaker:
         """The circuit breaker of this app."""
-        options = self._options
+        options = dq_of(self._app).options.publishing
         return CircuitBreaker(options.breaker_failures, options.breaker_pause_us / 1e6, SystemClock())
 
     def send(self, call: Call, proceed: Proceed) -> Any:
@@ -154,20 +167,53 @@ class DirectStage:
         chosen = options.get("producer")
         if call.producer is not None or isinstance(chosen, BufferingProducer):
             return proceed(call)
-        timeout_s = self._options.timeout_us / 1e6
         # A call of beat has a producer. Neither it nor a call of a task may fail at once.
         own = chosen is not None and type(chosen) is not LazyPoolProducer
         breaker = None if own or call.in_task or self._app.loader.worker_initialized else self.breaker
+        return self._guarded(call.name, breaker, self._limit_of(call), proceed, call)
+
+    def send_plain(self, template: MessageTemplate, message: Addressed) -> bool:
+        """Publish a packed message of a plain call, which no task makes, with the default options.
+
+        Args:
+            template: its template.
+            message: the message.
+
+        Returns:
+            Whether it was sent; False when kombu has to send it.
+
+        Raises:
+            BrokerUnavailable: The broker does not answer, or did not answer the last calls.
+        """
+        timeout_s, policy, limited = self._timeout_s, None, None
+        if timeout_s:
+            policy = self._policy
+            limited = LimitedCall(time.monotonic() + timeout_s * 2 / 3)
+        return self._guarded(
+            template.name, self.breaker, limited, self.publisher.publish, template.queue, message, policy
+        )
+
+    def _guarded(
+        self,
+        name: str,
+        breaker: CircuitBreaker | None,
+        limited: LimitedCall | None,
+        send: Callable[..., T],
+        *arguments: Any,
+    ) -> T:
+        """Send a call within its limit, and report the outcome to the breaker."""
+        timeout_s = self._timeout_s
         if breaker is not None:
             wait = breaker.admit(timeout_s or 60.0)
             if wait:
                 raise BrokerUnavailable(
-                    f"{call.name} was not sent: the broker has not answered lately ({breaker.last_error}), "
+                    f"{name} was not sent: the broker has not answered lately ({breaker.last_error}), "
                     f"and is tried again in {wait:.1f} s; see dq_breaker_failures and dq_breaker_pause"
                 )
         started = time.monotonic()
+        token = None if limited is None else self._deadline.call.set(limited)
         try:
-            sent = self._in_time(timeout_s, call, proceed)
+            sent = send(*arguments)
         except BaseException as error:
             if breaker is not None:
                 if self._blames_the_broker(error):
@@ -176,6 +222,9 @@ class DirectStage:
                 else:
                     breaker.abstained()
             raise
+        finally:
+            if token is not None:
+                self._deadline.call.reset(token)
         if breaker is not None:
             breaker.succeeded()
         return sent
@@ -184,27 +233,25 @@ class DirectStage:
     def _deadline(self) -> Deadline:
         return dq_of(self._app).deadline
 
-    def _in_time(self, timeout_s: float, call: Call, proceed: Proceed) -> Any:
-        options = call.options
+    @cached_property
+    def _policy(self) -> dict[str, Any]:
+        return {"errback": self._deadline}
+
+    def _limit_of(self, call: Call) -> LimitedCall | None:
+        """Return until when a call may be tried, and set its retry policy; None without a limit."""
+        options, timeout_s = call.options, self._timeout_s
         policy = options.get("retry_policy")
         patient = (
             not policy and call.in_task and options.get("retry") is not False and self._must_not_be_lost()
         )
         if policy or not (timeout_s or patient):
             # A retry policy of the caller wins.
-            return proceed(call)
-        deadline = self._deadline
-        options["retry_policy"] = {"errback": deadline}
+            return None
+        options["retry_policy"] = dict(self._policy)
         if patient:
             options["retry_policy"]["max_retries"] = math.inf
-            limited = LimitedCall(math.inf, f"{call.name}, which a running task sends,")
-        else:
-            limited = LimitedCall(time.monotonic() + timeout_s * 2 / 3)
-        token = deadline.call.set(limited)
-        try:
-            return proceed(call)
-        finally:
-            deadline.call.reset(token)
+            return LimitedCall(math.inf, f"{call.name}, which a running task sends,")
+        return LimitedCall(time.monotonic() + timeout_s * 2 / 3)
 
     def _must_not_be_lost(self) -> bool:
         """Whether the broker keeps the message of the running task, which makes the call, while it waits."""
@@ -225,3 +272,110 @@ class DirectStage:
     def _connection_errors(self) -> tuple[type[BaseException], ...]:
         connection = self._app.connection_for_write()
         return (OSError, *connection.connection_errors)
+
+
+class DirectPublisher:
+    """Publishes packed messages on connections of the app's pool.
+
+    Args:
+        app: a Celery app whose broker is one of celery-dq.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def publish(
+        self,
+        queue: str,
+        message: Addressed,
+        policy: dict[str, Any] | None = None,
+        request: DedupCallRequest | None = None,
+    ) -> bool:
+        """Publish one message; return False when kombu has to publish it.
+
+        Args:
+            queue: the queue.
+            message: the message.
+            policy: the retry policy of the call, which adds to the one of the app; None for the latter.
+            request: the dedup request of the call.
+        """
+        pool = self._app.amqp.producer_pool
+        if type(pool) is not ProducerPool:
+            return False
+        connection = pool.connections.acquire(block=True)
+        try:
+            channel = open_default_channel(connection)
+            if channel is not None and (
+                type(channel).basic_publish is not Channel.basic_publish
+                or (
+                    queue not in channel.transients.durable
+                    and channel.transients.exists(channel.client, queue)
+                )
+            ):
+                return False
+            published = _Publish(queue, message, request)
+            if not published.on_open(channel):
+                published.with_retries(connection, self.policy(policy))
+        except BaseException:
+            # A pooled producer replaces its connection in the same way.
+            pool.connections.replace(connection)
+            raise
+        finally:
+            connection.release()
+        return True
+
+    def policy(self, policy: dict[str, Any] | None) -> dict[str, Any]:
+        """Return how often to retry, see Celery's ``task_publish_retry_policy``."""
+        return dict(self._app.conf.task_publish_retry_policy or {}, **(policy or {}))
+
+
+class _Publish:
+    """The publish of one message; kombu's ``ensure`` gives it a new channel after a reconnect."""
+
+    __slots__ = ("_channel", "_failed", "_queue", "_record", "_request", "_stamped", "_task_id")
+
+    def __init__(self, queue: str, message: Addressed, request: DedupCallRequest | None) -> None:
+        self._queue = queue
+        self._task_id = message.id.decode()
+        self._record = message.payload if request is None else with_dedup(message.payload, request.section)
+        self._request = request
+        self._stamped: StampedMessage | None = None
+        self._failed: Exception | None = None
+        self._channel: Any = None
+
+    def revive(self, channel: Any) -> None:
+        """Take the channel of a new connection; kombu calls it."""
+        self._channel = channel
+
+    def on(self, channel: Any) -> None:
+        """Publish on this channel. All attempts have the first stamp, so the broker stores one copy."""
+        if self._stamped is None:
+            self._stamped = channel.publisher.number(self._queue, self._task_id, self._record, self._request)
+        channel.publisher.push(self._queue, [self._stamped])
+
+    def on_open(self, channel: Any) -> bool:
+        """Publish on the open channel, if there is one, without kombu's wrapper; return whether it did."""
+        if channel is None or channel.closed:
+            return False
+        try:
+            self.on(channel)
+        except Exception as exc:
+            self._failed = exc
+            return False
+        return True
+
+    def with_retries(self, connection: Any, policy: dict[str, Any]) -> None:
+        """Publish with kombu's retries, of which a failed attempt on the open channel was the first.
+
+        Raises:
+            kombu.exceptions.OperationalError: The message could not be sent.
+        """
+
+        def attempt() -> None:
+            failed, self._failed = self._failed, None
+            if failed is not None:
+                raise failed
+            self.on(connection.default_channel if self._channel is None else self._channel)
+
+        connection.transport_options.update(policy)
+        connection.ensure(self, attempt, **policy)()

@@ -1,4 +1,4 @@
-"""A task's ``apply_async`` for plain calls whose message template is known.
+"""A task's ``apply_async`` for plain calls whose message template is known, buffered or direct.
 
 Celery's method looks up a dozen options at each call. This one replaces it on the task object once there is
 a template for plain calls of the task. It checks only conditions that may have changed since. Every other
@@ -14,6 +14,7 @@ from celery.app.task import Task
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.buffer_stage import BufferChoice
+from celery_dq.app.publishing.direct_stage import DirectStage
 from celery_dq.app.publishing.message_template import MessageTemplate
 from celery_dq.app.publishing.pipeline import Call, CallPipeline, Proceed
 from celery_dq.app.publishing.results import result_of
@@ -25,7 +26,8 @@ from celery_dq.compat.celery_calls import (
     option_method_is_celerys,
     options_of_plain_call,
 )
-from celery_dq.per_process import PerProcess, current_pid
+from celery_dq.per_process import current_pid
+from celery_dq.producer.sender import Addressed
 
 __all__ = ["TaskApplyAsync", "replace_apply_async"]
 
@@ -36,10 +38,11 @@ _FILLED = frozenset(("headers", "tenant"))
 class HasTemplates(Protocol):
     """The stage with the message templates of this process."""
 
-    templates: PerProcess[MessageTemplates]
-
     def send(self, call: Call, proceed: Proceed) -> Any:
         """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
+
+    def may_publish(self, templates: MessageTemplates, ignored: Any) -> bool:
+        """Whether a direct call may be published from a template."""
 
 
 class TaskApplyAsync:
@@ -50,12 +53,14 @@ class TaskApplyAsync:
         stage: the stage of the pipeline that has the templates.
         template: the template of a plain call of the task.
         choice: decides whether a call is buffered.
+        direct: publishes calls that are not buffered; None when they have to go Celery's way.
     """
 
     __slots__ = (
         "_app",
         "_apply",
         "_choice",
+        "_direct",
         "_eager",
         "_pipeline",
         "_put",
@@ -65,14 +70,21 @@ class TaskApplyAsync:
     )
 
     def __init__(
-        self, task: Any, stage: HasTemplates, template: MessageTemplate, choice: BufferChoice
+        self,
+        task: Any,
+        templates: MessageTemplates,
+        template: MessageTemplate,
+        choice: BufferChoice,
+        direct: DirectStage | None,
     ) -> None:
         self._task = task
         self._app = app = task.app
-        self._templates = stage.templates.peek()
+        self._templates = templates
         self._template = template
         self._choice = choice
-        self._put = dq_of(app).buffer.producer.put
+        self._direct = direct
+        #: Puts a message into the buffer; None before the first one.
+        self._put: Callable[[Addressed], Any] | None = None
         self._pipeline = app.send_task
         #: Names under which ``task_always_eager`` may be set.
         self._eager: tuple[str, ...] = names_of_setting(app, "task_always_eager")
@@ -104,10 +116,8 @@ class TaskApplyAsync:
         ):
             if task.typing:
                 task.__header__(*(args or ()), **(kwargs or {}))
-            assert self._templates is not None
             filled = self._templates.fill(self._template, args, kwargs, task_id, tenant, headers)
-            if filled is not None:
-                self._put(filled[1])
+            if filled is not None and self._sent(task, filled[1]):
                 return result_of(self._app, filled[0], task.AsyncResult, task.ignore_result)
         # Looked up on the class, where monitoring tools replace the method.
         return type(task).apply_async(
@@ -116,22 +126,30 @@ class TaskApplyAsync:
 
     def _still_so(self, task: Any) -> bool:
         """Whether the conditions under which the template may be used still hold."""
-        templates, choice, app = self._templates, self._choice, self._app
+        templates, app = self._templates, self._app
         if (
-            templates is None
-            or type(task).apply_async is not self._apply
+            type(task).apply_async is not self._apply
             or app.send_task is not self._pipeline
             or templates.owner.pid != current_pid()
             or not templates.observers.allowed
             or templates.observers.observed
-            or choice.loader.worker_initialized
+            or self._choice.loader.worker_initialized
         ):
             return False
-        changes = app.conf.changes
-        for name in self._eager:
-            if changes.get(name):
-                return False
-        return choice.wanted_by(task)
+        return not any(map(app.conf.changes.get, self._eager))
+
+    def _sent(self, task: Any, message: Addressed) -> bool:
+        """Buffer or publish a message; False when the call has to go Celery's way."""
+        if self._choice.wanted_by(task):
+            if self._put is None:
+                if not self._choice.possible(task.ignore_result):
+                    return False
+                self._put = dq_of(self._app).buffer.producer.put
+            self._put(message)
+            return True
+        if self._direct is not None and not self._templates.observers.publish_is_replaced:
+            return self._direct.send_plain(self._template, message)
+        return False
 
     def of(self, templates: MessageTemplates) -> bool:
         """Whether this object was made for these templates."""
@@ -147,9 +165,10 @@ def replace_apply_async(
         return
     kind_of_task = type(task)
     own_ways = ("apply_async", "delay", "shadow_name")
+    pipeline = task.app.send_task
     if (
-        type(task.app.send_task) is not CallPipeline
-        or stage not in task.app.send_task.stages
+        type(pipeline) is not CallPipeline
+        or stage not in pipeline.stages
         or any(getattr(kind_of_task, name) is not getattr(Task, name) for name in own_ways)
         or not option_method_is_celerys(kind_of_task, Task)
         # A wrapped method belongs to a tool that must see every call.
@@ -163,4 +182,7 @@ def replace_apply_async(
     kind = templates.kind_of(task.name, plain)
     template = None if kind is None else templates.by_kind.get(kind)
     if template is not None:
-        task.__dict__["apply_async"] = TaskApplyAsync(task, stage, template, choice)
+        direct = next((each for each in pipeline.stages if isinstance(each, DirectStage)), None)
+        if not stage.may_publish(templates, task.ignore_result):
+            direct = None
+        task.__dict__["apply_async"] = TaskApplyAsync(task, templates, template, choice, direct)

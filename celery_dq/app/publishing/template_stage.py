@@ -27,21 +27,19 @@ from kombu.pools import ProducerPool
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.amqp import OF_ONE_CALL
 from celery_dq.app.publishing.buffer_stage import BufferChoice
-from celery_dq.app.publishing.dedup_stage import DedupCallRequest, DedupRequests, conclude_verdict
+from celery_dq.app.publishing.dedup_stage import DedupRequests, conclude_verdict
+from celery_dq.app.publishing.direct_stage import DirectPublisher
 from celery_dq.app.publishing.message_template import MessageTemplate
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.app.publishing.results import NO_SERVER_ASKED, result_of
 from celery_dq.app.publishing.task_apply_async import replace_apply_async
 from celery_dq.app.publishing.template_filling import EMBED, Kind, MessageTemplates, represent
 from celery_dq.app.senders import lane_of
-from celery_dq.compat.kombu_publishing import open_default_channel, publish_prepared
+from celery_dq.compat.kombu_publishing import publish_prepared
 from celery_dq.per_process import PerProcess, current_pid
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import Addressed
 from celery_dq.protocols import DEDUP_PROPERTY
-from celery_dq.transport.redis.channel import Channel
-from celery_dq.transport.redis.store.publisher import StampedMessage
-from celery_dq.transport.redis.store.record import with_dedup
 
 __all__ = ["TemplateProducer", "TemplateStage"]
 
@@ -56,6 +54,7 @@ class TemplateStage:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._choice = BufferChoice(app)
+        self._publisher = DirectPublisher(app)
         self.templates = PerProcess(partial(MessageTemplates, app))
         #: Those of the process that made the last call.
         self._templates: MessageTemplates | None = None
@@ -93,18 +92,28 @@ class TemplateStage:
             or templates.observers.publish_is_replaced
         ):
             return None
-        publishes = self._publishes(templates) if templates.publishes is None else templates.publishes
         # A call with a dedup rule of its own has no kind.
-        return templates.kind_of(call.name, options) if publishes else None
+        return templates.kind_of(call.name, options) if self.may_publish(templates, True) else None
 
-    def _publishes(self, templates: MessageTemplates) -> bool:
-        """Whether a direct call may be published from a template in this app. It does not change."""
-        templates.publishes = (
-            dq_of(self._app).serves_queues()
-            and ProducerPool.Producer is Producer
-            and bool(self._app.conf.task_publish_retry)
-        )
-        return templates.publishes
+    def may_publish(self, templates: MessageTemplates, ignored: Any) -> bool:
+        """Whether a direct call may be published from a template in this app. It does not change.
+
+        Args:
+            templates: the templates of this process.
+            ignored: the option ``ignore_result`` of the call. Without it, some backends ask a server first.
+        """
+        if templates.publishes is None:
+            templates.publishes = (
+                dq_of(self._app).serves_queues()
+                and ProducerPool.Producer is Producer
+                and bool(self._app.conf.task_publish_retry)
+            )
+        if ignored or not templates.publishes:
+            return templates.publishes
+        if templates.asks_a_server is None:
+            module = type(self._app.backend).on_task_call.__module__
+            templates.asks_a_server = module not in NO_SERVER_ASKED
+        return not templates.asks_a_server
 
     def _learner(self, templates: MessageTemplates, kind: Kind, call: Call) -> Any:
         """The callback for the message of the first call of its kind."""
@@ -130,7 +139,7 @@ class TemplateStage:
         if call.producer is None:
             if (call.dedup and call.dedup[1]) is not (requests and requests.key):
                 return None  # the task's rule has changed since the template was made
-            if not options.get("ignore_result") and self._asks_a_server(templates):
+            if not self.may_publish(templates, options.get("ignore_result")):
                 return None
         if templates.observers.observed:
             return None if call.dedup is not None else self._observed(templates, template, call, proceed)
@@ -143,63 +152,19 @@ class TemplateStage:
         task_id, message = filled
         if call.producer is not None:
             dq_of(self._app).buffer.producer.put(message)
-            task = options.get("task_type")
-            if task is not None:
-                replace_apply_async(task, self, templates, self._choice)
-        elif requests is None:
-            if not self._publish(template.queue, options.get("retry_policy"), None, message):
-                return None
         else:
-            request = requests.request_for(call.args, call.kwargs, named=call.named)
-            if not self._publish(template.queue, options.get("retry_policy"), request, message):
+            request = None
+            if requests is not None:
+                request = requests.request_for(call.args, call.kwargs, named=call.named)
+            if not self._publisher.publish(template.queue, message, options.get("retry_policy"), request):
                 return None
-            call.request = request
-            conclude_verdict(template.name, task_id, requests.rule, request)
+            if requests is not None and request is not None:
+                call.request = request
+                conclude_verdict(template.name, task_id, requests.rule, request)
+        task = options.get("task_type")
+        if task is not None and call.dedup is None:
+            replace_apply_async(task, self, templates, self._choice)
         return result_of(self._app, task_id, options.get("result_cls"), options.get("ignore_result"))
-
-    # -- a direct call
-
-    def _asks_a_server(self, templates: MessageTemplates) -> bool:
-        """Whether the app's result backend asks a server before each call. It does not change."""
-        if templates.asks_a_server is None:
-            module = type(self._app.backend).on_task_call.__module__
-            templates.asks_a_server = module not in NO_SERVER_ASKED
-        return templates.asks_a_server
-
-    def _publish(self, queue: str, policy: Any, request: DedupCallRequest | None, message: Addressed) -> bool:
-        """Publish on a connection of the app's pool; False when kombu has to publish the message.
-
-        Args:
-            queue: the queue.
-            policy: the retry policy of the call, which adds to the one of the app; None for the latter.
-            request: the dedup request of the call.
-            message: the message.
-        """
-        pool = self._app.amqp.producer_pool
-        if type(pool) is not ProducerPool:
-            return False
-        connection = pool.connections.acquire(block=True)
-        try:
-            channel = open_default_channel(connection)
-            if channel is not None and (
-                type(channel).basic_publish is not Channel.basic_publish
-                or (
-                    queue not in channel.transients.durable
-                    and channel.transients.exists(channel.client, queue)
-                )
-            ):
-                return False
-            _Publish(queue, message, request).attempt(connection, channel, partial(self._policy, policy))
-        except BaseException:
-            # A pooled producer replaces its connection in the same way.
-            pool.connections.replace(connection)
-            raise
-        finally:
-            connection.release()
-        return True
-
-    def _policy(self, policy: Any) -> dict[str, Any]:
-        return dict(self._app.conf.task_publish_retry_policy or {}, **(policy or {}))
 
     # -- an observed call
 
@@ -214,8 +179,8 @@ class TemplateStage:
             deliver, otherwise = dq_of(self._app).buffer.producer.put, publish_prepared(call.producer)
         else:
             policy = options.get("retry_policy")
-            deliver = partial(self._publish, template.queue, policy, None)
-            otherwise = partial(self._publish_prepared, self._policy(policy))
+            deliver = partial(self._publisher.publish, template.queue, policy=policy)
+            otherwise = partial(self._publish_prepared, self._publisher.policy(policy))
         producer = TemplateProducer(templates, template, deliver, otherwise)
         if templates.observers.send_task_is_replaced:
             call.producer = producer
@@ -278,54 +243,3 @@ class TemplateProducer(BufferingProducer):
             if packed is not None and self._deliver(packed) is not False:
                 return
         self._otherwise(*message)
-
-
-class _Publish:
-    """The publish of one message; kombu's ``ensure`` gives it a new channel after a reconnect."""
-
-    def __init__(self, queue: str, message: Addressed, request: DedupCallRequest | None) -> None:
-        self._queue = queue
-        self._task_id = message.id.decode()
-        self._record = message.payload if request is None else with_dedup(message.payload, request.section)
-        self._request = request
-        self._stamped: StampedMessage | None = None
-        self._failed: Exception | None = None
-
-    def revive(self, channel: Any) -> None:
-        """Take the channel of a new connection; kombu calls it."""
-        self._channel = channel
-
-    def on(self, channel: Any) -> None:
-        """Publish on this channel. All attempts have the first stamp, so the broker stores one copy."""
-        if self._stamped is None:
-            self._stamped = channel.publisher.number(self._queue, self._task_id, self._record, self._request)
-        channel.publisher.push(self._queue, [self._stamped])
-
-    def attempt(self, connection: Any, channel: Any, policy: Callable[[], dict[str, Any]]) -> None:
-        """Publish on the open channel, and after an error with kombu's retries.
-
-        Args:
-            connection: kombu's connection.
-            channel: the open channel of the connection; None when it has none.
-            policy: returns how often to retry, see Celery's ``task_publish_retry_policy``.
-
-        Raises:
-            kombu.exceptions.OperationalError: The message could not be sent.
-        """
-        if channel is not None and not channel.closed:
-            try:
-                return self.on(channel)
-            except Exception as exc:
-                self._failed = exc
-        self._channel = None
-
-        def attempt() -> None:
-            failed, self._failed = self._failed, None
-            if failed is not None:
-                raise failed
-            self.on(connection.default_channel if self._channel is None else self._channel)
-
-        retries = policy()
-        connection.transport_options.update(retries)
-        connection.ensure(self, attempt, **retries)()
-        return None

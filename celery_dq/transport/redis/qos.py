@@ -24,8 +24,9 @@ class QoS(PrefetchCount):
 
     def release(self, delivery_tag: str, mode: str) -> None:
         """Release a message to its place; the modes are those of ``InFlightMessages.release``."""
-        self.forget(delivery_tag)
+        # Released before it makes room: a fetcher's thread must not claim a later message in between.
         self.channel.in_flight.release(delivery_tag, mode)
+        self.forget(delivery_tag)
 
     def settle(self, delivery_tag: str, may_wait: bool = False) -> None:
         """Acknowledge a message whose task begins; for *may_wait* see ``InFlightMessages.settle``."""
@@ -62,25 +63,25 @@ class QoS(PrefetchCount):
     def reject_message(self, message: Message, requeue: bool) -> None:
         """Reject *message* without sending the ack at once; callable from any thread."""
         tag = message.delivery_tag
-        self.forget(tag)
         if requeue:
             self.release(tag, "crashed" if message.crashed else "requeue")
         elif message.dead_letter_reason or self.channel.context.options.dead_letter_failures:
-            self.channel.dead_letter(message, message.dead_letter_reason or "rejected")
+            message.dead_letter(message.dead_letter_reason or "rejected")
         else:
+            self.forget(tag)
             self.channel.in_flight.finish(tag)
 
     def restore_unacked(self) -> list[tuple[BaseException, Any]]:
         """Return all unacknowledged messages to their queues, except those whose tasks run."""
         running = self.channel.running_tags()
         for tag in list(self._delivered):
-            message = self._delivered.pop(tag, None)
-            if message is None or tag in running:
-                continue
-            if isinstance(message, Message):
-                self.channel.in_flight.release(tag, "requeue" if message.started else "unstarted")
-            else:
-                self.channel.requeue_transient(message)
+            message = self._delivered.get(tag)
+            if message is not None and tag not in running:
+                if isinstance(message, Message):
+                    self.channel.in_flight.release(tag, "requeue" if message.started else "unstarted")
+                else:
+                    self.channel.requeue_transient(message)
+            self.forget(tag)
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:

@@ -9,29 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from typing import Any, NamedTuple
+from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
+from celery_dq.transport.threaded_channel import Binding
 from celery_dq.znodes import BrokerNodes, binding_of
 from celery_dq.zookeeper.session import Session
 
 #: Seconds to wait for an answer.
 ANSWER_S = 5.0
-
-
-class Binding(NamedTuple):
-    """One binding of an exchange.
-
-    Attributes:
-        routing_key: The routing key or pattern.
-        queue: Name of the bound queue.
-        transient: Whether the binding ends with the session that made it.
-    """
-
-    routing_key: str
-    queue: str
-    transient: bool
 
 
 class Bindings:

@@ -183,8 +183,8 @@ class ChannelConsumer:
 
     # -- capacity --------------------------------------------------------------
 
-    def capacity(self) -> tuple[int, int]:
-        """Return how many messages to claim, and how many of them fit free pool slots.
+    def check(self) -> None:
+        """Let the watchdog decide, and release the inbox when it is overdue; called in each turn of the loop.
 
         Raises:
             redis.ConnectionError: The watchdog has found that the connection is dead.
@@ -193,9 +193,9 @@ class ChannelConsumer:
         is_late = bool(self._inbox) and self._overdue_after() <= self._process.clock.monotonic()
         if is_late and self.overdue_at() is not None:
             self._release_overdue()
-        return self._measure_capacity()
 
-    def _measure_capacity(self) -> tuple[int, int]:
+    def capacity(self) -> tuple[int, int]:
+        """Return how many messages to claim, and how many of them fit free pool slots."""
         qos, capacity = self._channel.qos, self._capacity
         if self._channel.closed:
             return 0, 0
@@ -414,7 +414,7 @@ class ChannelConsumer:
 
     def _ignores_backlog(self) -> bool:
         channel = self._channel
-        return channel.poller.is_driven and self._measure_capacity()[0] > 0 and channel.has_wakeup()
+        return channel.poller.is_driven and self.capacity()[0] > 0 and channel.has_wakeup()
 
     # -- closing ---------------------------------------------------------------
 

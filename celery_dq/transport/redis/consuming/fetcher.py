@@ -191,14 +191,17 @@ class RedisFetcher:
         """
         now = self._process.clock.monotonic()
         self._ready.take_due(now, self._runs_suspect)
-        want, free = self._capacity() if self._subscriptions else (0, 0)
+        # Most turns are of other events, such as the end of a task, and change nothing here.
+        is_needed = self._ready.needs_capacity or self.wakeups.needs_capacity
+        want, free = self._capacity() if self._subscriptions and is_needed else (0, 0)
         with self.pipeline.together:
             if want > 0:
                 self._send_claims(want, free, now)
             else:
                 for source in tuple(islice(self._ready.to_hand_over(), MAX_HANDOVERS)):
                     self._hand_over_wakeup(source, now)
-            self._send_handovers(now)
+            if self._handovers:
+                self._send_handovers(now)
             self.pipeline.send_pending_acks(now)
         keeps = self._can_keep_next_look()
         self.wakeups.wait(now, may_wait=want > 0 and keeps is not None, in_loop=not keeps)

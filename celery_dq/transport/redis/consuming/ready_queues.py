@@ -45,6 +45,11 @@ class ReadyQueues:
         """Return the number of queues from which a claim may be sent now."""
         return len(self._ready)
 
+    @property
+    def needs_capacity(self) -> bool:
+        """Whether the free capacity decides on something: a claim, a hand-over or the end of a back-off."""
+        return bool(self._ready or self.relied_on or self._backing_off)
+
     # -- states ------------------------------------------------------------------
 
     def wake(self, source: Subscription) -> None:
@@ -216,7 +221,7 @@ class ReadyQueues:
             if source.wake_at is not None and source.wake_at <= now:
                 source.wake_at = None
             self.plan(source)
-        if not runs_suspect:
+        if self._slowed and not runs_suspect:
             self._end_slow_backoffs()
 
     def next_time(self) -> float:

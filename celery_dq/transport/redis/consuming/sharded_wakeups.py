@@ -255,6 +255,11 @@ class ShardedWakeups(WakeupGroups):
         """Whether each group is subscribed, and no message is to be followed."""
         return bool(self.groups) and all(each.is_subscribed for each in self.groups)
 
+    @property
+    def needs_capacity(self) -> bool:
+        """Whether the free capacity decides on something: a message may be followed in any turn."""
+        return True
+
     def join(self, source: Subscription) -> WakeupListener:
         """Add a queue to the group of the node that serves it."""
         node = self._slots.node_of(source.queue.partition.keys.slot) or self._slots.masters[0]

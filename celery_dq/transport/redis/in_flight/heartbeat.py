@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import redis
 
 from celery_dq.native import leave_green_hub, unpatched
-from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, ack, dead_letter, release
-from celery_dq.transport.redis.in_flight.in_flight_message import PendingDeadLetter
+from celery_dq.transport.redis.in_flight.ack_calls import send_acks
 from celery_dq.transport.redis.in_flight.in_flight_messages import TRUSTED_SHARE
 from celery_dq.transport.redis.in_flight.lease_holder import LeaseHolder
 from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
@@ -353,28 +352,8 @@ class Heartbeat:
         while in_flight.pending_acks(name):
             sent = True
             process.in_doubt.count_acks_under_way(name, +1)
-            settles, finishes = in_flight.take_acks(name, MAX_ACKS_PER_CALL)
-            releases = in_flight.take_releases(name, MAX_ACKS_PER_CALL)
-            letters: list[PendingDeadLetter] = []
             try:
-                if settles or finishes:
-                    in_flight.stale += ack(process.consumer, queue, settles, finishes).run(client)
-                    in_flight.confirm((*settles, *finishes))
-                    settles, finishes = [], []
-                while releases:
-                    mode = releases[0][0]
-                    same = [held for how, held in releases if how == mode]
-                    in_flight.stale += release(process.consumer, queue, mode, same).run(client)
-                    in_flight.confirm_releases(name, len(same))
-                    releases = [(how, held) for how, held in releases if how != mode]
-                while (letter := in_flight.take_dead_letter(name)) is not None:
-                    letters = [letter]
-                    dead_letter(process.consumer, queue, letter).run(client)
-                    in_flight.confirm([letter.message])
-                    letters = []
-            except BaseException:
-                in_flight.restore_acks(name, settles, finishes, releases, letters)
-                raise
+                send_acks(in_flight, process.consumer, queue, client)
             finally:
                 process.in_doubt.count_acks_under_way(name, -1)
         if sent:

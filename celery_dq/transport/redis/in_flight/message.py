@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.utils import json as kombu_json
 
 from celery_dq.compat.kombu_publishing import json_decoder_is_kombus
-from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER, TermPermit
+from celery_dq.protocols import QUEUE_HEADER, RESOURCE_HEADER, TOKEN_HEADER, TermPermit
 from celery_dq.transport.redis.store.record import RedisRecord
 from celery_dq.transport.stored_message import StoredMessage
 
@@ -36,7 +36,8 @@ class Message(StoredMessage):
         discard: Reason why the message must not run (``expired``, ``cancelled``, ``dead:…``), or ``""``.
         started: Whether the task has begun. Before that, the message can be released without an effect.
         settles: Whether :meth:`ack` comes before the task runs, so that it settles and does not finish.
-        dead_letter_reason: Reason with which a rejected message becomes a dead letter, or ``""``.
+        dead_letter_reason: Reason with which the message became a dead letter, or will if it is rejected;
+            ``""`` for none.
         crashed: Whether a requeue counts as a delivery, because a worker was lost.
         token: Fencing token of the term in which the message was claimed from a singleton queue; 0 for other
             queues.
@@ -59,6 +60,9 @@ class Message(StoredMessage):
         # A retry inherits these headers, and a publisher may have forged them, so each delivery sets them.
         self.headers.pop(TOKEN_HEADER, None)
         self.headers.pop(QUEUE_HEADER, None)
+        self.headers.pop(RESOURCE_HEADER, None)
+        if entry.resource:
+            self.headers[RESOURCE_HEADER] = entry.resource
         if record.dedup:
             # The fencing token of this run is larger than that of any earlier run.
             self.headers[TOKEN_HEADER] = int(entry.claim)
@@ -169,6 +173,7 @@ class Message(StoredMessage):
 
     def dead_letter(self, reason: str) -> None:
         """Move the message to the dead letters with *reason*; a later ack or reject has no effect."""
+        self.dead_letter_reason = reason
         self.channel.dead_letter(self, reason)
 
     def finish(self) -> None:

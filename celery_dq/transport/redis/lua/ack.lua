@@ -9,6 +9,7 @@
 --   at_concurrency ZSET
 --   delayed ZSET
 --   discards ZSET
+--   deliveries HASH
 --   wake LIST
 -- ARGV
 --   consumer: the consumer that holds them
@@ -19,15 +20,15 @@
 -- RETURNS
 --   number of stale tags
 -- COST
---   five commands to settle; nine to finish, one more for discards, one or two when tenants are in turn, and some ten when
---   a message is due later or a tenant is at a limit; 13 for both
+--   five commands to settle; eight to finish, one more for discards, two or three when tenants are in turn, and some ten
+--   when a message is due later or a tenant is at a limit; 12 for both
 -- GUARANTEE
 --   A tag that is stale changes nothing. Settling twice is settling once. A slot is freed in the same step in which its
 --   message is deleted.
 --@include tags
 --@include held_flags
 local consumer, stale, behind = ARGV[1], 0, 3
-local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner', 'settled', 'paused_until')
+local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner', 'paused_until', 'sets', 'settled')
 local epoch = tonumber(known[1] or 0)
 if ARGV[2] ~= '0' then
   -- Deleting messages needs no memory, but marking them as settled does.
@@ -38,20 +39,19 @@ end
 -- A call that only settles does not run the definitions below.
 if ARGV[behind] == '0' then return stale end
 --@include finish
-local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch)
+local others = call('EXISTS', P .. 'deliveries', P .. 'discards', P .. 'delayed', P .. 'throttled',
+  P .. 'at_concurrency', P .. 'turn')
+local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch, others > 0)
 stale = stale + stale_finished
 if finished == 0 then return stale end
 -- When no message is due later, no tenant is at a limit and the queue is not paused, only those in turn can need a
 -- worker.
-local in_turn, others = 0, 1
-if #members == 0 and (known[3] or '0') == '0' and (known[4] or '') == '' and (known[6] or '0') == '0' then
-  others = call('EXISTS', P .. 'discards', P .. 'delayed', P .. 'throttled', P .. 'at_concurrency', P .. 'turn')
-  if others == 1 then in_turn = call('EXISTS', P .. 'turn') end
-end
-if others == in_turn then
+local in_turn = others == 1 and call('EXISTS', P .. 'turn') or 0
+if others == in_turn and #members == 0 and (known[3] or '0') == '0' and (known[4] or '') == ''
+  and (known[5] or '0') == '0' then
   local held = digits((known[2] or 0) - finished)
   if settled > 0 then
-    call('HSET', KEYS[1], 'held', held, 'settled', digits((known[5] or 0) + settled))
+    call('HSET', KEYS[1], 'held', held, 'settled', digits((known[7] or 0) + settled))
   else
     call('HSET', KEYS[1], 'held', held)
   end
@@ -65,7 +65,7 @@ end
 --@uses in_flight
 --@uses wake
 --@ready end_finish wake
-keep_state(known, 'epoch', 'held', 'evict', 'next_look_owner', 'settled', 'paused_until')
+keep_state(known, 'epoch', 'held', 'evict', 'next_look_owner', 'paused_until', 'sets', 'settled')
 dq.end_finish(finished, tenants, members, settled)
 -- A solo worker that was busy at the time of its planned look gets its wake-up here.
 dq.wake()

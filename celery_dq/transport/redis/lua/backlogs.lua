@@ -8,9 +8,10 @@
 --   throttled ZSET
 --   at_concurrency ZSET
 --   paused ZSET
+--   resource_sets ZSET
 --   pause_ends ZSET
 -- ARGV
---   place: 'turn', 'throttled', 'at_concurrency' or 'paused': the tenants that are there
+--   place: 'turn', 'resource_sets', 'throttled', 'at_concurrency' or 'paused': the tenants that are there
 --   first: rank of the first tenant there
 --   count: number of tenants, at most 200
 --   largest: number of tenants with the largest backlogs that the reply names
@@ -18,14 +19,17 @@
 --   the number of tenants of the place, the number of tenants that were counted, the number of their messages that may
 --   start now, and tenant, waiting messages, … of the largest backlogs
 -- COST
---   one command per tenant with more than one message, and some ten more: at most some 210
+--   one command per tenant with more than one message, and some ten more: at most some 210; some eight per set of
+--   resources
 -- GUARANTEE
 --   Reads only. A message may start now if the tenant's rate and concurrency allow it, and the queue is not paused. A
 --   throttled tenant counts from its next allowed time on, and a paused one from the end of its pause on, although no
---   consumer has looked since; at the concurrency limit no message may start.
+--   consumer has looked since; at the concurrency limit no message may start. Of a set those count that its resources
+--   in turn may take besides their own messages.
 --@include state
 --@uses tenant_placement
 --@uses single_message
+--@uses resource_sets
 local place, first, largest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4])
 local found = call('ZRANGE', P .. place, first, first + tonumber(ARGV[3]) - 1, 'WITHSCORES')
 local names, backlogs = {}, {}
@@ -47,6 +51,26 @@ local function allowed(quota, slots, arrival)
 end
 
 -- Returns for each tenant when it may start messages again, by the clock.
+-- Returns how many messages of a set its resources in turn may take besides their own messages.
+local function allowed_by_resources(set)
+  local resources, in_turn, count = dq.resources_of(set) or {}, {}, 0
+  local tags = #resources > 0 and call('ZMSCORE', P .. 'turn', unpack(resources)) or {}
+  for i = 1, #resources do
+    if tags[i] then in_turn[#in_turn + 1] = resources[i] end
+  end
+  if #in_turn == 0 then return 0 end
+  local quotas, slots, arrivals = dq.standing_of(in_turn)
+  local own = dq.singles_of(in_turn)
+  for i = 1, #in_turn do
+    local most = allowed(quotas[i], tonumber(slots[i] or 0), tonumber(arrivals[i] or 0))
+    if most > 0 then
+      local waiting = own[i] and 1 or call('ZCARD', P .. 'tenant:' .. in_turn[i])
+      count = count + math.max(most - waiting, 0)
+    end
+  end
+  return count
+end
+
 local function starts()
   local times = {}
   if place == 'throttled' then
@@ -60,6 +84,9 @@ local function starts()
   return times
 end
 
+if place == 'resource_sets' and state.paused_until <= now then
+  for i = 1, #names do reply[3] = reply[3] + math.min(backlogs[i][2], allowed_by_resources(names[i])) end
+end
 local times = state.paused_until > now and {} or starts()
 if (times[1] or 0) <= now and next(times) then
   local quotas, slots, arrivals = dq.standing_of(names)

@@ -32,14 +32,15 @@
 --   out, '3' when a tenant may have a limit, else '0'; '-1' when the consumer had its lease until now, else (no lease, or
 --   fenced out) the number of the last claim before this one: its messages of claims up to that are lost; then three
 --   strings per message: message id,
---   'claim number|deliveries|reason', record. Deliveries is '' for a message that was never delivered before, '0' for
+--   'claim number|deliveries|reason', record. For a message of a set the reason is '|' and the resource that takes it.
+--   Deliveries is '' for a message that was never delivered before, '0' for
 --   one that came back without a crash. The reason is '', except for a discard: a message that is delivered for its
 --   bookkeeping only and took neither permit nor slot. Discards come last.
 -- COST
---   16 commands for plain messages, see `claim_plain`; else some 25, and per tenant that is served one to read, one to
---   fetch and one to remove; promotes and tidies at most 128 of each kind; removes at most 32 messages that cannot run,
---   and passes over at most 1000 tenants whose next message is a suspect or a 33rd of those, at three commands each;
---   some ten for discards; one more with aging priorities, to count waiting times
+--   15 commands for one plain message and 16 for more, see `claim_plain`; else some 25, and per tenant that is served one
+--   to read, one to fetch and one to remove; promotes and tidies at most 128 of each kind; removes at most 32 messages
+--   that cannot run, and passes over at most 1000 tenants whose next message is a suspect or a 33rd of those, at three
+--   commands each; some ten for discards; one more with aging priorities, to count waiting times
 -- GUARANTEE
 --   The result is the same as that of claims of one message each. A message is written under the consumer's name
 --   before it is removed from its tenant. Rates and concurrency are never exceeded. Discards take the place of no
@@ -54,20 +55,21 @@
 --@include plain_claim
 local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 --@include out_of_memory_guard
-local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'waits_alone',
-  'settled', 'paused_until', 'resume_at')
+local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner',
+  'paused_until', 'resume_at', 'sets', 'waits_alone', 'settled')
 local epoch = tonumber(known[1] or 0)
 local stale_settled, behind = settle_tags(consumer, 10, epoch)
-local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch)
+local is_plain = has_no_rare_keys()
+local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch, not is_plain)
 local stale = stale_settled + stale_finished
-if want > 0 and (finished == 0 or #members == 0) then
+if is_plain and want > 0 and (finished == 0 or #members == 0) then
   local reply = claim_plain(consumer, tonumber(ARGV[2]), want, known, finished, settled, stale)
   if reply then return reply end
 end
 --@include state
 -- Before the includes, because the delivery begins with the claim number.
-keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'waits_alone', 'settled',
-  'paused_until', 'resume_at')
+keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'paused_until',
+  'resume_at', 'sets', 'waits_alone', 'settled')
 --@include lease
 --@uses in_flight
 --@uses leader_lease
@@ -77,18 +79,19 @@ keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_ow
 --@uses run_length
 --@uses fetch_ahead
 --@uses serve_tenant
+--@uses serve_rotation
 --@uses place_served
 --@uses claim_discards
 --@uses next_look
 --@ready pack_held line header
 --@ready quotas_of read_quota singles_of read_single place_of permit_due take_permit is_unlimited
---@ready serve_singles serve_tenant run_length place_served close_busy_period plan_next_look
+--@ready has_sets serve_singles serve_backlog run_length place_served close_busy_period plan_next_look
 local PROMOTE, TENANTS_PER_MESSAGE, REMOVAL_PAUSE_US = 128, 16, 2000
 local line, delivery = dq.line, dq.delivery
 local most_discards = want > 0 and math.min(tonumber(ARGV[8]), 1000) or 0
 
 if finished > 0 then dq.end_finish(finished, tenants, members, settled) end
--- Most partitions have none of these, which one command shows.
+-- Most partitions have none of these, which one command shows. The end of a message may have made one.
 local has_rare = state.evict > 0 or call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries') > 0
 if has_rare or dq.has_limits then dq.promote(PROMOTE) end
 
@@ -114,17 +117,24 @@ local serving = {consumer = consumer, want = want, free = tonumber(ARGV[4]), max
   unreadable = {}}
 local most_seen = TENANTS_PER_MESSAGE * serving.chunk
 while not is_paused and delivery.count < want and not serving.is_full and #line.seen < most_seen + serving.passes do
-  if not serving.crashes_known then dq.serve_singles(serving.chunk, want - delivery.count) end
+  if not serving.crashes_known and state.sets == 0 then dq.serve_singles(serving.chunk, want - delivery.count) end
   local tenant = delivery.count < want and dq.step_forward(serving.chunk)
   if not tenant then break end
-  if not line.fetched and tenant == line.fresh[line.next_fresh - 1] and line.next_fresh <= #line.names then
+  if not line.fetched and state.sets == 0 and tenant == line.fresh[line.next_fresh - 1] and line.next_fresh <= #line.names then
     dq.fetch_ahead(tenant, want - delivery.count)
   end
   local quota = tenant.quota
   if dq.place_of(quota, tenant.slots, tenant.arrival) == 'turn' and (quota.concurrency == 0 or serving.free > 0) then
     local follower = dq.first_in_line(serving.chunk)
-    dq.serve_tenant(serving, tenant, dq.run_length(tenant, follower, want - delivery.count, serving.free))
-    if not tenant.passed and (not tenant.ended or tenant.next_id <= #tenant.ids / 2) then dq.line_up(tenant) end
+    local run, has_more = dq.run_length(tenant, follower, want - delivery.count, serving.free), nil
+    if state.sets == 0 then
+      dq.serve_backlog(serving, tenant, tenant, run)
+      has_more = not tenant.ended or tenant.next_id <= #tenant.ids / 2
+    else
+      dq.serve_rotation(serving, tenant, run)
+      has_more = #tenant.rotation > 0
+    end
+    if not tenant.passed and has_more then dq.line_up(tenant) end
   end
 end
 

@@ -21,6 +21,7 @@
 --   The dead letter is written before the message is deleted.
 --@include state
 --@include out_of_memory_guard
+--@uses record
 --@uses dead_letter
 --@uses in_flight
 --@uses wake
@@ -33,7 +34,10 @@ if record == '' then
   record = call('HGET', P .. 'messages', id)
   if not record or dq.is_settled_mark(record) then return -1 end
 end
-dq.store_dead_letter(id, record, ARGV[4], ARGV[5], tonumber(call('HGET', P .. 'deliveries', id) or 0), entry.tenant)
+-- The slot may be one of a resource, and the message one of a set.
+local length = select(4, dq.header(record))
+local tenant = length and dq.tenant_name(record, length) or entry.tenant
+dq.store_dead_letter(id, record, ARGV[4], ARGV[5], tonumber(call('HGET', P .. 'deliveries', id) or 0), tenant)
 dq.erase(consumer, {entry})
 if entry.discard then count_discards(1) end
 dq.end_finish(0, dq.free_slots({entry}), {}, entry.settled and 1 or 0)

@@ -8,13 +8,14 @@
 --   throttled ZSET
 --   at_concurrency ZSET
 --   paused ZSET
+--   resource_sets ZSET
 --   running HASH
 --   discards ZSET
 -- ARGV
 --   tenant: the tenant
 -- RETURNS
---   an array of name, value, …: place ('turn', 'throttled', 'at_concurrency', 'paused', 'idle'), waiting, slots,
---   interval_us, burst, weight, concurrency, paused ('1', '0'), quota ('tenant', 'default', 'config', 'none'), now_us,
+--   an array of name, value, …: place ('turn', 'throttled', 'at_concurrency', 'paused', 'resource_sets', 'idle'),
+--   waiting, slots, interval_us, burst, weight, concurrency, paused ('1', '0'), quota ('tenant', 'default', 'config', 'none'), now_us,
 --   discards (messages of any tenant that will not run and are still to be recorded); in turn: tag, v, ahead (tenants
 --   before it); throttled: due_us; with backlog: oldest (message id)
 -- COST
@@ -39,7 +40,7 @@ local function add(name, value)
   reply[#reply + 1] = name
   reply[#reply + 1] = value
 end
-for _, place in ipairs({'turn', 'throttled', 'at_concurrency', 'paused'}) do
+for _, place in ipairs({'turn', 'throttled', 'at_concurrency', 'paused', 'resource_sets'}) do
   local score = call('ZSCORE', P .. place, tenant)
   if score then
     reply[2] = place

@@ -40,7 +40,7 @@
 --@uses recount
 --@uses dead_letter_retention
 --@uses wake
-read_state('epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until', 'partitions')
+read_state('epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until', 'partitions', 'sets')
 local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 if is_fenced_out(consumer, state.epoch) then return {'-1', '0', string.format('%.0f', state.claim), '-', ''} end
 local alive = call('ZSCORE', P .. 'leases', consumer)
@@ -48,8 +48,8 @@ renew_lease(consumer, alive, tonumber(ARGV[2]))
 -- Most partitions of a worker with many have no message at all, so nothing is to be reaped, promoted or served. There is
 -- always a first lease: the one that was renewed above. Pauses that end and dead letters that grow old need the rest.
 local first = tonumber(call('ZRANGE', P .. 'leases', '0', '0', 'WITHSCORES')[2]) - now
-if first > 0 and limit > 0 and state.evict == 0 and state.resume_at == 0 and call('EXISTS', P .. 'messages',
-  P .. 'finish_tags', P .. 'limiter', P .. 'tombstones', P .. 'dead') == 0 then
+if first > 0 and limit > 0 and state.evict == 0 and state.resume_at == 0 and state.paused_until == 0
+  and call('EXISTS', P .. 'messages', P .. 'finish_tags', P .. 'limiter', P .. 'tombstones', P .. 'dead') == 0 then
   state.held, state.next_look_owner = 0, ''
   save()
   return {alive and '1' or '0', '0', string.format('%.0f', state.claim), string.format('%.0f', first),

@@ -21,7 +21,8 @@
 --   an array of name, value, …, empty for an unknown task: state ('waiting', 'delayed', 'claimed', 'settled',
 --   'discarded', 'blocked' (behind the lock of its dedup key), 'following' (it waits for the result of another
 --   message), 'dead', 'cancelled'), id (message id), now_us, and where known: tenant, ahead (messages of the tenant
---   before it, or discards), due_us, consumer, since_us (claimed or given up on), deliveries, reason
+--   before it, or discards), resource (that has taken the message of a set), due_us, consumer, since_us (claimed
+--   or given up on), deliveries, reason
 -- COST
 --   some 20 commands, and one per living consumer, at most 1000
 -- GUARANTEE
@@ -69,7 +70,8 @@ local function describe(id, record)
     local consumer, entry = holder_of(id)
     add('state', dq.is_settled_mark(record) and 'settled' or 'claimed')
     if consumer then
-      tenant = entry.tenant
+      if (tenant or entry.tenant) ~= entry.tenant then add('resource', entry.tenant) end
+      tenant = tenant or entry.tenant
       add('consumer', consumer)
       add('since_us', digits(entry.since))
     end

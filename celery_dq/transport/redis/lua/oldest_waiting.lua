@@ -10,8 +10,9 @@
 --   throttled ZSET
 --   at_concurrency ZSET
 --   paused ZSET
+--   resource_sets ZSET
 -- ARGV
---   place: 'turn', 'throttled', 'at_concurrency' or 'paused': the tenants that are there; '' takes them by name
+--   place: 'turn', 'resource_sets', 'throttled', 'at_concurrency' or 'paused': the tenants that are there; '' takes them by name
 --   first: the first rank there
 --   most: the number of tenants there, at most 100
 --   tenant*: the names of tenants, at most 100

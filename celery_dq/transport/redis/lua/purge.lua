@@ -9,6 +9,7 @@
 --   throttled ZSET
 --   at_concurrency ZSET
 --   paused ZSET
+--   resource_sets ZSET
 --   delayed ZSET
 --   discards ZSET
 --   reasons HASH
@@ -45,7 +46,7 @@ local function remove_from(key)
   for i = 1, #ids do removed[#removed + 1] = ids[i] end
 end
 local tenants = {}
-for _, place in ipairs({'turn', 'throttled', 'at_concurrency', 'paused'}) do
+for _, place in ipairs({'resource_sets', 'turn', 'throttled', 'at_concurrency', 'paused'}) do
   local left = math.min(limit - #removed, TENANTS - #tenants)
   if left > 0 then
     local standing = call('ZRANGE', P .. place, 0, left - 1)

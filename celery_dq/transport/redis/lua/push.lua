@@ -26,15 +26,14 @@
 --   a zero byte, and the id of the message that it replaced, or ''. '7<task id>' is misrouted: the queue has another
 --   map, and nothing changed
 -- COST
---   11 commands for one plain message, and four more where others wait, see `push_plain`; else O(log n) per message, some 15 commands and one per
---   tenant of the call
+--   9 commands for one plain message, and five more where others wait, see `push_plain`; else O(log n) per message,
+--   some 15 commands and one per tenant of the call
 -- GUARANTEE
 --   Everything is checked before anything is written. Messages of a tenant that moves here are not served before
 --   `open_tenants`. Sending a call again with the same producer and sequences
 --   changes nothing. Messages of one call and one priority keep their order. On a singleton queue, a message with the
 --   task id of a message that the leader holds takes the place of that one.
 --@include partition
-local map, is_moving = string.gsub(ARGV[5], '!$', '')
 local producer, wall, count = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[6])
 if not count or count > 1000 or #ARGV ~= 6 + 3 * count then
   return redis.error_reply('DQINVALID push: count does not fit the number of arguments')
@@ -51,6 +50,7 @@ if count == 1 then
   local reply = push_plain(producer, ARGV[2], head, ARGV[5], unpack(ARGV, 7))
   if reply then return {reply} end
 end
+local map, is_moving = string.gsub(ARGV[5], '!$', '')
 --@include state
 --@uses record
 --@uses unique_ids
@@ -60,9 +60,9 @@ end
 --@uses arrivals
 --@uses wake
 --@ready header is_counted is_keyed tenant_name plain_id unique_ids accept wake
---@ready add_waiting newcomers with_backlog pack_single enter_turn
+--@ready add_waiting placed_for resources_of newcomers with_backlog pack_single enter_turn
 --@ready quotas_of read_quota standing_of place_of permit_due entry_tag is_unlimited
-read_state('epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions')
+read_state('epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions', 'sets')
 local last = -1
 if producer ~= '' then last = tonumber(call('GET', P .. 'producer:' .. producer) or -1) end
 local replies, messages, ids, order, seen, highest = {}, {}, {}, {}, {}, last

@@ -28,7 +28,7 @@ local mode = ARGV[2]
 if mode ~= 'unstarted' and mode ~= 'requeue' and mode ~= 'crashed' then
   return redis.error_reply('DQINVALID release: mode must be unstarted, requeue or crashed')
 end
-read_state('epoch', 'held', 'v', 'floor', 'released')
+read_state('epoch', 'held', 'v', 'floor', 'released', 'sets')
 local entries, stale = dq.read_tags(ARGV[1], 5)
 if #entries > 0 then
   dq.release_messages(ARGV[1], entries, mode, tonumber(ARGV[3]), ARGV[4])

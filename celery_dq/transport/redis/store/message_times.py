@@ -24,6 +24,9 @@ def expires_us(expires: Any, expiration: Any, now_us: int) -> int:
         expiration: The property ``expiration``, in milliseconds from now.
         now_us: Wall time in µs.
     """
+    if isinstance(expires, (int, float)):
+        # The remote control of kombu: seconds since the epoch, or 0.
+        return max(int(expires * 1_000_000), 0)
     if expires is not None:
         return _instant_us("expires", expires)
     if expiration is None:

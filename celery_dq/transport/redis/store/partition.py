@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from celery_dq.keys import DEFAULT_QUOTA, PartitionKeys, quota_field
 from celery_dq.scripts.loader import Argument, ScriptSet
+from celery_dq.transport.redis.store.depth import DepthCall
 from celery_dq.transport.redis.store.partition_map import MOVING, PartitionMap
 from celery_dq.transport.redis.store.replies import (
     BacklogsReply,
@@ -329,6 +330,10 @@ class Partition:
         """Remove waiting and delayed messages and discards; in-flight messages stay."""
         return self._call("purge", (min(limit, MAX_CHUNK),), read_purge_reply)
 
+    def depth(self) -> DepthCall:
+        """Count the waiting messages, without those in flight, delayed or cancelled."""
+        return DepthCall(self.keys)
+
     def dead_letter(
         self, consumer: str, tag: tuple[str, str], *, reason: str, worker: str, record: bytes = b""
     ) -> ScriptCall[Literal["dead", "stale", "no record"]]:
@@ -375,7 +380,8 @@ class Partition:
 
         Args:
             tenants: the tenants, unless a place is given.
-            place: ``turn``, ``throttled``, ``at_concurrency`` or ``paused``: the tenants there.
+            place: ``turn``, ``resource_sets``, ``throttled``, ``at_concurrency`` or ``paused``: the tenants
+                there.
             first: their first rank there.
             most: their number, up to :data:`TENANTS_PER_LOOK`.
         """
@@ -389,7 +395,7 @@ class Partition:
         """Count the backlogs of tenants of a place.
 
         Args:
-            place: ``turn``, ``throttled``, ``at_concurrency`` or ``paused``.
+            place: ``turn``, ``resource_sets``, ``throttled``, ``at_concurrency`` or ``paused``.
             first: rank of the first tenant there.
             largest: number of tenants with the largest backlogs to name.
             most: number of tenants, up to :data:`TENANTS_PER_COUNT`.

@@ -23,9 +23,10 @@ from functools import cached_property
 from itertools import islice
 from typing import TypeAlias
 
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, InvalidTenant
 from celery_dq.transport.redis.store.home import Homes, drawn, share_of
 from celery_dq.transport.redis.store.record import dedup_key_of, tenant_of
+from celery_dq.transport.resource_set import resources_of
 
 _MAP = re.compile(r"(?P<count>[1-9][0-9]*)(<(?P<before>[1-9][0-9]*))?(#(?P<version>[0-9]+))?")
 #: Behind the map that a push carries: the tenants of its messages move.
@@ -151,13 +152,34 @@ class PartitionMap:
         shares = self.old_shares(tenant)
         return shares[share_of(key, len(shares))]
 
-    def route(self, record: bytes, task_id: str) -> tuple[int, bool]:
+    def check_set(self, queue: str, tenant: str) -> None:
+        """Refuse a set of resources in several partitions, because a claim sees one.
+
+        Raises:
+            InvalidTenant: The tenant is such a set, and the queue has several partitions.
+        """
+        if self.total > 1 and resources_of(tenant) is not None:
+            raise InvalidTenant(
+                f"tenant = {tenant!r}: queue {queue!r} has {self.total} partitions, and the resources of a "
+                f"set must be in one: send it to a queue with partitions = 1, or name one resource"
+            )
+
+    def route(self, queue: str, record: bytes, task_id: str) -> tuple[int, bool]:
         """Return the number of the partition for a message, and whether its tenant is to wait there.
 
         It waits where a message that belongs before this one may still be in another partition. Messages
         without a dedup key have no order among the shares of a tenant.
+
+        Args:
+            queue: Name of the queue.
+            record: The packed record of the message.
+            task_id: Its task id.
+
+        Raises:
+            InvalidTenant: As for :meth:`check_set`.
         """
         tenant = tenant_of(record)
+        self.check_set(queue, tenant)
         if tenant not in self.spreads:
             return self._homes.of(tenant), self.moves(tenant)
         key = dedup_key_of(record)

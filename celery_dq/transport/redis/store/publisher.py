@@ -13,10 +13,8 @@ sends them again, under a producer id of their own.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import redis
 from redis.exceptions import NoScriptError
@@ -39,6 +37,9 @@ from celery_dq.transport.redis.store.replies import OutgoingRecord, PushReply
 from celery_dq.transport.redis.store.script_calls import ScriptCall
 from celery_dq.transport.tenant import check_priority, check_tenant
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 #: The property that carries the stamps of a message: queue → (producer id, number, task id). An optional
 #: fourth item is the lifetime of the producer's marker, in milliseconds.
 STAMPS = "dq_stamps"
@@ -52,8 +53,7 @@ RETIRED_MARKER_MS = 60_000
 ROUTINGS = 4
 
 
-@dataclass(frozen=True)
-class StampedMessage:
+class StampedMessage(NamedTuple):
     """A message ready to be pushed.
 
     Attributes:
@@ -196,14 +196,7 @@ class RedisPublisher:
     def number(
         self, queue: str, task_id: str, record: bytes, request: DedupRequest | None = None
     ) -> StampedMessage:
-        """Stamp a message whose record is already packed.
-
-        Args:
-            queue: Name of the target queue.
-            task_id: Task id.
-            record: Packed record, with its dedup section.
-            request: Receives the verdict on a call with a dedup key.
-        """
+        """Stamp a message whose record is packed. The `request` receives the verdict on its dedup key."""
         self._reset_after_fork()
         number = self._numbers[queue] = self._numbers.get(queue, 0) + 1
         return StampedMessage(self._sequence, OutgoingRecord(number, task_id, record), request)
@@ -290,16 +283,22 @@ class RedisPublisher:
         marker_ttl_ms: int | None,
     ) -> list[PushReply]:
         """Send messages to the partitions of their tenants, as far as this process knows them."""
-        homes = queue.homes
-        self._maps.note_unanswered(queue.name, sequence, homes)
-        if homes.total == 1 or len(messages) == 1:
+        if queue.homes.total == 1:
             home, moving = queue.partitions[0], False
-            if homes.total > 1:
-                home, moving = queue.route(messages[0].record, messages[0].id)
-            call = self._call(home, sequence, messages, marker_ttl_ms, moving)
-            answer = self._ask(call)
-            self._maps.take_unanswered(queue.name, sequence)
-            return call.parse(answer)
+        elif len(messages) == 1:
+            home, moving = queue.route(messages[0].record, messages[0].id)
+        else:
+            return self._route_batch(queue, sequence, messages, marker_ttl_ms)
+        call = self._call(home, sequence, messages, marker_ttl_ms, moving)
+        return call.parse(self._send(queue, sequence, _ask, call))
+
+    def _route_batch(
+        self,
+        queue: PartitionedQueue,
+        sequence: str,
+        messages: Sequence[OutgoingRecord],
+        marker_ttl_ms: int | None,
+    ) -> list[PushReply]:
         routed: dict[tuple[int, bool], tuple[Queue, list[int]]] = {}
         for place, (_, task_id, record) in enumerate(messages):
             home, moving = queue.route(record, task_id)
@@ -310,8 +309,7 @@ class RedisPublisher:
             for (_, moving), (home, places) in routed.items()
         ]
         replies: dict[int, PushReply] = {}
-        answers = self._ask_together(calls)
-        self._maps.take_unanswered(queue.name, sequence)
+        answers = self._send(queue, sequence, _ask_together, calls)
         for (_, places), call, answer in zip(routed.values(), calls, answers, strict=True):
             replies.update(zip(places, call.parse(answer), strict=True))
         return [replies[place] for place in range(len(messages))]
@@ -328,9 +326,12 @@ class RedisPublisher:
         homes = home.partition.homes.text
         producer = sequence if homes == "1" else f"{sequence}.{homes}{MOVING * moving}"
         ttl_ms = marker_ttl_ms or self._options.producer_marker_ttl_us // 1000
-        self._pushed_with[home.partition.keys.producer(producer)] = ttl_ms
-        if sequence == self._sequence and (home.partition, moving) not in self._markers:
-            self._markers[home.partition, moving] = home.partition.keys.producer(producer)
+        marker = self._markers.get((home.partition, moving)) if sequence == self._sequence else ""
+        if not marker:
+            marker = home.partition.keys.producer(producer)
+            if sequence == self._sequence:
+                self._markers[home.partition, moving] = marker
+        self._pushed_with[marker] = ttl_ms
         return home.partition.push(
             messages,
             producer=producer,
@@ -340,65 +341,39 @@ class RedisPublisher:
             moving=moving,
         )
 
-    def _ask(self, call: ScriptCall[list[PushReply]]) -> Any:
-        with self._fully_read() as connection:
-            try:
-                return connection.ask(call.command())
-            except NoScriptError:
-                return connection.ask(call.command(full=True))
-
-    def _ask_together(self, calls: Sequence[ScriptCall[list[PushReply]]]) -> list[Any]:
-        """Send the calls together and return their answers.
-
-        Raises:
-            redis.ResponseError: A call was refused; the others were executed.
-        """
-        with self._fully_read() as connection:
-            raw = connection.connection
-            raw.send_packed_command(raw.pack_commands([call.command() for call in calls]))
-            answers = [_read(connection) for _ in calls]
-            unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-            if unknown:
-                with connection.together:
-                    for place in unknown:
-                        # The first one brings the script to the server, and the others find it there.
-                        connection.send(calls[place].command(full=place == unknown[0]))
-                for place in unknown:
-                    answers[place] = _read(connection)
-        for answer in answers:
-            if isinstance(answer, redis.ResponseError):
-                raise answer
-        return answers
-
     def _confirm(self, replicas: int, repeats: bool) -> None:
-        """Wait for replicas.
-
-        Args:
-            replicas: Number of replicas to wait for.
-            repeats: Whether messages were stored before, perhaps over another connection.
-        """
-        with self._fully_read() as connection:
-            if repeats:
-                # WAIT waits for the writes of its own connection, and a message that was seen is no write.
-                for marker, ttl_ms in self._pushed_with.items():
-                    connection.ask(("PEXPIRE", marker, ttl_ms))
-            confirmed = int(connection.ask(("WAIT", replicas, CONFIRM_TIMEOUT_MS)))
+        """Wait for replicas. `repeats`: messages were stored before, perhaps over another connection."""
+        # WAIT waits for the writes of its own connection, and a message that was seen is no write.
+        writes = [("PEXPIRE", *each) for each in self._pushed_with.items()] if repeats else []
+        confirmed = self._exchange(_ask_last, [*writes, ("WAIT", replicas, CONFIRM_TIMEOUT_MS)])
         if confirmed < replicas:
             raise TooFewReplicas(
                 f"dq_confirm_replicas = {replicas}, but only {confirmed} replicas had the message within "
                 f"{CONFIRM_TIMEOUT_MS} ms: it is stored on the master and possibly sent"
             )
 
-    @contextmanager
-    def _fully_read(self) -> Iterator[PipelinedConnection]:
-        """Lend the connection to a block that reads each answer; close it when the block may have left one.
+    def _send(
+        self,
+        queue: PartitionedQueue,
+        sequence: str,
+        converse: Callable[[PipelinedConnection, T], R],
+        requests: T,
+    ) -> R:
+        try:
+            return self._exchange(converse, requests)
+        except BaseException:
+            self._maps.note_unanswered(queue.name, sequence, queue.homes)
+            raise
+
+    def _exchange(self, converse: Callable[[PipelinedConnection, T], R], requests: T) -> R:
+        """Lend the connection to a function that reads each answer; close it when one may be left.
 
         A time limit or an interrupt may strike between a command and its answer. The next push would take
         that answer for its own.
         """
         connection = self._connection or self._open()
         try:
-            yield connection
+            return converse(connection, requests)
         except redis.ResponseError:
             raise  # it was the answer
         except BaseException:
@@ -433,6 +408,38 @@ class RedisPublisher:
                     pipe.pexpire(marker, RETIRED_MARKER_MS)
                 pipe.execute()
             self._markers.clear()
+
+
+def _ask(connection: PipelinedConnection, call: ScriptCall[Any]) -> Any:
+    try:
+        return connection.ask(call.command())
+    except NoScriptError:
+        return connection.ask(call.command(full=True))
+
+
+def _ask_together(connection: PipelinedConnection, calls: Sequence[ScriptCall[Any]]) -> list[Any]:
+    """Send the calls together. When one is refused, its error is raised, and the others were executed."""
+    raw = connection.connection
+    raw.send_packed_command(raw.pack_commands([call.command() for call in calls]))
+    answers = [_read(connection) for _ in calls]
+    unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+    if unknown:
+        with connection.together:
+            for place in unknown:
+                # The first one brings the script to the server, and the others find it there.
+                connection.send(calls[place].command(full=place == unknown[0]))
+        for place in unknown:
+            answers[place] = _read(connection)
+    for answer in answers:
+        if isinstance(answer, redis.ResponseError):
+            raise answer
+    return answers
+
+
+def _ask_last(connection: PipelinedConnection, commands: Sequence[tuple[Any, ...]]) -> int:
+    """Send the commands one after another, and return the last answer, a number."""
+    answers = [connection.ask(command) for command in commands]
+    return int(answers[-1])
 
 
 def _read(connection: PipelinedConnection) -> Any:

@@ -103,9 +103,10 @@ class PartitionedQueue:
 
         Raises:
             InvalidMessage: This is one partition of a queue; a message has its place by its tenant.
+            InvalidTenant: The tenant is a set of resources, and the queue has several partitions.
         """
         self._require_all()
-        number, moving = self.homes.route(record, task_id)
+        number, moving = self.homes.route(self.name, record, task_id)
         return self.partitions[number], moving
 
     def _require_all(self) -> None:

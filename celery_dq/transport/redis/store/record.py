@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from celery_dq.errors import CorruptRecord
 
@@ -69,6 +69,15 @@ class DedupSection:
         )
         run = self.continues[0].encode()
         return _SECTION.pack(flags, self.timeout_us, self.continues[1], len(run)) + run + self.key.encode()
+
+    def header(self) -> dict[str, Any]:
+        """Return the header from which a worker on another broker requests the dedup lock."""
+        return {
+            "key": self.key,
+            "timeout": self.timeout_us / 1e6 or None,
+            "policy": "replace" if self.replace else "decline",
+            "waiting": int(self.waiting),
+        }
 
     @classmethod
     def unpack(cls, section: bytes) -> DedupSection:

@@ -62,6 +62,7 @@ class ClaimedEntry(NamedTuple):
         reason: why it is discarded; empty for a message that is to run.
         record: the message as stored.
         returned: it was delivered before, with or without a crash.
+        resource: the resource that takes a message of a set; empty for other messages.
     """
 
     id: str
@@ -70,6 +71,7 @@ class ClaimedEntry(NamedTuple):
     reason: str
     record: bytes
     returned: bool = False
+    resource: str = ""
 
     @property
     def tag(self) -> DeliveryTag:
@@ -232,8 +234,12 @@ def read_entries(reply: Any) -> list[ClaimedEntry]:
     for position in range(0, len(reply), 3):
         claim, deliveries, reason = read_text(reply[position + 1]).split("|", 2)
         record = read_binary(reply[position + 2])
-        crashes, returned = int(deliveries or 0), deliveries != ""
-        entries.append(ClaimedEntry(read_text(reply[position]), claim, crashes, reason, record, returned))
+        crashes, returned, resource = int(deliveries or 0), deliveries != "", ""
+        if reason.startswith("|"):
+            reason, resource = "", reason[1:]
+        entries.append(
+            ClaimedEntry(read_text(reply[position]), claim, crashes, reason, record, returned, resource)
+        )
     return entries
 
 

@@ -49,7 +49,7 @@ SCRIPTS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False, slots=True)
 class ScriptCall(Generic[T]):
     """A script with its arguments, ready to be sent."""
 

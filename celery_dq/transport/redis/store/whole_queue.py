@@ -13,20 +13,9 @@ from celery_dq.transport.redis.store.script_batches import run_all, share
 
 def waiting_count(queue: PartitionedQueue, client: Any) -> int:
     """Return how many messages wait. Messages in flight, delayed or cancelled do not count."""
-    commands: list[tuple[str, ...]] = []
-    for each in queue.partitions:
-        keys = each.partition.keys
-        commands += (
-            ("HLEN", keys.messages),
-            ("ZCARD", keys.delayed),
-            ("ZCARD", keys.discards),
-            ("HGET", keys.state, "held"),
-        )
-    found = [int(each or 0) for each in read_together(client, commands)]
-    return sum(
-        max(stored - delayed - discards - held, 0)
-        for stored, delayed, discards, held in zip(*(found[i::4] for i in range(4)), strict=True)
-    )
+    calls = [each.partition.depth() for each in queue.partitions]
+    answers = iter(read_together(client, [command for call in calls for command in call.commands]))
+    return sum(call.parse([next(answers) for _ in call.commands]) for call in calls)
 
 
 def purge(queue: PartitionedQueue, client: Any) -> int:

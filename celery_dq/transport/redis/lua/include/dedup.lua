@@ -295,8 +295,8 @@ local function make_dedup()
     local d = section_of(record)
     -- It may wait, is kept when its result is awaited, and replaces no other message.
     d.flags, d.continues = d.flags % 16 >= 8 and 14 or 2, ''
-    local message = {id = entry.id, tenant = entry.tenant, section = d, returned = true}
-    local verdict = admit(message, scope_of(entry.tenant, d.key))
+    local message = {id = entry.id, tenant = entry.owner, section = d, returned = true}
+    local verdict = admit(message, scope_of(entry.owner, d.key))
     if verdict == 'accept' then return 'wait' end
     if verdict == 'block' then
       call('ZADD', P .. 'blocked', entry.score, entry.id)

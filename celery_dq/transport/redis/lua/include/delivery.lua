@@ -16,8 +16,9 @@ local delivery = {number = state.claim + 1, count = 0, reply = {}, entries = {},
 delivery.first = string.format('%.0f||', delivery.number)
 dq.delivery = delivery
 
--- `is_alone`: no other message of the tenant has waited while this one did.
-function dq.deliver(id, score, flags, charge, tenant, deliveries, reason, record, is_alone)
+-- `is_alone`: no other message of the tenant has waited while this one did. `resource`: the resource that takes the
+-- message of a set.
+function dq.deliver(id, score, flags, charge, tenant, deliveries, reason, record, is_alone, resource)
   delivery.count = delivery.count + 1
   local priority, marks = string.byte(record, 2, 3)
   if reason == '' and is_alone then
@@ -34,10 +35,12 @@ function dq.deliver(id, score, flags, charge, tenant, deliveries, reason, record
   local entries, reply = delivery.entries, delivery.reply
   local at = #entries
   entries[at + 1] = id
-  entries[at + 2] = dq.pack_held(delivery.number, score, now, flags, charge, tenant)
+  entries[at + 2] = dq.pack_held(delivery.number, score, now, flags, charge, resource or tenant)
   at = #reply
   reply[at + 1] = id
-  if not deliveries and reason == '' then
+  if resource then
+    reply[at + 2] = string.format('%.0f|%s||%s', delivery.number, deliveries or '', resource)
+  elseif not deliveries and reason == '' then
     reply[at + 2] = delivery.first
   else
     reply[at + 2] = string.format('%.0f|%s|%s', delivery.number, deliveries or '', reason)

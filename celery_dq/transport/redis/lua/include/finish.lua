@@ -8,11 +8,11 @@
 --   held:<consumer> HASH
 --@include tags
 --@include held_flags
--- Deletes messages, some of them discards.
-local function delete_in_flight(consumer, ids, discards)
+-- Deletes messages, some of them discards. `has_deliveries` is false when the partition has no `deliveries`.
+local function delete_in_flight(consumer, ids, discards, has_deliveries)
   if #ids == 0 then return end
   call('HDEL', P .. 'messages', unpack(ids))
-  if call('EXISTS', P .. 'deliveries') == 1 then call('HDEL', P .. 'deliveries', unpack(ids)) end
+  if has_deliveries then call('HDEL', P .. 'deliveries', unpack(ids)) end
   write('HDEL', P .. 'reasons', discards)
   call('HDEL', P .. 'held:' .. consumer, unpack(ids))
 end
@@ -44,7 +44,7 @@ end
 -- Deletes the messages of the tags in ARGV at `position`, and frees their slots. Returns the number of stale tags, the
 -- position behind them, how many messages were deleted, their tenants, the ids of those with a dedup key, and how many
 -- were settled: `end_finish` does what is left to do.
-local function finish_tags(consumer, position, epoch)
+local function finish_tags(consumer, position, epoch, has_deliveries)
   local ids, entries, stale, behind = held_under_tags(consumer, position, epoch)
   if #ids == 0 then return stale, behind, 0, {}, {}, 0 end
   local discards, members, tenants, counts, settled = {}, {}, {}, {}, 0
@@ -59,7 +59,7 @@ local function finish_tags(consumer, position, epoch)
       counts[tenant] = (counts[tenant] or 0) + 1
     end
   end
-  delete_in_flight(consumer, ids, discards)
+  delete_in_flight(consumer, ids, discards, has_deliveries)
   count_discards(#discards)
   free_counted_slots(tenants, counts)
   return stale, behind, #ids, tenants, members, settled

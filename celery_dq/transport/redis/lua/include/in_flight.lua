@@ -60,7 +60,7 @@ function dq.erase(consumer, entries)
     if entries[i].discard then discards[#discards + 1] = entries[i].id end
     if entries[i].fast_dedup then members[#members + 1] = entries[i].id end
   end
-  delete_in_flight(consumer, ids, discards)
+  delete_in_flight(consumer, ids, discards, true)
   state.held = state.held - #ids
   if #members > 0 then dq.fast_dedup().leave(members) end
 end

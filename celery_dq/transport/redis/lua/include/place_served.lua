@@ -10,9 +10,11 @@
 --   finish_tags ZSET
 --   limiter ZSET
 --   running HASH
+--   rotation:<tenant> ZSET
 --@include state
 --@uses tenant_placement
 --@uses fair_turn
+--@uses serve_rotation
 local line = dq.line
 local function has_more(tenant)
   local ids = tenant.ids
@@ -32,9 +34,9 @@ local function place_tenant(changes, tenant)
     end
   end
   local place, score
-  if has_more(tenant) then
-    place, score = dq.place_of(tenant.quota, tenant.slots, tenant.arrival)
-  else
+  local has_own = has_more(tenant)
+  if has_own or dq.has_sets(name) then place, score = dq.place_of(tenant.quota, tenant.slots, tenant.arrival) end
+  if not has_own then
     local list = tenant.single and changes.singles or changes.emptied
     list[#list + 1] = tenant.single and name or tenant.key
     tenant.taken = 0
@@ -57,7 +59,32 @@ local function place_tenant(changes, tenant)
   end
 end
 
+-- Removes the messages that were taken from sets. Returns the resources of those that are empty now.
+local function leave_sets()
+  for i = 1, #line.seen do
+    local tenant, places = line.seen[i], {}
+    for j, name in ipairs(tenant.rotated or {}) do
+      places[2 * j - 1] = digits(next_seq())
+      places[2 * j] = name
+    end
+    if #places > 0 then call('ZADD', P .. 'rotation:' .. tenant.name, 'XX', unpack(places)) end
+  end
+  local resources = {}
+  for name, set in pairs(dq.sets_looked_at) do
+    if has_more(set) then
+      if set.taken > 0 then call('ZREMRANGEBYRANK', set.key, '0', text(set.taken - 1)) end
+    else
+      call('UNLINK', set.key)
+      dq.leave_rotations(name, set.resources)
+      for i = 1, #set.resources do resources[#resources + 1] = set.resources[i] end
+    end
+  end
+  if #resources > 0 then dq.count_sets() end
+  return resources
+end
+
 function dq.place_served()
+  local resources = state.sets > 0 and leave_sets() or {}
   local into = {turn = {}, throttled = {}, at_concurrency = {}, paused = {}, finish_tags = {}}
   local changes = {slots = {}, arrivals = {}, leave = {}, emptied = {}, singles = {}, into = into}
   for i = 1, #line.seen do place_tenant(changes, line.seen[i]) end
@@ -89,4 +116,6 @@ function dq.place_served()
   end
   if #changes.emptied > 0 then call('UNLINK', unpack(changes.emptied)) end
   write('HDEL', P .. 'single', singles)
+  -- The others that could have taken the last message of a set.
+  dq.replace(resources)
 end

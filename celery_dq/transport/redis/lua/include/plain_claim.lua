@@ -22,19 +22,22 @@
 --@include header
 --@include lease
 --@include waiting_times
--- Claims up to `want` messages when all of them are plain: the queue has no pause and no tenant a limit, no message is
--- delayed, discarded or was in a crash, and each of the first tenants in turn, if any, has a single message, which may
--- run and has no dedup key. For such messages the rules of the other includes come down to these commands;
--- tests/lua/test_plain.py compares both. `known` are the texts of `epoch`, `claim`, `held`, `v`, `floor`, `evict`,
--- `next_look_owner`, `waits_alone`, `settled` and `paused_until`; `finished` messages were finished before, `settled`
--- of them settled.
--- Returns the reply, or nil, when nothing was written.
+-- Returns whether no message is delayed, discarded or was in a crash, and no tenant has a limit. One command shows it.
+local function has_no_rare_keys()
+  return call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries', P .. 'quotas', P .. 'pauses',
+    P .. 'throttled', P .. 'at_concurrency', P .. 'paused', P .. 'finish_tags', P .. 'limiter') == 0
+end
+
+-- Claims up to `want` messages when all of them are plain: beside `has_no_rare_keys`, the queue has no pause, and each
+-- of the first tenants in turn, if any, has a single message, which may run and has no dedup key. For such messages the
+-- rules of the other includes come down to these commands; tests/lua/test_plain.py compares both. `known` are the texts
+-- of `epoch`, `claim`, `held`, `v`, `floor`, `evict`, `next_look_owner`, `paused_until`, `resume_at`, `sets`,
+-- `waits_alone` and `settled`; `finished` messages were finished before, `settled` of them settled. Returns the reply,
+-- or nil, when nothing was written.
 local function claim_plain(consumer, lease_ms, want, known, finished, settled, stale)
-  if (known[1] or '0') ~= '0' or (known[6] or '0') ~= '0' or (known[7] or '') ~= ''
-    or (known[10] or '0') ~= '0' then return nil end
+  if (known[1] or '0') ~= '0' or (known[6] or '0') ~= '0' or (known[7] or '') ~= '' or (known[10] or '0') ~= '0'
+    or (known[8] or '0') ~= '0' then return nil end
   local found = call('ZRANGE', P .. 'turn', '0', digits(want - 1), 'WITHSCORES')
-  if call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries', P .. 'quotas', P .. 'pauses',
-    P .. 'throttled', P .. 'at_concurrency', P .. 'paused', P .. 'finish_tags', P .. 'limiter') > 0 then return nil end
   local deadline = call('ZSCORE', P .. 'leases', consumer)
   if not deadline then return nil end
   local names, ids, n = {}, {}, #found / 2
@@ -53,23 +56,27 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
       if not priority or string.byte(records[i], 3) >= 2 or (expires > 0 and expires <= now) then return nil end
       if priority > 0 then has_priorities = true end
     end
-    slots = call('HMGET', P .. 'running', unpack(names))
+    if n > 1 then slots = call('HMGET', P .. 'running', unpack(names)) end
   end
 
   local number, v, floor = (known[2] or 0) + math.min(n, 1), known[4] or 0, known[5] or 0
   local first = digits(number) .. '||'
   local reply, held, running = {'0', '-1', digits(stale), '0', '-1'}, {}, {}
-  local waits = n > 0 and unpack_waits(known[8])
+  local waits = n > 0 and unpack_waits(known[11])
   for i = 1, n do
     local tag, charge, score = found[2 * i], 1, struct.unpack('>d', singles[i])
     add_wait(waits, score, has_priorities and string.byte(records[i], 2) or 0)
     v, floor = math.max(v, tag), math.max(floor, tag + charge)
     held[2 * i - 1] = ids[i]
     held[2 * i] = struct.pack('>dddBdc0', number, score, now, 0, charge, names[i])
-    running[2 * i - 1] = names[i]
-    running[2 * i] = digits((slots[i] or 0) + 1)
+    if slots then
+      running[2 * i - 1] = names[i]
+      running[2 * i] = digits((slots[i] or 0) + 1)
+    end
     reply[3 * i + 3], reply[3 * i + 4], reply[3 * i + 5] = ids[i], first, records[i]
   end
+  -- First, because a count that is no number must change nothing.
+  if n == 1 then call('HINCRBY', P .. 'running', names[1], '1') end
   renew_lease(consumer, deadline, lease_ms)
   -- The claim has looked for work itself.
   call('DEL', P .. 'wake')
@@ -90,7 +97,7 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
   if n > 0 then state[9], state[10] = 'waits_alone', struct.pack(WAITS, unpack(waits)) end
   if settled > 0 then
     state[#state + 1] = 'settled'
-    state[#state + 1] = digits((known[9] or 0) + settled)
+    state[#state + 1] = digits((known[12] or 0) + settled)
   end
   write('HSET', KEYS[1], state)
   return reply

@@ -19,43 +19,51 @@
 --@include clock
 --@include header
 -- A message is plain when it may be served at once and has no dedup key, its id is free, no tenant of the partition has
--- a limit, and its own tenant has either no backlog or more than one message. For such a message the rules of the other
--- includes come down to these commands; tests/lua/test_plain.py compares both. Returns the string of its reply, or nil
--- when the message is not plain: then nothing was written.
+-- a limit, and its own tenant is no set and has either no backlog or more than one message. For such a message the
+-- rules of the other includes come down to these commands; tests/lua/test_plain.py compares both. Returns the string of
+-- its reply, or nil when the message is not plain: then nothing was changed.
 local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, record)
   local priority, due, _, length = read_header(record)
   if not priority or due > 0 or string.byte(record, 3) >= 2 or string.find(id, '~', 1, true)
-    or not tonumber(sequence) then return nil end
-  if call('EXISTS', P .. 'tombstones', P .. 'quotas', P .. 'pauses', P .. 'throttled',
-    P .. 'at_concurrency', P .. 'paused', P .. 'finish_tags', P .. 'limiter') > 0 then return nil end
-  local known = call('HMGET', KEYS[1], 'epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions')
-  if (known[1] or '0') ~= '0' or (known[7] or '0') ~= '0' or (known[8] or '1') ~= map then return nil end
-  local marker = producer ~= '' and P .. 'producer:' .. producer
-  local last = marker and call('GET', marker)
-  if last and tonumber(sequence) <= tonumber(last) then return nil end
+    or not tonumber(sequence) or string.sub(record, 28, 34) == 'any_of(' then return nil end
   local tenant = string.sub(record, 28, 27 + length)
+  local messages, single, dead, wake = P .. 'messages', P .. 'single', P .. 'dead', P .. 'wake'
   local backlog = P .. 'tenant:' .. tenant
-  -- One command shows that nothing waits, as in a partition whose workers keep up, and that a worker waits.
-  local is_idle = call('EXISTS', P .. 'single', P .. 'dead', backlog, P .. 'wake') == 0
-  if not is_idle and (call('HEXISTS', P .. 'single', tenant) == 1 or call('HEXISTS', P .. 'dead', id) == 1) then
+  -- One command shows that nothing is limited and nothing waits, as in a partition whose workers keep up, and that a
+  -- worker waits.
+  local found = call('EXISTS', P .. 'tombstones', P .. 'quotas', P .. 'pauses', P .. 'throttled',
+    P .. 'at_concurrency', P .. 'paused', P .. 'finish_tags', P .. 'limiter', single, dead, backlog, wake)
+  local is_idle = found == 0
+  if not is_idle and (found > call('EXISTS', single, dead, backlog, wake)
+    or call('HEXISTS', single, tenant) == 1 or call('HEXISTS', dead, id) == 1) then
     return nil
   end
+  local known = call('HMGET', KEYS[1], 'epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions')
+  if (known[1] or '0') ~= '0' or (known[7] or '0') ~= '0' or (known[8] or '1') ~= map then return nil end
   local is_first = is_idle or call('EXISTS', backlog) == 0
-  if call('HSETNX', P .. 'messages', id, record) == 0 then return nil end
+  if call('HSETNX', messages, id, record) == 0 then return nil end
+  if producer ~= '' then
+    local marker = P .. 'producer:' .. producer
+    local last = call('SET', marker, sequence, 'PX', marker_ttl_ms, 'GET')
+    if last and not (tonumber(sequence) > (tonumber(last) or math.huge)) then
+      call('SET', marker, last, 'PX', marker_ttl_ms)
+      call('HDEL', messages, id)
+      return nil
+    end
+  end
 
   local seq = math.max((known[2] or 0) + 1, now)
   local score = seq - priority * head
   if is_first then
-    call('HSET', P .. 'single', tenant, struct.pack('>d', score) .. id)
+    call('HSET', single, tenant, struct.pack('>d', score) .. id)
   else
     call('ZADD', backlog, digits(score), id)
   end
   local v, floor = known[3] or '0', known[4] or '0'
   if v ~= floor then v = digits(math.max(v, math.min(floor, v + 1))) end
   call('ZADD', P .. 'turn', 'NX', v, tenant)
-  if marker then call('SET', marker, sequence, 'PX', marker_ttl_ms) end
-  if is_idle or call('EXISTS', P .. 'wake') == 0 then
-    call('RPUSH', P .. 'wake', '1')
+  if is_idle or call('EXISTS', wake) == 0 then
+    call('RPUSH', wake, '1')
     --@cluster call('SPUBLISH', P .. 'woken', call('ZCARD', P .. 'leases'))
   end
   local pushed = digits((known[6] or 0) + 1)

@@ -11,6 +11,7 @@
 --   tombstones ZSET
 --   dead HASH
 --@include state
+--@uses record
 --@uses message_ids
 --@uses dead_letter
 --@uses in_flight
@@ -32,11 +33,14 @@ function dq.release_messages(consumer, entries, mode, max_deliveries, worker)
   local crashes = call('HMGET', P .. 'deliveries', unpack(ids))
   local waiting, delayed, discards, discards_again, counts = {}, {}, {}, {}, {}
   local gone, left, returned, leaving, charges = {}, {}, {}, {}, {}
-  local first
+  local first, served = nil, {}
   for i = 1, #entries do
     local entry, record = entries[i], records[i]
     local deliveries = tonumber(crashes[i] or 0)
     local reason
+    -- The slot is one of `entry.tenant`. The message waits for its own tenant, which may be a set.
+    local length = select(4, dq.header(record))
+    entry.owner = length and dq.tenant_name(record, length) or entry.tenant
     if mode == 'crashed' and not entry.settled then
       deliveries = deliveries + 1
       counts[#counts + 1] = entry.id
@@ -56,7 +60,7 @@ function dq.release_messages(consumer, entries, mode, max_deliveries, worker)
       if over and deliveries >= 2 * max_deliveries then
         -- Its bookkeeping crashes workers, too.
         if call('HEXISTS', P .. 'dead', entry.id) == 0 then
-          dq.store_dead_letter(entry.id, record, 'discard', worker, deliveries, entry.tenant)
+          dq.store_dead_letter(entry.id, record, 'discard', worker, deliveries, entry.owner)
         end
         gone[#gone + 1] = entry
       else
@@ -69,13 +73,13 @@ function dq.release_messages(consumer, entries, mode, max_deliveries, worker)
     else
       left[#left + 1] = entry
       if over then
-        dq.store_dead_letter(entry.id, record, 'max_deliveries', worker, deliveries, entry.tenant)
+        dq.store_dead_letter(entry.id, record, 'max_deliveries', worker, deliveries, entry.owner)
         reason = 'dead:max_deliveries'
       elseif cancelled then
         reason = 'cancelled'
       end
       if reason then
-        discards[#discards + 1] = {id = entry.id, tenant = entry.tenant, reason = reason}
+        discards[#discards + 1] = {id = entry.id, tenant = entry.owner, reason = reason}
         if entry.fast_dedup then leaving[#leaving + 1] = entry.id end
       elseif back == 'aside' then
         reason = nil -- it lost its lock while it was in flight, and now waits behind the new head
@@ -84,10 +88,11 @@ function dq.release_messages(consumer, entries, mode, max_deliveries, worker)
         delayed[#delayed + 1] = due or now
         delayed[#delayed + 1] = entry.id
       else
-        local list = waiting[entry.tenant]
+        local list = waiting[entry.owner]
         if not list then
           list = {}
-          waiting[entry.tenant] = list
+          waiting[entry.owner] = list
+          served[#served + 1] = entry.owner
         end
         list[#list + 1] = entry.score
         list[#list + 1] = entry.id
@@ -102,8 +107,6 @@ function dq.release_messages(consumer, entries, mode, max_deliveries, worker)
   write('ZADD', P .. 'discards', discards_again)
   if #discards > 0 then dq.add_discards(discards) end
   write('ZADD', P .. 'delayed', delayed)
-  local served = {}
-  for tenant in pairs(waiting) do served[#served + 1] = tenant end
   dq.expand_singles(served)
   for tenant, list in pairs(waiting) do call('ZADD', P .. 'tenant:' .. tenant, unpack(list)) end
   local back = {}

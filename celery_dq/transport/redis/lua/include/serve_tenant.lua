@@ -1,4 +1,4 @@
--- Takes the next messages of one tenant.
+-- Takes the next messages of one tenant, or of a set of which it is a resource.
 --
 -- DERIVES
 --   messages HASH
@@ -32,22 +32,22 @@ local function pass_over_tenant(serving, tenant)
   return false
 end
 
--- Removes the tenant's next message, which cannot run: it becomes a discard, unless its record is lost.
-local function discard_next_message(serving, tenant, id, record, deliveries, is_readable, is_expired)
+-- Removes the backlog's next message, which cannot run: it becomes a discard, unless its record is lost.
+local function discard_next_message(serving, backlog, id, record, deliveries, is_readable, is_expired)
   serving.skips = serving.skips + 1
   if not is_readable and record then
-    dq.store_dead_letter(id, record, 'corrupt', serving.consumer, deliveries, tenant.name)
+    dq.store_dead_letter(id, record, 'corrupt', serving.consumer, deliveries, backlog.name)
     serving.unreadable[#serving.unreadable + 1] = id
   elseif is_expired then
-    serving.discarded[#serving.discarded + 1] = {id = id, tenant = tenant.name, reason = 'expired'}
+    serving.discarded[#serving.discarded + 1] = {id = id, tenant = backlog.name, reason = 'expired'}
   elseif is_readable then
-    dq.store_dead_letter(id, record, 'max_deliveries', '', deliveries, tenant.name)
-    serving.discarded[#serving.discarded + 1] = {id = id, tenant = tenant.name, reason = 'dead:max_deliveries'}
+    dq.store_dead_letter(id, record, 'max_deliveries', '', deliveries, backlog.name)
+    serving.discarded[#serving.discarded + 1] = {id = id, tenant = backlog.name, reason = 'dead:max_deliveries'}
   end
 end
 
--- Takes or discards the tenant's next message. Returns whether to go on with the one behind it.
-local function take_next_message(serving, tenant, id, score, record, crashes)
+-- Takes or discards the backlog's next message. Returns whether to go on with the one behind it.
+local function take_next_message(serving, tenant, backlog, id, score, record, crashes)
   local deliveries = crashes and tonumber(crashes) or 0
   local priority, _, expires = dq.header(record)
   local is_expired = priority and expires > 0 and expires <= now
@@ -57,7 +57,7 @@ local function take_next_message(serving, tenant, id, score, record, crashes)
       serving.leaves_skips = true
       return pass_over_tenant(serving, tenant)
     end
-    discard_next_message(serving, tenant, id, record, deliveries, priority, is_expired)
+    discard_next_message(serving, backlog, id, record, deliveries, priority, is_expired)
   else
     if deliveries > 0 then
       -- A consumer that has a suspect takes no second one, and a suspect is taken alone: it may crash its worker.
@@ -66,7 +66,8 @@ local function take_next_message(serving, tenant, id, score, record, crashes)
       if delivery.count > 0 then return false end
       serving.has_suspect = true
     end
-    dq.deliver(id, score, 0, tenant.cost, tenant.name, crashes, '', record, tenant.single)
+    dq.deliver(id, score, 0, tenant.cost, backlog.name, crashes, '', record, backlog.single,
+      backlog ~= tenant and tenant.name or nil)
     local quota, tag = tenant.quota, tenant.tag
     if tag > state.v then state.v = tag end
     tenant.tag = tag + tenant.cost
@@ -75,43 +76,45 @@ local function take_next_message(serving, tenant, id, score, record, crashes)
     if quota.interval > 0 then tenant.arrival = dq.take_permit(tenant.arrival, quota) end
     if quota.concurrency > 0 then serving.free = serving.free - 1 end
   end
-  tenant.taken = tenant.taken + 1
-  tenant.next_id = tenant.next_id + 1
+  backlog.taken = backlog.taken + 1
+  backlog.next_id = backlog.next_id + 1
   return deliveries == 0 or not serving.is_full
 end
 
--- Reads more ids of the tenant when fewer than `run` are known. Returns how many are known and not taken.
-local function read_ids(serving, tenant, run)
-  local ids = tenant.ids or {}
-  tenant.ids = ids
-  local left = #ids / 2 - tenant.next_id + 1
-  if left <= run and not tenant.ended then
-    -- One more id than needed shows whether there is a backlog; a tenant that was served often reads ahead.
-    local size = math.max(run - left, math.min(tenant.taken, serving.want - delivery.count)) + 1
+-- Reads more ids of the backlog when fewer than `run` are known. Returns how many are known and not taken.
+local function read_ids(serving, backlog, run)
+  local ids = backlog.ids or {}
+  backlog.ids = ids
+  local left = #ids / 2 - backlog.next_id + 1
+  if left <= run and not backlog.ended then
+    -- One more id than needed shows whether there is a backlog; a backlog that was served often reads ahead.
+    local size = math.max(run - left, math.min(backlog.taken, serving.want - delivery.count)) + 1
     local start = #ids / 2
-    local more = call('ZRANGE', tenant.key, text(start), text(start + size - 1), 'WITHSCORES')
+    local more = call('ZRANGE', backlog.key, text(start), text(start + size - 1), 'WITHSCORES')
     for i = 1, #more do ids[2 * start + i] = more[i] end
-    tenant.ended = #more < 2 * size
+    backlog.ended = #more < 2 * size
     left = left + #more / 2
   end
   return left
 end
 
--- Looks at the tenant's next `run` messages and takes those that may be taken.
-function dq.serve_tenant(serving, tenant, run)
-  run = math.min(run, read_ids(serving, tenant, run))
-  if run == 0 then return end
-  local first, ids = tenant.next_id, tenant.ids
+-- Looks at the next `run` messages of a backlog and takes those that may be taken. `backlog` is the tenant itself, or a set
+-- of which the tenant is a resource. Returns whether more of them may be taken, and how many there were.
+function dq.serve_backlog(serving, tenant, backlog, run)
+  run = math.min(run, read_ids(serving, backlog, run))
+  if run == 0 then return true, 0 end
+  local first, ids = backlog.next_id, backlog.ids
   local wanted, records, crashes = {}, nil, {}
   for i = 1, run do wanted[i] = ids[2 * (first + i) - 3] end
-  if run == 1 and first == 1 and tenant.record ~= nil then
-    records = {tenant.record}
+  if run == 1 and first == 1 and backlog.record ~= nil then
+    records = {backlog.record}
   else
     records = call('HMGET', P .. 'messages', unpack(wanted))
   end
   if serving.crashes_known then crashes = call('HMGET', P .. 'deliveries', unpack(wanted)) end
   for i = 1, run do
     local score = tonumber(ids[2 * (first + i - 1)])
-    if not take_next_message(serving, tenant, wanted[i], score, records[i], crashes[i]) then return end
+    if not take_next_message(serving, tenant, backlog, wanted[i], score, records[i], crashes[i]) then return false, run end
   end
+  return true, run
 end

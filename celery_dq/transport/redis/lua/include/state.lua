@@ -3,7 +3,7 @@
 --@include clock
 -- The state: `epoch`, `seq`, `v`, `claim`, `held`, `head`, `next_look`, `next_look_owner`, `evict`, `leader`, `floor`,
 -- `accepted`, `discards_at`, `resume_at`, `paused_until`, `paused_since`, `partitions` (the
--- map) and `opened`; and counters (see
+-- map), `opened` and `sets` (those with a backlog); and counters (see
 -- `QueueCounters`): `pushed`, `replayed`, `waits_alone` and `waits_in_line` (claimed messages), `settled`, `released`,
 -- `reaped`, `discarded`, `discards_claimed`, `discards_finished`,
 -- `dead_lettered` and `dropped`. A field is read when a script first asks for it, or with others by `read_state`: a call

@@ -13,6 +13,7 @@
 --@include state
 --@uses quota
 --@uses single_message
+--@uses resource_sets
 -- Returns where a tenant with backlog belongs: 'paused', 'at_concurrency', 'throttled' or 'turn'; and its score there, if
 -- any.
 function dq.place_of(quota, slots, arrival)
@@ -100,24 +101,24 @@ end
 
 -- Returns the tenants that have no place: they had no backlog.
 function dq.newcomers(tenants)
-  local function outside(place, known)
+  local function outside(key, known)
     if #known == 0 then return known end
-    local there = call('ZMSCORE', P .. place, unpack(known))
+    local there = call('ZMSCORE', key, unpack(known))
     local others = {}
     for i = 1, #known do
       if not there[i] then others[#others + 1] = known[i] end
     end
     return others
   end
-  local found = outside('turn', tenants)
+  local found = outside(P .. 'turn', tenants)
   if #found == 0 or not dq.has_limits then return found end
   if call('EXISTS', P .. 'throttled', P .. 'at_concurrency', P .. 'paused') == 0 then return found end
-  return outside('paused', outside('at_concurrency', outside('throttled', found)))
+  return outside(P .. 'paused', outside(P .. 'at_concurrency', outside(P .. 'throttled', found)))
 end
 
--- Places those of these tenants, all with backlog, that have no place yet.
+-- Places those of these tenants, all with backlog, that have no place yet. For a set, its resources are placed.
 function dq.enter_new(tenants)
-  local new = dq.newcomers(tenants)
+  local new = dq.newcomers(dq.placed_for(tenants))
   if #new > 0 then dq.enter_turn(new) end
 end
 
@@ -127,18 +128,26 @@ function dq.with_backlog(tenants)
   local keys, found = {}, {}
   if #tenants == 0 then return found end
   for i = 1, #tenants do keys[i] = P .. 'tenant:' .. tenants[i] end
-  if call('EXISTS', P .. 'single', unpack(keys)) == 0 then return found end
+  if state.sets == 0 and call('EXISTS', P .. 'single', unpack(keys)) == 0 then return found end
   local singles = dq.singles_of(tenants)
   for i = 1, #tenants do
-    if singles[i] or call('EXISTS', keys[i]) == 1 then found[tenants[i]] = true end
+    if singles[i] or call('EXISTS', keys[i]) == 1 or dq.has_sets(tenants[i]) then found[tenants[i]] = true end
   end
   return found
 end
 
 -- Adds messages to the backlog of these tenants, per tenant a list of scores and ids, and places tenants without a
 -- place. Returns whether one of these tenants is in turn for sure.
-function dq.add_waiting(tenants, waiting)
-  if #tenants == 0 then return false end
+function dq.add_waiting(all, waiting)
+  local tenants, sets = {}, {}
+  for i = 1, #all do
+    local list = dq.resources_of(all[i]) and sets or tenants
+    list[#list + 1] = all[i]
+  end
+  for i = 1, #sets do call('ZADD', P .. 'tenant:' .. sets[i], unpack(waiting[sets[i]])) end
+  local resources = dq.newcomers(dq.placed_for(sets))
+  local is_ready = #resources > 0 and dq.enter_turn(resources)
+  if #tenants == 0 then return is_ready end
   local new = dq.newcomers(tenants)
   local backlog = dq.with_backlog(new)
   local is_new, singles, others = {}, {}, {}
@@ -156,12 +165,14 @@ function dq.add_waiting(tenants, waiting)
   if #others > 0 then dq.expand_singles(others) end
   for i = 1, #others do call('ZADD', P .. 'tenant:' .. others[i], unpack(waiting[others[i]])) end
   write('HSET', P .. 'single', singles)
-  return #new > 0 and dq.enter_turn(new)
+  return #new > 0 and dq.enter_turn(new) or is_ready
 end
 
--- Places these tenants again, wherever they are now and whether they have backlog or not.
+-- Places these tenants again, wherever they are now and whether they have backlog or not. For a set, its resources are
+-- placed.
 function dq.replace(tenants)
   if #tenants == 0 then return end
+  tenants = dq.placed_for(tenants)
   local quotas, slots, arrivals, tags = dq.standing_of(tenants)
   local starts, singles = call('ZMSCORE', P .. 'turn', unpack(tenants)), dq.singles_of(tenants)
   local into = {turn = {}, throttled = {}, at_concurrency = {}, paused = {}}
@@ -169,7 +180,7 @@ function dq.replace(tenants)
   local finish, finished = {}, {}
   for i = 1, #tenants do
     local tenant, place, score = tenants[i], nil, nil
-    if singles[i] or call('EXISTS', P .. 'tenant:' .. tenant) == 1 then
+    if singles[i] or call('EXISTS', P .. 'tenant:' .. tenant) == 1 or dq.has_sets(tenant) then
       place, score = dq.place_of(quotas[i], tonumber(slots[i] or 0), tonumber(arrivals[i] or 0))
     end
     local start = starts[i] and tonumber(starts[i])

@@ -1,0 +1,116 @@
+"""A Redis Cluster of three masters beside one server: publishes, claims, and the CPU time of each message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from kombu import Producer
+
+from benchmarks.measure import Report, Series, ServerProbe, dump, interleave, ratio
+from benchmarks.postbox import QUEUE, Sink, publish_many, publish_one
+from celery_dq.testing.redis_cluster import RedisCluster
+from celery_dq.testing.servers import RedisServer
+from tests.brokers import BROKERS
+from tests.workers import make_app
+
+#: Broker and partitions of each contender. All are compared with the first one.
+CONTENDERS = {"1 server, 1": ("dq", 1), "1 server, 12": ("dq", 12), "3 masters, 12": ("cluster", 12)}
+TENANTS = 1_000
+#: Columns by their quantity: of one publish at a time, of batches, of claims with their acks.
+RATES = {"single": "publish/s", "batch": "batched/s", "claim": "claim+ack/s"}
+
+
+def cluster(quick: bool) -> Report:
+    """Measure publishes and claims of one process on a cluster and on one server, in turns."""
+    report = Report("cluster")
+    report.header = ["servers, partitions"]
+    for title in RATES.values():
+        report.header += [title, "vs first", "client µs", "redis µs"]
+    report.header += ["redis µs, busiest"]
+    report.notes.append(
+        f"kombu level, one process, messages of {TENANTS:,} tenants; batches of 1,000, prefetch 100"
+    )
+    report.notes.append("µs of CPU for each message: of the process, and of all masters together")
+    report.notes.append(
+        "redis µs, busiest: of the claims, on the master with most of it: the bound with more cores"
+    )
+    report.notes.append("the cluster runs without its replicas, which would share the two cores")
+    singles, messages = (300, 2_000) if quick else (3_000, 24_000)
+    found = interleave(list(CONTENDERS), 1 if quick else 5, partial(_round, singles, messages), 300)
+    first = next(iter(found.values()))
+    for name, row in found.items():
+        cells: list[object] = []
+        for rate in RATES:
+            against = ratio(row[rate], first.get(rate, Series()))
+            cells += [row[rate], against, row[f"{rate} client"], row[f"{rate} redis"]]
+        report.row(name, *cells, row["claim busiest"])
+    report.data["cluster"] = dump(found)
+    return report
+
+
+def _round(singles: int, messages: int, contender: str) -> dict[str, float]:
+    broker, partitions = CONTENDERS[contender]
+    with ExitStack() as stack:
+        url, ports = stack.enter_context(_servers(broker))
+        conf = {"broker_url": url, "dq_queues": {QUEUE: {"partitions": partitions}}}
+        app: Any = make_app("bench", BROKERS[broker], conf)
+        stack.callback(app.close)
+        connection = stack.enter_context(app.connection_for_write())
+        probes = [ServerProbe(port) for port in ports]
+        for probe in probes:
+            stack.callback(probe.close)
+        publish_many(connection, ["first"])  # loads the scripts, and declares the queue
+        sink = Sink(connection)
+        stack.callback(sink.close)
+        sink.drain(1, 10)
+        producer = Producer(connection.channel())
+        names = [f"t{number % TENANTS}" for number in range(messages)]
+
+        def publish_singly() -> None:
+            for number in range(singles):
+                publish_one(producer, names[number])
+
+        figures = _measure("single", publish_singly, singles, probes)
+        figures |= _measure("batch", partial(publish_many, connection, names), messages, probes)
+        total = singles + messages
+        figures |= _measure("claim", partial(sink.drain, total + 1, 120), total, probes)
+        if len(sink.arrivals) != total + 1:
+            raise TimeoutError(f"{len(sink.arrivals):,} of {total + 1:,} messages came")
+    return figures
+
+
+def _measure(
+    name: str, run: Callable[[], object], amount: int, probes: Sequence[ServerProbe]
+) -> dict[str, float]:
+    """Return rate and CPU time for each of these messages."""
+    redis_s = [probe.cpu_seconds() for probe in probes]
+    client_s, started = time.process_time(), time.perf_counter()
+    run()
+    took_s, client_s = time.perf_counter() - started, time.process_time() - client_s
+    spent = [probe.cpu_seconds() - before for probe, before in zip(probes, redis_s, strict=True)]
+    return {
+        name: amount / took_s,
+        f"{name} client": client_s / amount * 1e6,
+        f"{name} redis": sum(spent) / amount * 1e6,
+        f"{name} busiest": max(spent) / amount * 1e6,
+    }
+
+
+@contextmanager
+def _servers(broker: str) -> Iterator[tuple[str, list[int]]]:
+    """Run the servers of a broker; yield its URL and the ports of the masters."""
+    if broker != "cluster":
+        with RedisServer() as server:
+            yield BROKERS[broker].url(server.port), [server.port]
+        return
+    # The killed replicas must not cost a failover, nor a busy machine.
+    with RedisCluster(node_timeout_ms=60_000) as nodes:
+        masters = nodes.masters()
+        for node in nodes.nodes:
+            if node not in masters:
+                nodes.kill(node)
+        yield nodes.url(), [master.port for master in masters]

@@ -1,0 +1,319 @@
+"""3,000 quotas on one machine: whether each queue or tenant gets its rate, and the highest total that holds.
+
+This is the machine of EMQ: 3,000 queues with a quota each, and 1,000 messages/s in all. Each of them has a
+backlog, so that only its quota holds it back. The stock transport has no quotas, so the results are compared
+with the promise only.
+
+A window of a minute holds 20 messages of a queue with 1/3 message/s, and a count of 20 cannot tell 1 %. So
+the error of a rate is taken from the time between the first and the last message in the window: 19 intervals,
+which should last 57 s. An error of 1 % is 0.57 s there. The counts are compared, too: a window of T seconds
+has to hold rate x T messages, give or take one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from kombu import Connection, Consumer, Message, Queue
+
+from benchmarks.measure import Report, ServerProbe, short
+from benchmarks.postbox import batch_of
+from benchmarks.quotas import worst_excess
+from benchmarks.shop import DEFAULTS, NAME, RECORD, add_tasks
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from tests.brokers import BROKERS
+from tests.workers import ROOT, WorkerProcess, make_app
+
+QUOTAS, QUICK_QUOTAS = 3_000, 300
+#: Plain kombu on many queues is left out. Its callbacks block the loop, so no consumer keeps the times at
+#: which the next message of a queue is due, and messages come seconds late.
+CASES = (("tenants", "kombu"), ("tenants", "threads"), ("queues", "threads"))
+#: Messages/s in all: EMQ's machine, and ten times it.
+TOTALS = (1_000.0, 10_000.0)
+#: Messages/s in all between which the highest total is looked for.
+LEAST, MOST = 100.0, 40_000.0
+#: Runs that look for the highest total.
+PROBES = 4
+CONSUMERS = 2
+#: Most that a rate may differ from its quota.
+TOLERANCE = 0.01
+#: Seconds of the windows: those of the fixed totals, those of the search.
+WINDOW_S, QUICK_WINDOW_S, PROBE_WINDOW_S = 60.0, 10.0, 30.0
+#: Seconds for which the backlog lasts beside window and warm-up: all consumers have begun by then.
+SLACK_S = 25.0
+QUEUE = "push"
+
+
+class Form(NamedTuple):
+    """One way to have many quotas."""
+
+    name: str
+    quotas: int
+
+    @property
+    def queues(self) -> list[str]:
+        return [self.home(number)[0] for number in range(self.quotas if self.name == "queues" else 1)]
+
+    def home(self, number: int) -> tuple[str, str]:
+        """Return queue and tenant of the quota with this number."""
+        return (f"q{number}", "") if self.name == "queues" else (QUEUE, f"t{number}")
+
+
+class Accuracy(NamedTuple):
+    """The served messages of one window beside the quotas."""
+
+    #: Messages/s in all.
+    served: float
+    #: Quotas whose rate differs by more than 1 %.
+    beyond: int
+    #: The worst error of a rate: 0.01 is 1 %.
+    worst: float
+    #: The worst difference of a count from rate x window, in messages.
+    off: float
+    #: The most messages of any window beyond rate x window + burst; below 0 for none.
+    excess: float
+
+
+def many_quotas(quick: bool) -> Report:
+    """Measure the accuracy of 3,000 quotas at fixed totals, and the highest total with all within 1 %."""
+    report = Report("many_quotas")
+    report.header = ["quotas of", "consumers", "asked/s", "window s", "served/s", "beyond 1 %", "worst %"]
+    report.header += [
+        "worst count",
+        "worst window",
+        "redis CPU %",
+        "consumers CPU %",
+        "redis MB",
+        "consumers MB",
+    ]
+    quotas = QUICK_QUOTAS if quick else QUOTAS
+    report.notes.append(f"{quotas:,} equal quotas; asked: their sum; each has a backlog, published before")
+    report.notes.append("tenants: of one queue; queues: each has a quota for its messages without a tenant")
+    report.notes.append(
+        f"{CONSUMERS} consumers: kombu: they ack at once, prefetch 100; threads: workers with 2 slots each"
+    )
+    report.notes.append(
+        "beyond 1 %: quotas whose rate, from the first to the last message in the window, differs by more"
+    )
+    report.notes.append("worst count: messages in the window beside rate x window; 1 is the edge of a window")
+    report.notes.append(
+        "worst window: messages of any window beyond rate x window + burst, by the consumers' clocks"
+    )
+    report.notes.append("CPU: of one core, in the window; memory: at its end, with the rest of the backlog")
+    for name, kind in CASES:
+        form = Form(name, quotas)
+        if quick:
+            _run(report, form, kind, float(quotas), QUICK_WINDOW_S)
+            continue
+        held, failed = 0.0, MOST
+        for total in TOTALS:
+            if total < failed:
+                held, failed = _narrow(report, form, kind, total, WINDOW_S, held, failed)
+        for _ in range(PROBES):
+            total = math.sqrt(max(held, LEAST) * failed)
+            held, failed = _narrow(report, form, kind, total, PROBE_WINDOW_S, held, failed)
+        report.notes.append(f"{name}, {kind}: all within 1 % at {held:,.0f}/s, and not at {failed:,.0f}/s")
+        report.data[f"{name}, {kind}"] = {"held": held, "failed": failed}
+    return report
+
+
+def _narrow(
+    report: Report, form: Form, kind: str, total: float, window_s: float, held: float, failed: float
+) -> tuple[float, float]:
+    """Measure one total; return the highest one that held and the lowest one that did not, so far."""
+    return (total, failed) if _run(report, form, kind, total, window_s) else (held, total)
+
+
+def _run(report: Report, form: Form, kind: str, total: float, window_s: float) -> bool:
+    """Add a row for one total; return whether all quotas were within 1 %."""
+    found, costs = measure(form, kind, total, window_s)
+    cells = [f"{100 * found.worst:.3g}", f"{found.off:.3g}", f"{found.excess:.3g}", *map(short, costs)]
+    report.row(form.name, kind, f"{total:,.0f}", window_s, f"{found.served:,.0f}", found.beyond, *cells)
+    report.data[f"{form.name}, {kind}, {total:.0f}/s"] = {**found._asdict(), "costs": costs}
+    return found.beyond == 0
+
+
+def measure(form: Form, kind: str, total: float, window_s: float) -> tuple[Accuracy, list[float]]:
+    """Serve a backlog of each quota for one window.
+
+    Returns:
+        The accuracy, and the costs: CPU of Redis and of the consumers in % of a core, megabytes of both.
+    """
+    rate, broker = total / form.quotas, BROKERS["dq"]
+    burst = max(2, math.ceil(rate * 0.1))
+    warm_up_s = max(3.0, 4 / rate)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quotas-")))
+        server = stack.enter_context(RedisServer())
+        record = folder / "record"
+        record.touch()
+        conf = {
+            **DEFAULTS,
+            "broker_url": broker.url(server.port),
+            "clock_port": 0,
+            "record": str(record),
+            "broker_transport_options": {"socket_timeout": 60.0},
+        }
+        app: Any = add_tasks(make_app(NAME, broker, conf), 0)
+        stack.callback(app.close)
+        for number in range(form.quotas):
+            app.dq.quotas.set(*form.home(number), rate=rate, burst=burst)
+        _publish(app, form, math.ceil(rate * (window_s + warm_up_s + SLACK_S)) + burst)
+        pids = stack.enter_context(_consuming(kind, form, conf, folder))
+        seen: set[int] = set()
+
+        def all_begun() -> bool:
+            seen.update(number for _, number in RECORD.iter_unpack(_whole(record)))
+            return len(seen) == form.quotas
+
+        wait_until(all_begun, 60.0)
+        time.sleep(warm_up_s)  # the bursts are over
+        probe = ServerProbe(server.port)
+        stack.callback(probe.close)
+        processes = [psutil.Process(pid) for pid in pids]
+        begin, cpu = time.monotonic(), [probe.cpu_seconds(), _cpu_seconds(processes)]
+        time.sleep(window_s)  # the window
+        end = time.monotonic()
+        costs = [100 * (probe.cpu_seconds() - cpu[0]) / (end - begin)]
+        costs += [100 * (_cpu_seconds(processes) - cpu[1]) / (end - begin)]
+        costs += [probe.bytes_used() / 1e6, sum(process.memory_info().rss for process in processes) / 1e6]
+        moments: dict[int, list[float]] = defaultdict(list)
+        for at, number in RECORD.iter_unpack(_whole(record)):
+            moments[number].append(at)
+    rows = [moments[number] for number in range(form.quotas)]
+    return accuracy(rows, rate, burst, begin, end), costs
+
+
+def accuracy(rows: Sequence[list[float]], rate: float, burst: float, begin: float, end: float) -> Accuracy:
+    """Compare the moments of each quota's messages with the quota.
+
+    Args:
+        rows: The moments of each quota's messages, in seconds.
+        rate: Messages/s of each quota.
+        burst: Messages that each quota may be ahead.
+        begin: The beginning of the window.
+        end: Its end.
+    """
+    errors, counts, served = [], [], 0
+    for row in rows:
+        inside = sorted(at for at in row if begin <= at < end)
+        served += len(inside)
+        counts.append(len(inside) - rate * (end - begin))
+        errors.append(_rate(inside) / rate - 1)
+    return Accuracy(
+        served=served / (end - begin),
+        beyond=sum(abs(error) > TOLERANCE for error in errors),
+        worst=max(errors, key=abs),
+        off=max(counts, key=abs),
+        excess=max(worst_excess(row, rate, burst) for row in rows),
+    )
+
+
+def _rate(moments: Sequence[float]) -> float:
+    """Return the messages/s between the first and the last of these moments; 0 without two of them."""
+    return (len(moments) - 1) / (moments[-1] - moments[0]) if len(moments) > 1 else 0.0
+
+
+def _publish(app: Any, form: Form, each: int) -> None:
+    """Publish so many messages of each quota: those of a queue together, those of tenants by turns."""
+    recorded = app.tasks["recorded"]
+    numbers = range(form.quotas)
+    turns: Iterator[int] = (
+        (number for number in numbers for _ in range(each))
+        if form.name == "queues"
+        else (number for _ in range(each) for number in numbers)
+    )
+    with app.producer_pool.acquire(block=True) as producer, batch_of(producer):
+        for number in turns:
+            queue, tenant = form.home(number)
+            options = {"tenant": tenant} if tenant else {}
+            recorded.apply_async((number,), queue=queue, producer=producer, **options)
+
+
+@contextmanager
+def _consuming(kind: str, form: Form, conf: Mapping[str, Any], folder: Path) -> Iterator[list[int]]:
+    """Run the consumers during the block; yield the ids of their processes."""
+    with ExitStack() as stack:
+        if kind == "threads":
+            workers = [
+                WorkerProcess(
+                    "benchmarks.shop",
+                    broker=BROKERS["dq"],
+                    conf=conf,
+                    pool="threads",
+                    name=f"w{number}",
+                    queues=form.queues,
+                    loglevel="WARNING",
+                )
+                for number in range(CONSUMERS)
+            ]
+            for worker in workers:
+                stack.callback(worker.discard)
+                worker.start()
+            for worker in workers:
+                worker.wait_ready(120.0)
+            yield [worker.pid for worker in workers]
+            return
+        arguments = [conf["broker_url"], conf["record"], form.name, str(form.quotas)]
+        processes = []
+        for number in range(CONSUMERS):
+            ready = folder / f"ready-{number}"
+            process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.many_quotas", *arguments, str(ready)], cwd=ROOT
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            processes.append(process)
+        for number in range(CONSUMERS):
+            wait_until((folder / f"ready-{number}").exists, 60.0)
+        yield [process.pid for process in processes]
+
+
+def _cpu_seconds(processes: Sequence[psutil.Process]) -> float:
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
+
+
+def _whole(record: Path) -> bytes:
+    """Return the entries of the file, without one that is being written."""
+    content = record.read_bytes()
+    return content[: len(content) - len(content) % RECORD.size]
+
+
+def _consume(url: str, record: str, form: Form, ready: Path) -> None:
+    """Acknowledge all messages at once and record their times, until SIGTERM."""
+    BROKERS["dq"].prepare()
+    file = os.open(record, os.O_WRONLY | os.O_APPEND)
+
+    def on_message(message: Message) -> None:
+        now = time.monotonic()
+        (number,) = message.decode()[0]
+        os.write(file, RECORD.pack(now, number))
+        message.ack()
+
+    with Connection(url, transport_options={"socket_timeout": 60.0}) as connection:
+        channel: Any = connection.channel()
+        queues = [Queue(name) for name in form.queues]
+        consumer = Consumer(channel, queues, on_message=on_message, prefetch_count=100, auto_declare=False)
+        consumer.consume()
+        ready.touch()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        while True:
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=1.0)
+
+
+if __name__ == "__main__":
+    _consume(sys.argv[1], sys.argv[2], Form(sys.argv[3], int(sys.argv[4])), Path(sys.argv[5]))

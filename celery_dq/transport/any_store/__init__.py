@@ -1,0 +1,11 @@
+"""A broker above any store that implements the calls of :mod:`celery_dq.transport.partition_store`.
+
+``queue_store``    the protocol of a store: its partitions, queues and bindings
+``transport``      the kombu transport; a subclass opens the store
+``channel``        the kombu channel: publishing, delivery, acks
+``fetcher``        the thread that claims messages, sends acks and renews the leases
+
+Imports go down this list. Messages, in-flight messages and acks are those of the tenant broker
+(``transport/redis/in_flight``); queues, bindings and the delivery are shared with the broker on ZooKeeper
+(``threaded_channel``, ``threaded_transport``). ``celery_dq.testing.sqlite_store`` is an example of a store.
+"""

@@ -1,0 +1,189 @@
+"""The kombu channel above any store."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from itertools import count
+from typing import Any, Protocol
+
+from celery_dq.clock import Clock
+from celery_dq.errors import CorruptRecord
+from celery_dq.options import Options
+from celery_dq.protocols import WorkerCapacity
+from celery_dq.transport.any_store.fetcher import StoreSource
+from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.transport.redis.qos import QoS
+from celery_dq.transport.redis.store.publisher import STAMPS, StampedMessage, stamp
+from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.redis.store.replies import ClaimedEntry
+from celery_dq.transport.threaded_channel import ThreadedChannel, ThreadedConnection
+
+__all__ = ["StoreChannel"]
+
+logger = logging.getLogger(__name__)
+
+
+class StoreConnection(ThreadedConnection, Protocol):
+    """The transport, as its channels use it."""
+
+    clock: Clock
+    in_flight: InFlightMessages
+
+    @property
+    def options(self) -> Options:
+        """The settings of the app."""
+
+    @property
+    def capacity(self) -> WorkerCapacity | None:
+        """The capacity of the worker in this process; None in plain kombu."""
+
+    def consume(self, channel: StoreChannel, queue: str) -> StoreSource:
+        """Start to claim messages of *queue* for *channel*."""
+
+    def take_one(self, queue: str) -> list[tuple[ClaimedEntry, str]]:
+        """Claim one message of *queue* now; an empty list if none is available."""
+
+    def push(self, queue: str, stamped: StampedMessage) -> None:
+        """Store a message, once."""
+
+
+class StoreChannel(ThreadedChannel):
+    """A channel whose queues are in a store.
+
+    Args:
+        connection: The transport.
+        **kwargs: Further arguments of kombu.
+    """
+
+    QoS = QoS
+
+    def __init__(self, connection: StoreConnection, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self._transport = connection
+        self._sequence = uuid.uuid4().hex
+        self._numbers = count(1)
+
+    @property
+    def context(self) -> StoreConnection:
+        """The state that all channels of the connection share."""
+        return self._transport
+
+    @property
+    def in_flight(self) -> InFlightMessages:
+        """The in-flight messages of the connection."""
+        return self._transport.in_flight
+
+    def running_tags(self) -> frozenset[str]:
+        """Return the delivery tags of messages whose tasks the worker's pool runs or will run."""
+        capacity = self._transport.capacity
+        return capacity.running_tags() if capacity else frozenset()
+
+    # -- publishing ------------------------------------------------------------
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
+        """Publish a message once per queue: the stamps of a failed attempt stay on the message."""
+        self.refuse_closed()
+        result = super().basic_publish(message, exchange, routing_key, **kwargs)
+        message["properties"].pop(STAMPS, None)
+        return result
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        now_us = int(self._transport.clock.wall() * 1e6)
+        stamped = stamp(message, queue, self._sequence, lambda: next(self._numbers), now_us)
+        self._transport.push(queue, stamped)
+        self.published([queue])
+
+    # -- consuming -------------------------------------------------------------
+
+    def new_source(self, queue: str) -> StoreSource:
+        """Start to claim messages of a queue for this channel."""
+        return self._transport.consume(self, queue)
+
+    def room(self, source: Any) -> int:
+        """How many messages to claim now; none while the worker stops."""
+        capacity = self._transport.capacity
+        return 0 if capacity is not None and capacity.closing else super().room(source)
+
+    def read_message(self, queue: str, claimed: tuple[ClaimedEntry, str]) -> Message | None:
+        """Make the message; None for one that is released, lost or unreadable."""
+        entry, tag = claimed
+        held, capacity = self.in_flight.get(tag), self._transport.capacity
+        if held is None:
+            return None  # its lease was lost
+        try:
+            message = Message(RedisRecord.unpack(entry.record), entry, tag, queue, self)
+        except CorruptRecord as why:
+            logger.error(
+                "Message %s of queue %s was moved to the dead letters: %s.",
+                entry.id,
+                queue,
+                why,
+                extra={"event": "unreadable_message_dead_lettered", "queue": queue},
+            )
+            self.in_flight.dead_letter(tag, f"unreadable: {why}", entry.record)
+            return None
+        if (capacity is not None and capacity.closing) or not message.may_deliver():
+            self.in_flight.release(tag, "unstarted")
+            return None
+        message.started = held.delivered = capacity is None
+        return message
+
+    def discard(self, message: Message, claimed: tuple[ClaimedEntry, str]) -> None:
+        """Let Celery do its bookkeeping for a message that must not run, and finish it."""
+        capacity = self._transport.capacity
+        self.qos.append(message, message.delivery_tag)
+        if capacity is not None and capacity.deliver_discard(message, message.discard):
+            return
+        logger.info(
+            "Message %s of queue %s was discarded without running: %s.",
+            message.message_id,
+            message.queue,
+            message.discard,
+            extra={"event": "message_discarded", "queue": message.queue, "reason": message.discard},
+        )
+        self.basic_finish(message.delivery_tag)
+
+    def finish_unacked(self, delivery_tag: str) -> None:
+        """Finish a message for a consumer without acknowledgements."""
+        self.in_flight.finish(delivery_tag)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        """Return one message at once, or None. Expired and unreadable messages are passed over."""
+        self._transport.refuse_inherited()
+        while claimed := self._transport.take_one(queue):
+            message = self.read_message(queue, claimed[0])
+            if message is not None and message.discard:
+                self.discard(message, claimed[0])
+            elif message is not None:
+                if no_ack:
+                    self.in_flight.finish(message.delivery_tag)
+                else:
+                    self.qos.append(message, message.delivery_tag)
+                return message
+        return None
+
+    # -- acknowledging ---------------------------------------------------------
+
+    def basic_settle(self, delivery_tag: str, may_wait: bool = False) -> None:
+        """Settle a message whose task begins: it cannot return."""
+        self.qos.settle(delivery_tag, may_wait)
+
+    def basic_finish(self, delivery_tag: str) -> None:
+        """Finish a message whose task is over."""
+        self.qos.forget(delivery_tag)
+        self.in_flight.finish(delivery_tag)
+
+    def dead_letter(self, message: Message, reason: str) -> None:
+        """Move *message* to the dead letters with a reason."""
+        tag: str = message.delivery_tag
+        self.in_flight.dead_letter(tag, reason, message.record.pack())
+        self.qos.forget(tag)
+
+    def send_acks_now(self) -> None:
+        """Let the fetcher send the pending acks."""
+        self._transport.look_again()
+
+    def requeue_transient(self, message: Any) -> None:
+        """Do nothing: messages of transient queues are released like all others."""

@@ -1,0 +1,49 @@
+-- Serves a resource: its own messages and those of the sets that it belongs to take turns.
+--
+-- DERIVES
+--   tenant:<tenant> ZSET
+--   rotation:<tenant> ZSET
+--@include state
+--@uses resource_sets
+--@uses serve_tenant
+-- The most backlogs of a resource in one claim. Those that were served go to the end, so the next claim reads others.
+local MOST = 64
+-- The sets that this claim has looked at, by name. They have the fields of a tenant that `serve_backlog` reads.
+dq.sets_looked_at = {}
+
+local function rotation_of(tenant)
+  local names, rotation = call('ZRANGE', P .. 'rotation:' .. tenant.name, '0', MOST - 1), {}
+  for i = 1, #names do
+    local name, set = names[i], dq.sets_looked_at[names[i]]
+    if name == tenant.name then
+      set = tenant
+    elseif not set then
+      set = {name = name, key = P .. 'tenant:' .. name, resources = dq.resources_of(name), ids = nil, next_id = 1,
+        ended = false, taken = 0}
+      dq.sets_looked_at[name] = set
+    end
+    rotation[i] = set
+  end
+  if #names > 0 then tenant.rotated = {} else rotation[1] = tenant end
+  return rotation
+end
+
+-- Looks at the next `run` messages of a resource, in the order of its rotation, and takes those that may be taken. A
+-- tenant that is in no set has its own messages only.
+function dq.serve_rotation(serving, tenant, run)
+  tenant.rotation = tenant.rotation or rotation_of(tenant)
+  local rotation = tenant.rotation
+  while run > 0 and #rotation > 0 do
+    local backlog, served = rotation[1], tenant.served
+    local goes_on, looked_at = dq.serve_backlog(serving, tenant, backlog, #rotation == 1 and run or 1)
+    if looked_at == 0 then
+      table.remove(rotation, 1)
+    elseif tenant.served > served then
+      if tenant.rotated then tenant.rotated[#tenant.rotated + 1] = backlog.name end
+      table.remove(rotation, 1)
+      rotation[#rotation + 1] = backlog
+    end
+    if not goes_on then return end
+    run = run - looked_at
+  end
+end

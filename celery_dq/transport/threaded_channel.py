@@ -1,0 +1,378 @@
+"""The channel of a transport whose fetcher has a thread of its own: queues, bindings and delivery.
+
+A store keeps the queues and the bindings for all processes. Kombu's own tables are those of one process, in
+which a reply finds only queues that this process has declared.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from celery_dq.per_process import OwnerProcess
+from celery_dq.transport.bases import VirtualChannel
+from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
+from celery_dq.transport.threaded_transport import MessageSource
+
+__all__ = ["Binding", "BindingTable", "QueueDirectory", "ThreadedChannel"]
+
+logger = logging.getLogger(__name__)
+
+#: Maximum number of messages that are taken ahead for consumers without a prefetch count.
+MOST_AHEAD = 100
+#: A transient queue with this many messages gets no more broadcasts: its user has gone or cannot keep up.
+TRANSIENT_CAP = 1000
+
+Consumer = tuple[str, Callable[[Any], Any], bool]
+
+
+class Binding(NamedTuple):
+    """One binding of an exchange.
+
+    Attributes:
+        routing_key: The routing key or pattern.
+        queue: Name of the bound queue.
+        transient: Whether the binding ends with the connection that made it.
+    """
+
+    routing_key: str
+    queue: str
+    transient: bool
+
+
+class BindingTable(Protocol):
+    """The bindings of all exchanges, as a store keeps them for all processes."""
+
+    def bind(self, exchange: str, queue: str, routing_key: str, transient: bool) -> None:
+        """Add a binding; a transient one ends with its queue. A second call changes nothing."""
+
+    def unbind(self, exchange: str, queue: str, routing_key: str) -> None:
+        """Remove a binding, if it exists."""
+
+    def table(self, exchange: str, fresh: bool = False) -> Sequence[Binding]:
+        """Return the bindings of an exchange; with `fresh`, all that were confirmed before the call."""
+
+
+class QueueDirectory(Protocol):
+    """The queues of a store.
+
+    A *transient* queue is declared by its user and deleted after its last user: replies to remote control,
+    mailboxes of workers, events. The queues of users that were killed are deleted some time later.
+    """
+
+    def declare(self, queue: str, transient: bool = False) -> None:
+        """Create a queue, and note this connection as a user of a transient one. Idempotent."""
+
+    def exists(self, queue: str) -> bool:
+        """Whether any process has declared the queue."""
+
+    def size(self, queue: str) -> int:
+        """How many messages wait, without delayed messages and messages in flight."""
+
+    def loads(self, queues: Sequence[str]) -> Sequence[int | None]:
+        """How many messages are in each queue; None for a queue that does not exist."""
+
+    def purge(self, queue: str) -> int:
+        """Delete the waiting and the delayed messages, but none in flight; return how many."""
+
+    def delete(self, queue: str) -> None:
+        """Delete the queue with its messages."""
+
+    def leave(self, queue: str) -> None:
+        """End this connection's use of a transient queue; the last user deletes it."""
+
+
+class ThreadedConnection(Protocol):
+    """The transport, as its channels use it."""
+
+    @property
+    def queues(self) -> QueueDirectory:
+        """The queues of the store."""
+
+    @property
+    def bindings(self) -> BindingTable:
+        """The bindings of the store."""
+
+    def refuse_inherited(self) -> None:
+        """Refuse to use a connection that was inherited through a fork."""
+
+    def unusable(self, reason: str) -> Exception:
+        """Make the connection error for a connection that cannot be used any more."""
+
+    def cancel(self, source: MessageSource) -> None:
+        """Stop taking from *source*, and requeue its messages that were not delivered."""
+
+    def look_again(self) -> None:
+        """Wake the fetcher, to send acknowledgements or take more messages."""
+
+    def flush(self) -> None:
+        """Wait until the broker has confirmed the acknowledgements."""
+
+    def leave(self, queue: str) -> None:
+        """End a channel's use of a transient queue; the queue is deleted with its last use."""
+
+    def close_channel(self, channel: Any) -> None:
+        """Forget the channel."""
+
+
+class ThreadedChannel(VirtualChannel):
+    """A channel that delivers from the inboxes that a fetcher's thread fills.
+
+    Args:
+        connection: The transport.
+        **kwargs: Further arguments of kombu.
+    """
+
+    #: Read by kombu.
+    supports_fanout = True
+
+    def __init__(self, connection: Any, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self._owner = OwnerProcess()
+        self._sources: dict[str, MessageSource] = {}
+        self._called: dict[str, deque[Consumer]] = {}
+        self._transients: set[str] = set()
+
+    @property
+    def _shared(self) -> ThreadedConnection:
+        connection: ThreadedConnection = self.connection
+        return connection
+
+    # -- for subclasses ----------------------------------------------------------
+
+    def new_source(self, queue: str) -> MessageSource:
+        """Start to claim messages of a queue for this channel."""
+        raise NotImplementedError
+
+    def read_message(self, queue: str, claimed: Any) -> Any:
+        """Make the message of an item of an inbox; None for one that is not to be delivered."""
+        raise NotImplementedError
+
+    def discard(self, message: Any, claimed: Any) -> None:
+        """End a message that must not run, and report its task to Celery."""
+        raise NotImplementedError
+
+    def finish_unacked(self, delivery_tag: str) -> None:
+        """Acknowledge a message for a consumer without acknowledgements."""
+        raise NotImplementedError
+
+    # -- declaring -------------------------------------------------------------
+
+    def uses(self, queue: str) -> bool:
+        """Whether this transient queue was declared on this channel."""
+        return queue in self._transients
+
+    def prepare_queue_arguments(self, arguments: dict[str, Any] | None, **options: Any) -> dict[str, Any]:
+        """Return the arguments of a queue together with those of kombu's ``Queue``, such as ``expires``."""
+        return queue_arguments(arguments, options)
+
+    def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
+        self._shared.queues.declare(queue, auto_delete)
+        if auto_delete:
+            self._transients.add(queue)
+        else:
+            warn_of_ignored(queue, kwargs.get("arguments"))
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return self._shared.queues.exists(queue)
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        self._shared.bindings.bind(exchange, queue, routing_key or "", queue in self._transients)
+
+    def queue_unbind(
+        self, queue: str, exchange: str | None = None, routing_key: str = "", *args: Any, **kwargs: Any
+    ) -> None:
+        """Remove a binding, including one that another process made."""
+        self.state.binding_delete(queue, exchange, routing_key)
+        self._shared.bindings.unbind(exchange or "amq.direct", queue, routing_key)
+
+    def get_table(self, exchange: str, fresh: bool = False) -> list[tuple[Any, ...]]:
+        """Return the bindings of *exchange* that all processes have made."""
+        kind = self.typeof(exchange)
+        return [
+            kind.prepare_bind(binding.queue, exchange, binding.routing_key, None)
+            for binding in self._shared.bindings.table(exchange, fresh)
+        ]
+
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
+        if not exchange:
+            return [routing_key or default or self.deadletter_queue or ""]
+        found = self._matching(exchange, routing_key)
+        if not found and self.typeof(exchange).type == "direct":
+            # The reply queue may have been bound a moment ago, through another server of the store.
+            found = self._matching(exchange, routing_key, fresh=True)
+        default = default or self.deadletter_queue
+        if not found and default is not None:
+            warnings.warn(
+                f"No queue is bound to exchange {exchange!r} with routing key {routing_key!r}: the message "
+                f"goes to queue {default!r}",
+                stacklevel=2,
+            )
+            self._new_queue(default)
+            found = [default]
+        return found
+
+    def _matching(self, exchange: str, routing_key: str, fresh: bool = False) -> list[str]:
+        kind = self.typeof(exchange)
+        return sorted(kind.lookup(self.get_table(exchange, fresh), exchange, routing_key, None))
+
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
+    ) -> None:
+        """Delete *queue* with its messages, also if another connection declared it."""
+        if if_empty and self._size(queue):
+            return
+        super().queue_delete(queue, if_unused=if_unused, if_empty=if_empty, **kwargs)
+        self._transients.discard(queue)
+        self._shared.queues.delete(queue)
+
+    def _delete(self, queue: str, exchange: str, routing_key: str, *args: Any, **kwargs: Any) -> None:
+        self._shared.bindings.unbind(exchange, queue, routing_key or "")
+
+    def _size(self, queue: str) -> int:
+        return self._shared.queues.size(queue)
+
+    def _purge(self, queue: str) -> int:
+        return self._shared.queues.purge(queue)
+
+    # -- publishing ------------------------------------------------------------
+
+    def refuse_closed(self) -> None:
+        """Refuse to publish on a closed channel, with a connection error."""
+        if self.closed:
+            raise self._shared.unusable("The channel was closed: publish on a new one")
+
+    def _inplace_augment_message(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        # No base64: a record holds raw bytes, and base64 adds a third to the size.
+        message["properties"]["delivery_info"].update(exchange=exchange, routing_key=routing_key)
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        raise NotImplementedError
+
+    def published(self, queues: Iterable[str]) -> None:
+        """Look for messages of these queues at once, where this channel consumes them."""
+        for queue in queues:
+            source = self._sources.get(queue)
+            if source is not None:
+                source.look_now()
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        table = self._shared.bindings.table(exchange)
+        lasting = sorted({binding.queue for binding in table if not binding.transient})
+        passing = sorted({binding.queue for binding in table if binding.transient} - {*lasting})
+        loads = self._shared.queues.loads(passing) if passing else []
+        for queue, load in zip(passing, loads, strict=True):
+            if load is not None and load < TRANSIENT_CAP:
+                lasting.append(queue)
+            elif load is not None:
+                logger.warning(
+                    "Transient queue %s holds %d messages; a broadcast to exchange %s was not copied to it. "
+                    "Its user has gone or cannot keep up.",
+                    queue,
+                    load,
+                    exchange,
+                    extra={"event": "broadcast_dropped"},
+                )
+        for queue in lasting:
+            self._put(queue, message)
+
+    # -- consuming -------------------------------------------------------------
+
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
+    ) -> None:
+        """Consume *queue*; several consumers of one queue on a channel receive messages in rotation."""
+        self._shared.refuse_inherited()
+        self._tag_to_queue[consumer_tag] = queue
+        self._active_queues.append(queue)
+        self._consumers.add(consumer_tag)
+        self._called.setdefault(queue, deque()).append((consumer_tag, callback, no_ack))
+        if queue not in self._sources:
+            self._shared.queues.declare(queue, queue in self._transients)
+            self._sources[queue] = self.new_source(queue)
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """Stop a consumer. Messages that were taken and not delivered are requeued."""
+        queue = self._tag_to_queue.get(consumer_tag)
+        if queue is not None:
+            kept = deque(each for each in self._called.get(queue, ()) if each[0] != consumer_tag)
+            if kept:
+                self._called[queue] = kept
+            else:
+                self._called.pop(queue, None)
+                source = self._sources.pop(queue, None)
+                if source is not None:
+                    self._shared.cancel(source)
+        super().basic_cancel(consumer_tag)
+
+    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
+        """Change the prefetch count, and let the fetcher take more messages if it allows."""
+        super().basic_qos(prefetch_size, prefetch_count, apply_global)
+        self._shared.look_again()
+
+    def _reset_cycle(self) -> None:
+        """Do nothing: the transport delivers the messages."""
+
+    def room(self, source: MessageSource) -> int:
+        """How many messages the fetcher may take from *source* now; called in the fetcher's thread."""
+        qos = self.qos
+        if self.closed or not qos.can_consume():
+            return 0
+        sources = tuple(self._sources.values())
+        ahead = sum(len(each.inbox) for each in sources)
+        allowed = qos.can_consume_max_estimate()
+        room = (MOST_AHEAD if allowed is None else allowed) - ahead
+        # Each queue gets its share of the prefetch count.
+        return min(room, max(room // max(len(sources), 1), 1)) if room > 0 else 0
+
+    def deliver_one(self, source: MessageSource) -> bool:
+        """Deliver the oldest message of *source* if the prefetch count allows.
+
+        Returns:
+            Whether a message was delivered.
+        """
+        consumers = self._called.get(source.queue)
+        while source.inbox and consumers and self.qos.can_consume():
+            claimed = source.inbox[0]
+            message = self.read_message(source.queue, claimed)
+            if message is None or message.discard:
+                source.inbox.popleft()
+                if message is not None:
+                    self.discard(message, claimed)
+                continue
+            consumers.rotate(-1)
+            _, callback, no_ack = consumers[-1]
+            if not no_ack:
+                # Count the message before it leaves the inbox, so that the fetcher never takes one too many.
+                self.qos.append(message, message.delivery_tag)
+            source.inbox.popleft()
+            if no_ack:
+                self.finish_unacked(message.delivery_tag)
+            callback(message)
+            return True
+        return False
+
+    def message_to_python(self, raw_message: Any) -> Any:
+        """Return the message unchanged: the transport delivers message objects."""
+        return raw_message
+
+    # -- the end ---------------------------------------------------------------
+
+    def close(self) -> None:
+        """Requeue the messages that were not acknowledged, and leave the transient queues."""
+        if self.closed:
+            return
+        shared = self._shared
+        if not self._owner.is_current:
+            # A forked child closes an inherited channel: the in-flight messages belong to the parent.
+            self.closed = True
+            shared.close_channel(self)
+            return
+        transients, self._transients = self._transients, set()
+        super().close()
+        shared.flush()
+        for queue in transients:
+            shared.leave(queue)

@@ -1,0 +1,103 @@
+"""The broker above a store of one's own: leases, lost workers, a store that fails, dead letters."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from kombu import Connection
+
+import celery_dq
+from celery_dq.errors import StoreUnreachable
+from celery_dq.testing.sqlite_broker import SqliteStore
+from celery_dq.testing.sqlite_partition import SqlitePartition
+from celery_dq.testing.waiting import wait_until
+from tests.conformance.celery_app import CeleryApp
+from tests.conformance.kombu_queue import KombuQueue, drain_until
+
+WAIT = 30
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "queues.sqlite")
+
+
+def connection_of(path: str, **conf: Any) -> Connection:
+    """A connection of an app with the shortest lease."""
+    app = Celery("stores", broker=f"dq-sqlite:///{path}", set_as_current=False)
+    app.conf.update({"dq_lease": 1, **conf})
+    celery_dq.setup(app)
+    return app.connection_for_read()
+
+
+def test_a_lease_is_renewed_while_its_message_is_held(path: str) -> None:
+    with connection_of(path) as connection:
+        queue = KombuQueue(connection, "slow")
+        queue.publish("long")
+        queue.consume()
+        queue.drain(1)
+        client = SqliteStore(path).connect()
+        ends = [client.read("SELECT until_us FROM leases")]
+        wait_until(lambda: client.read("SELECT until_us FROM leases") != ends[0], WAIT)
+        assert client.read("SELECT count(*) FROM messages WHERE consumer <> ''") == [(1,)]
+        client.close()
+
+
+@pytest.mark.parametrize("broker", ["sqlite"], indirect=True)
+def test_the_message_of_a_killed_worker_returns_after_its_lease(celery_app: CeleryApp) -> None:
+    key = uuid4().hex
+    conf = {"dq_lease": 1}
+    with celery_app.worker("prefork", concurrency=1, name="first", conf=conf) as first:
+        result = celery_app.send("hold_late", key)
+        celery_app.witness.wait(f"started:{key}")
+        first.stop(signal.SIGKILL)
+    with celery_app.worker("solo", name="second", conf=conf):
+        celery_app.witness.wait(f"started:{key}")
+        celery_app.witness.release(key, 2)
+        assert result.get(timeout=WAIT) == key
+    assert celery_app.waiting() == 0
+
+
+@pytest.mark.parametrize("broker", ["sqlite"], indirect=True)
+def test_an_unknown_task_is_a_dead_letter(celery_app: CeleryApp) -> None:
+    path = celery_app.conf["broker_url"].removeprefix("dq-sqlite:///")
+    client, calls = SqliteStore(path).connect(), SqliteStore(path).partition(celery_app.queue)
+    with celery_app.worker("solo"):
+        celery_app.app.send_task("unknown.task", queue=celery_app.queue)
+        wait_until(lambda: calls.dead_letters().run(client), WAIT)
+    assert "unknown task" in calls.dead_letters().run(client)[0].reason
+    client.close()
+
+
+@pytest.mark.logged_error("disk I/O error")
+def test_a_store_that_fails_ends_the_connection_and_loses_nothing(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = SqlitePartition.claim
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(SqlitePartition, "claim", claim)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with connection_of(path) as connection:
+        queue = KombuQueue(connection, "fragile")
+        queue.publish("kept")
+        monkeypatch.setattr(SqlitePartition, "claim", failing)
+        queue.consume()
+        with pytest.raises(StoreUnreachable, match="disk I/O error"):
+            drain_until(connection, lambda: queue.received)
+    with connection_of(path) as connection:
+        successor = KombuQueue(connection, "fragile")
+        successor.consume(ack=True)
+        assert successor.drain(1) == ["kept"]
+
+
+def test_a_url_without_a_file_is_an_error_that_says_so() -> None:
+    with pytest.raises(celery_dq.ConfigurationError, match="dq-sqlite:///relative/path"):
+        Connection("dq-sqlite://").connect()

@@ -1,0 +1,235 @@
+"""The way back: from the tenant broker to kombu's Redis transport."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_dq.app.api.migration_report import MigrationOptions
+from celery_dq.cli import dq
+from celery_dq.dedup.rule import dedup
+from celery_dq.errors import InvalidRequest
+from celery_dq.migration.tenant_source import TenantSource
+from tests.migration.conftest import Migrate
+from tests.migration.test_migrate import send
+
+Return = Callable[..., Any]
+
+
+@pytest.fixture
+def migrate_back(shop: Any, redis_url: str) -> Return:
+    """A function that runs ``celery dq migrate --json`` to the stock broker, and returns its report."""
+
+    def migrate_back(*words: str, status: int = 0) -> Any:
+        context = CLIContext(app=shop, no_color=True, workdir=None)
+        command = ["migrate", shop.conf.broker_url, redis_url, "--yes", "--json", *words]
+        result = CliRunner().invoke(dq, command, obj=context)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+        assert result.exit_code == status, result.output
+        return json.loads(result.stdout) if result.stdout.startswith("{") else result.output
+
+    return migrate_back
+
+
+def receive_all(stock: Any, queue: str = "push") -> list[Any]:
+    """Receive all messages of a queue as kombu does, in order."""
+    with stock.connection_for_read() as connection:
+        channel = connection.default_channel
+        found = []
+        while (message := channel.basic_get(queue)) is not None:
+            found.append(message)
+            message.ack()
+        return found
+
+
+def ids_of(messages: list[Any]) -> list[str]:
+    return [message.headers["id"] for message in messages]
+
+
+def test_messages_come_back_in_order_in_the_form_of_kombu(
+    stock: Any, shop: Any, migrate_back: Return, raw: Any
+) -> None:
+    ids = send(shop, *"aab", "a", priority=0)
+    due = datetime.now(timezone.utc) + timedelta(hours=1)
+    (delayed,) = send(shop, "a", eta=due, expires=due + timedelta(hours=1))
+    report = migrate_back()
+    assert (report["migrated"], report["left"], report["held_by"]) == (5, [], [])
+    found = {message.headers["id"]: message for message in receive_all(stock)}
+    assert [each for each in found if each in (ids[0], ids[1], ids[3])] == [ids[0], ids[1], ids[3]]
+    assert {*found} == {*ids, delayed}
+    assert found[ids[2]].payload[0] == ["b", 2]
+    assert found[ids[2]].delivery_info["routing_key"] == "push"
+    assert datetime.fromisoformat(found[delayed].headers["eta"]) == due
+    assert found[delayed].headers["expires"] is not None
+    assert shop.dq.queues["push"].snapshot().waiting == 0
+    assert migrate_back()["queues"] == []
+
+
+def test_a_message_survives_the_way_there_and_back_unchanged(
+    stock: Any, shop: Any, migrate: Migrate, migrate_back: Return, raw: Any
+) -> None:
+    asked = {"key": "k", "timeout": 60.0, "policy": "decline", "waiting": 1}
+    send(stock, "a", priority=3, headers={"dq_claim": asked, "own": [1, "x"]})
+    (before,) = (json.loads(each) for each in raw.lrange("push\x06\x163", 0, -1))
+    migrate("--priorities", "inverted")
+    assert shop.dq.queues["push"].peek(1)[0].priority == 6
+    migrate_back("--priorities", "inverted")
+    (after,) = (json.loads(each) for each in raw.lrange("push\x06\x163", 0, -1))
+    for message in (before, after):
+        del message["properties"]["delivery_tag"]
+    assert after["properties"].pop("tenant") == "a"
+    assert after == before
+
+
+def test_a_dry_run_moves_nothing_and_leaves_no_key(shop: Any, migrate_back: Return, raw: Any) -> None:
+    send(shop, "a", "b")
+    report = migrate_back("--dry-run")
+    assert (report["found"], report["migrated"], raw.dbsize()) == (2, 0, 0)
+    assert shop.dq.queues["push"].snapshot().waiting == 2
+
+
+def test_priorities_are_asked_for(shop: Any, stock: Any, migrate_back: Return) -> None:
+    low, urgent = (send(shop, "a", priority=priority)[0] for priority in (0, 9))
+    assert "--priorities inverted" in migrate_back(status=1)
+    assert migrate_back("--priorities", "inverted")["migrated"] == 2
+    assert ids_of(receive_all(stock)) == [urgent, low]
+
+
+def test_messages_of_a_living_worker_stay_and_those_of_a_lost_one_come(
+    shop: Any, stock: Any, migrate_back: Return
+) -> None:
+    held, lost, *_ = ids = send(shop, *"aaa")
+    with shop.dq.queues["push"]._broker.open("push") as (partitions, client):
+        partitions[0].claim("alive", lease_ms=60_000, want=1).run(client)
+        partitions[0].claim("dead", lease_ms=1, want=1).run(client)
+        report = migrate_back(status=1)
+        assert (report["migrated"], report["held_by"]) == (2, ["alive"])
+        assert {*ids_of(receive_all(stock))} == {*ids} - {held}
+        assert lost != held
+        while partitions[0].resign("alive").run(client):
+            pass
+    assert migrate_back()["migrated"] == 1
+
+
+def test_messages_that_will_not_run_wait_for_a_worker(shop: Any, migrate_back: Return) -> None:
+    first, _ = send(shop, *"aa")
+    shop.dq.queues["push"].cancel(first)
+    report = migrate_back(status=1)
+    assert (report["migrated"], report["queues"][0]["left"]) == (1, 1)
+    assert "will not run" in report["left"][0]["reason"]
+
+
+def test_a_record_that_cannot_be_read_stays_and_hides_no_other(
+    shop: Any, stock: Any, migrate_back: Return
+) -> None:
+    broken, *ids = send(shop, *"aaa")
+    with shop.dq.queues["push"]._broker.open("push") as (partitions, client):
+        key = partitions[0].keys.messages
+        record = client.hget(key, broken)
+        client.hset(key, broken, record.replace(b"[", b"(", 1))
+    assert migrate_back("--dry-run", status=1)["found"] == 2
+    report = migrate_back(status=1)
+    assert (report["migrated"], [left["place"] for left in report["left"]]) == (2, [broken])
+    assert ids_of(receive_all(stock)) == ids
+    assert shop.dq.queues["push"].find(broken).state == "waiting"
+
+
+def test_a_call_behind_a_dedup_lock_comes_after_the_one_that_has_it(
+    shop: Any, stock: Any, migrate_back: Return
+) -> None:
+    def run(sku: str) -> None: ...
+
+    refresh = shop.task(shared=False, name="refresh")(dedup(key="{sku}", timeout=60)(run))
+
+    head = refresh.apply_async(("x",)).id
+    with shop.dq.queues["push"]._broker.open("push") as (partitions, client):
+        partitions[0].claim("alive", lease_ms=60_000, want=1).run(client)
+        tail = refresh.apply_async(("x",)).id
+        report = migrate_back("--dry-run", status=1)
+        assert (report["found"], report["held_by"]) == (1, ["alive"])
+        report = migrate_back(status=1)
+        assert (report["migrated"], "a worker has" in report["left"][0]["reason"]) == (0, True)
+        while partitions[0].resign("alive").run(client):
+            pass
+    assert migrate_back()["migrated"] == 2
+    found = receive_all(stock)
+    assert ids_of(found) == [head, tail]
+    assert found[1].headers["dq_claim"]["timeout"] == 60.0
+    assert shop.dq.dedup["push"].list() == []
+
+
+def test_partitions_come_back_into_one_list(shop: Any, stock: Any, migrate_back: Return) -> None:
+    shop.dq.queues["push"].set_partitions(4)
+    ids = send(shop, *(f"t{place}" for place in range(20)))
+    assert migrate_back()["migrated"] == 20
+    assert {*ids_of(receive_all(stock))} == {*ids}
+
+
+def test_only_the_named_queues(shop: Any, stock: Any, migrate_back: Return) -> None:
+    send(shop, "a", queue="mail")
+    send(shop, "a", queue="cache")
+    assert migrate_back("--queues", "mail")["migrated"] == 1
+    assert shop.dq.queues["cache"].snapshot().waiting == 1
+    assert "'mial'" in migrate_back("--queues", "mial", status=1)
+
+
+def test_taking_from_living_workers_is_refused(shop: Any, redis_url: str) -> None:
+    options = MigrationOptions(take_unacked=True)
+    opened = shop.dq.migration(shop.conf.broker_url, redis_url, options)
+    with pytest.raises(InvalidRequest, match="take_unacked"), opened:
+        pass
+
+
+def test_a_key_that_is_no_list_gets_nothing_and_the_messages_stay(
+    shop: Any, migrate_back: Return, raw: Any
+) -> None:
+    send(shop, "a")
+    raw.set("push", "x")
+    assert "not the list of a queue" in migrate_back(status=1)
+    raw.delete("push")
+    assert migrate_back()["migrated"] == 1
+    assert raw.llen("push") == 1
+
+
+def test_two_migrations_at_once_double_nothing(
+    shop: Any, stock: Any, redis_url: str, migrate_back: Return
+) -> None:
+    ids = send(shop, *"aabb")
+    options = MigrationOptions(priorities="same")
+    urls = (shop.conf.broker_url, redis_url)
+    with shop.dq.migration(*urls, options) as one, shop.dq.migration(*urls, options) as other:
+        one.survey(read=False)
+        has_overtaken = False
+
+        def overtake(queue: str, batch: str, *args: Any) -> Any:
+            nonlocal has_overtaken
+            if not has_overtaken:
+                # The other one finds the batch of the first, sends it and ends.
+                has_overtaken = True
+                assert other.run().migrated == 4
+                ids.extend(send(shop, "c"))
+            return receive(queue, batch, *args)
+
+        receive: Any = one._stock.receive
+        one._stock.receive = overtake
+        assert one.run().migrated == 1
+    assert {*ids_of(found := receive_all(stock))} == {*ids}
+    assert len(found) == 5
+
+
+def test_the_end_of_a_migration_leaves_another_one_its_batch(shop: Any) -> None:
+    ids = send(shop, *"ab")
+    with shop.dq.queues["push"]._broker.open("push") as (partitions, client):
+        one, other = (TenantSource(partitions[0], client, "migration:x", 5) for _ in range(2))
+        batch = one.take(ids)
+        assert batch is not None
+        other.end()
+        assert one.finish(batch) == 2
+        one.end()
+        assert client.zcard(partitions[0].keys.leases) == 0
