@@ -13,6 +13,7 @@ from celery import Celery
 
 import celery_dq
 from benchmarks.measure import Report, Series, dump, interleave, ratio
+from celery_dq.app.api.api import dq_of
 from celery_dq.testing.servers import RedisServer
 
 PARTITIONS = ("1", "16", "64", "256")
@@ -52,7 +53,7 @@ def _round(port: int, calls: int, count: str) -> dict[str, float]:
                 app.send_task("shop.notify", tenant=f"t{number % TENANTS}", producer=producer).id
                 for number in range(MESSAGES)
             ]
-        dq = app.dq
+        dq = dq_of(app)
         waiting, unknown = ids[:: MESSAGES // calls], [str(uuid.uuid4()) for _ in range(calls)]
         dq.find(ids[0])
         measured = {
