@@ -185,7 +185,7 @@ class PartitionKeys:
 
     @property
     def running(self) -> str:
-        """HASH: tenant -> slots taken; no field means none."""
+        """HASH: tenant -> slots taken, with counts of claims while it has a backlog; no field means none."""
         return self.prefix + "running"
 
     @property
