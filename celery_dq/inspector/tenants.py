@@ -8,7 +8,13 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from celery_dq.inspector.claim_rates import PACE_FIELDS, PartitionPace, RunningEntry, ServiceRate
+from celery_dq.inspector.claim_rates import (
+    PACE_FIELDS,
+    PartitionPace,
+    RunningEntry,
+    ServiceRate,
+    total_service,
+)
 from celery_dq.inspector.queue_counters import oldest_waiting_of
 from celery_dq.inspector.redis_values import Client, chunks, first_of, moment, scan_all, text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, PartitionKeys, quota_field
@@ -151,9 +157,12 @@ def tenant_total(partitions: Sequence[Partition], client: Client, tenant: str) -
 def total_of(found: Sequence[TenantSnapshot]) -> TenantSnapshot:
     """Return the sum of a tenant's states in its partitions."""
     order: tuple[TenantState, ...] = (*BACKLOG_STATES, "idle")
-    first = min(found, key=lambda each: (order.index(each.state), each.until or _NEVER))
+    if len(found) == 1:
+        return found[0]
+    first, *others = sorted(found, key=lambda each: (order.index(each.state), each.until or _NEVER))
     return replace(
         first,
+        service=total_service([first.service, *(each.service for each in others)], first.quota.rate),
         waiting=sum(each.waiting for each in found),
         running=sum(each.running for each in found),
         oldest_waiting_s=max(

@@ -214,7 +214,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "custody",
         "a tenant has left its partition while its tasks run there",
         "transport/redis/lua/departed.lua",
-        " and not slots[i]\n",
+        " and slots_of(slots[i]) == 0\n",
         "\n",
         (*_MOVES, "-k", "new_message_waits"),
     ),

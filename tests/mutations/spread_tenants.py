@@ -38,8 +38,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "concurrency",
         "a new share starts messages while the old one runs more than its part",
         "transport/redis/lua/departed.lua",
-        "tonumber(slots[i] or 0) <= quotas[i].concurrency",
-        "tonumber(slots[i] or 0) >= 0",
+        "slots_of(slots[i]) <= quotas[i].concurrency",
+        "slots_of(slots[i]) >= 0",
         (*_OPERATIONS, "-k", "run_in_the_old"),
     ),
     Mutation(

@@ -17,6 +17,7 @@
 -- GUARANTEE
 --   Reads only. Delayed messages are not looked at, and of a tenant that stays, neither are those that wait.
 --@include state
+--@include running
 --@uses quota
 --@uses tenant_placement
 local tenants, stays = {}, {}
@@ -29,9 +30,9 @@ local quotas, reply = dq.quotas_of(tenants), {}
 for i = 1, #tenants do
   local has_left
   if stays[i] then
-    has_left = quotas[i].concurrency == 0 or tonumber(slots[i] or 0) <= quotas[i].concurrency
+    has_left = quotas[i].concurrency == 0 or slots_of(slots[i]) <= quotas[i].concurrency
   else
-    has_left = not backlog[tenants[i]] and not slots[i]
+    has_left = not backlog[tenants[i]] and slots_of(slots[i]) == 0
   end
   reply[i] = has_left and moving ~= tenants[i] and (arrivals[i] or '0') or ''
 end
