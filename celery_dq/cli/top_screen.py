@@ -23,7 +23,6 @@ _FIXED = 10
 _KEYS = "↑↓ choose  Tab queue or tenant  s sort  p pause or resume  t rate  q quit"
 _WHY = {
     "eligible": "its turn",
-    "resource_set": "a resource",
     "throttled": "its rate",
     "at_concurrency": "its concurrency",
     "paused": "paused",
@@ -105,7 +104,7 @@ def _tenant_table(state: TopState, rows: int) -> Table:
             _marked(each.tenant or "(none)", is_chosen),
             f"{each.waiting:,}",
             _age(each.oldest_waiting_s),
-            _WHY[each.state],
+            _WHY.get(each.state, "a resource"),
             style="bold" if is_chosen else None,
         )
     return table

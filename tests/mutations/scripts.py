@@ -70,14 +70,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/lua/test_plain.py",),
     ),
     Mutation(
-        "poison",
-        "the end of a message leaves its number of deliveries",
-        "transport/redis/lua/ack.lua",
-        "epoch, others > 0)",
-        "epoch, false)",
-        ("tests/lua/test_plain.py", "tests/lua/test_return.py"),
-    ),
-    Mutation(
         "recovery",
         "a call that settles does not finish",
         "transport/redis/lua/ack.lua",
@@ -195,6 +187,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "since, count, before, count_before = now, 0, since, count end",
         "since, count, before, count_before = now, 0, since, count - served end",
         ("tests/lua/test_claim_rates.py",),
+    ),
+    Mutation(
+        "custody",
+        "a record is replaced although it has changed since it was read",
+        "transport/redis/lua/edit.lua",
+        "if new_record ~= '' and record ~= before then priority = nil end",
+        "",
+        ("tests/lua/test_edit.py",),
     ),
     Mutation(
         "concurrency",

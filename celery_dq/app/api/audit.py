@@ -48,7 +48,7 @@ class AuditEntry:
         door: Interface of the change: ``app.dq``, ``celery dq``, or the name that the program gave.
         action: The change: ``quota_set``, ``quota_removed``, ``default_set``, ``default_removed``,
             ``quotas_made`` (import or copy), ``settings_applied``, ``paused``, ``resumed``, ``cancelled``,
-            ``purged``, ``moved``, ``migrated``, ``migrated_back``, ``rescheduled``, ``reprioritised``,
+            ``purged``, ``moved``, ``migrated``, ``migrated_back``, ``rescheduled``, ``reprioritised``, ``edited``,
             ``partitions_set``, ``dead_replayed``, ``dead_edited``, ``dead_purged``, ``dedup_evicted`` or
             ``forgotten`` (a queue).
         queue: Name of the queue.

@@ -16,14 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, WorkerCapacity
-from celery_dq.transport.redis.consuming.allocated_partitions import AllocatedPartitions
-from celery_dq.transport.redis.consuming.claim_window import MAX_CLAIM, ClaimWindow
+from celery_dq.transport.redis.consuming.claim_limits import MAX_CLAIM, ClaimWindow
 from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.inbox import Inbox
-from celery_dq.transport.redis.consuming.partition_consumers import PartitionConsumers, QueueConsumer
+from celery_dq.transport.redis.consuming.partition_consumers import (
+    AllocatedPartitions,
+    PartitionConsumers,
+    QueueConsumer,
+)
 from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDelivery
-from celery_dq.transport.redis.consuming.subscription import Subscription
+from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.consuming.watchdog import Watchdog
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.message import Message
@@ -326,7 +329,7 @@ class ChannelConsumer:
             return False
         channel.qos.append(message, tag)
         if message.discard:
-            with self._process.discard_pace.timed():
+            with self.fetcher.discard_pace.timed():
                 return self._discard(message)
         self._window.delivered(self._delivered_at - message.claimed_at)
         consumer = self._consumers.next_for(message.prefix)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import redis
 from redis.exceptions import MovedError
 
-from celery_dq.transport.redis.consuming.subscription import Subscription
+from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupListener
 from celery_dq.transport.redis.store.cluster_client import (
     CONNECT_TIMEOUT_S,

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import redis
 
-from celery_dq.transport.redis.consuming.subscription import Subscription, WaitGroup
+from celery_dq.transport.redis.consuming.subscriptions import Subscription, WaitGroup
 from celery_dq.transport.redis.store.pipelined_connection import (
     BLPOP_TIMEOUT_S,
     OVERDUE_S,
