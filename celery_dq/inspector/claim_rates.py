@@ -144,6 +144,9 @@ class PartitionPace:
         if span_s * 1e6 < _SHORTEST_US:
             return cls(now_us, is_paused=is_paused)
         claimed = WaitingTimes.unpack(alone).count + WaitingTimes.unpack(in_line).count
+        if claimed <= claimed_before:
+            # Without a claim, nothing is known about the worth of a weight.
+            return cls(now_us, is_paused=is_paused)
         return cls(
             now_us, (claimed - claimed_before) / span_s, (float(v or 0) - v_before) / span_s, is_paused
         )
