@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dq.keys import slot_of
+from celery_dq.hash_slots import slot_of
 from celery_dq.testing.redis_cluster import ClusterNode, RedisCluster
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.cluster_client import ClusterClient, cluster_pool, slots_of
