@@ -358,11 +358,7 @@ def history_stream(environment: str, queue: str = "<queue>", key_prefix: str = "
 
 @dataclasses.dataclass(frozen=True)
 class MigrationKeys:
-    """The keys of ``celery dq migrate`` on the stock Redis broker, until the migration is complete.
-
-    Attributes:
-        prefix: ``global_keyprefix`` of kombu's transport.
-    """
+    """The keys of ``celery dq migrate`` on the stock broker; `prefix` is kombu's ``global_keyprefix``."""
 
     prefix: str = ""
 
@@ -373,7 +369,7 @@ class MigrationKeys:
 
     @property
     def arrived(self) -> str:
-        """HASH: ``consumer`` of migrations from tenant brokers to here, and their batches; 30 days."""
+        """HASH: ``consumer`` of migrations from tenant brokers to here, and their batches; expires."""
         return f"{self.prefix}dq:migration:arrived"
 
     def staged(self, queue: str) -> str:
