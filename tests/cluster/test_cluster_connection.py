@@ -177,3 +177,14 @@ def _answer(wire: PipelinedConnection) -> Any:
         return wire.read()
     except redis.ResponseError as exc:
         return exc
+
+
+def test_a_scan_finds_the_keys_of_all_masters(client: ClusterClient) -> None:
+    names = {f"scanned-{number}".encode() for number in range(30)}
+    for name in names:
+        client.set(name, 1)
+    try:
+        assert {*client.scan_iter(match="scanned-*")} == names
+    finally:
+        for name in names:
+            client.delete(name)

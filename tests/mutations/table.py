@@ -18,10 +18,12 @@ from tests.mutations import (
     partitioned_queues,
     partitions,
     publishing,
+    pushes,
     resources,
     scripts,
     shared,
     singleton,
+    spread_tenants,
     stores,
     transport,
     wakeups,
@@ -32,6 +34,7 @@ from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     *scripts.MUTATIONS,
+    *pushes.MUTATIONS,
     *heartbeats.MUTATIONS,
     *counters.MUTATIONS,
     *dashboard.MUTATIONS,
@@ -40,6 +43,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *cluster.MUTATIONS,
     *acks.MUTATIONS,
     *partitioned_queues.MUTATIONS,
+    *spread_tenants.MUTATIONS,
     *publishing.MUTATIONS,
     *partitions.MUTATIONS,
     *allocation.MUTATIONS,

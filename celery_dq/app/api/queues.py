@@ -22,6 +22,7 @@ from celery_dq.app.api.move import movable, move_chosen
 from celery_dq.app.api.partition_count import PartitionsChange, set_partitions
 from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.api.task_body import check_changes
+from celery_dq.app.api.tenant_moves import deliver_outboxes
 from celery_dq.context import AppContext
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector import messages, queues, tenants
@@ -99,10 +100,10 @@ class QueueApi:
             )
 
     def tenant(self, tenant: str | int) -> TenantSnapshot:
-        """The state of one tenant; ``idle`` without a waiting message."""
+        """The state of one tenant in all of its partitions; ``idle`` without a waiting message."""
         name = check_tenant(tenant)
-        with self._broker.open_home(self.name, name) as (partition, client):
-            return tenants.tenant_snapshot(partition, client, name)
+        with self._broker.open(self.name) as opened:
+            return tenants.tenant_total(opened.of(name), opened.client, name)
 
     def peek(
         self,
@@ -172,8 +173,9 @@ class QueueApi:
     def explain(self, tenant: str | int) -> Explanation:
         """Explain why a tenant's work is served or not, and until when."""
         name = check_tenant(tenant)
-        with self._broker.open_home(self.name, name) as opened:
-            return explain_tenant(*opened, name)
+        with self._broker.open(self.name) as opened:
+            homes = [opened.partitions[number] for number in opened.homes.shares(name)]
+            return explain_tenant(homes, opened.client, name)
 
     # Cancelling. A cancelled message is marked and delivered to a worker for Celery's own bookkeeping (state
     # REVOKED, chords, errbacks), and does not run.
@@ -260,7 +262,9 @@ class QueueApi:
     def _change(
         self, opened: OpenPartition | OpenQueue, action: str, tenant: str | None = None, *, details: str = ""
     ) -> AbstractContextManager[AuditedChange]:
-        """Write a change to the audit stream at its end."""
+        """Write a change to the audit stream at its end. It finds what a killed mover had taken out, too."""
+        if isinstance(opened, OpenQueue):
+            deliver_outboxes(*opened, self._context.options.queue(self.name).head_start_us)
         return self._broker.audit.change(opened.client, action, self.name, tenant=tenant, details=details)
 
     # Pausing.
@@ -311,8 +315,7 @@ class QueueApi:
         """Change the number of partitions, and move tenants with their messages to their new homes.
 
         Args:
-            count: The new number, 1 to 4096. Give ``dq_queues`` the same one. The same call goes on with a
-                change that is not complete.
+            count: The new number, 1 to 4096; the same one completes a change. Give it to ``dq_queues``, too.
             timeout: Seconds to wait for running tasks of tenants that move.
             on_progress: Called with the number of messages that were moved.
 

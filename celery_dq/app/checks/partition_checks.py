@@ -47,7 +47,7 @@ def partitions(app: Any, channel: Any) -> Iterator[Finding]:
                 found = queue_snapshot(queue.partitions, queue.client, ages=False).partitions
                 yield from _differences(name, queue)
                 yield from _paused_in_part(name, found)
-                yield from _unconsumed(name, found)
+                yield from _unconsumed(name, found, broker.options.lease_us / 1e6)
 
 
 def _is_declared(queue: OpenQueue) -> bool:
@@ -59,10 +59,13 @@ def _differences(name: str, queue: OpenQueue) -> Iterator[Finding]:
     homes, maps = queue.homes, [text(each[0] or b"1") for each in stored]
     odd = [place for place, each in enumerate(maps) if each != maps[0]]
     if homes.before is not None:
+        change = f"from {homes.before} to {homes.count} partitions"
+        if homes.respread:
+            change = f"of the spread of tenant {homes.respread}"
         yield Finding(
             "warning",
             "W023",
-            f"A change of queue {name!r} from {homes.before} to {homes.count} partitions is not complete: "
+            f"A change of queue {name!r} {change} is not complete: "
             "some tenants may wait for the end of their moves.",
             f"Complete it: celery dq partitions {name} --set {homes.count}.",
         )
@@ -114,8 +117,9 @@ def _paused_in_part(name: str, found: Sequence[QueueSnapshot]) -> Iterator[Findi
         )
 
 
-def _unconsumed(name: str, found: Sequence[QueueSnapshot]) -> Iterator[Finding]:
-    consumed = [any(consumer.lease_s > 0 for consumer in each.consumers) for each in found]
+def _unconsumed(name: str, found: Sequence[QueueSnapshot], lease_s: float) -> Iterator[Finding]:
+    # A worker that reconnects, as after a failover, may be late by less than a lease.
+    consumed = [any(consumer.lease_s > -lease_s for consumer in each.consumers) for each in found]
     left = [
         number
         for number, (each, is_consumed) in enumerate(zip(found, consumed, strict=True))
