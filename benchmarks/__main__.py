@@ -25,6 +25,8 @@ from benchmarks.dashboard import dashboard
 from benchmarks.dedup import dedup_cost
 from benchmarks.fairness import fairness, quiet
 from benchmarks.faults import faults
+from benchmarks.fleet import model
+from benchmarks.fleet_check import fleet_check
 from benchmarks.flow_files import flow_files
 from benchmarks.instrumented import instrumented
 from benchmarks.many_queues import many_queues
@@ -61,6 +63,8 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "many_quotas": many_quotas,
     "partitions": partitions,
     "cluster": cluster,
+    "fleet": model,
+    "fleet_check": fleet_check,
     "allocation": allocation,
     "rebalancing": rebalancing,
     "peers": peers,

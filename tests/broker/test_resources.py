@@ -75,8 +75,9 @@ def test_nothing_is_lost_with_a_killed_worker(worker_app: WorkerApp) -> None:
 def test_a_retry_keeps_the_set_and_not_the_choice(worker_app: WorkerApp) -> None:
     quotas = quotas_of(worker_app)
     quotas.pause(worker_app.queue, "gpu-2")
-    worker_app.send("use", "k", True, tenant=AnyOf("gpu-1", "gpu-2"))
-    with worker_app.worker("threads", 2):
+    # A name that the publisher has put there means nothing.
+    worker_app.send("use", "k", True, tenant=AnyOf("gpu-1", "gpu-2"), headers={"dq_resource": "forged"})
+    with worker_app.worker("prefork", 2):
         worker_app.ran(1, subject="took")
         quotas.pause(worker_app.queue, "gpu-1")
         quotas.resume(worker_app.queue, "gpu-2")

@@ -51,9 +51,10 @@ def test_a_set_is_shown_with_its_backlog_and_its_resources(shop: Any) -> None:
     )
     assert snapshot.oldest_waiting_s > 0
     assert "resource_set" in run(shop, "tenants", "push")
+    assert "a resource" in run(shop, "top", "--once")
 
 
-def test_an_explanation_names_what_each_resource_waits_for(shop: Any) -> None:
+def test_an_explanation_names_the_wait_of_each_resource(shop: Any) -> None:
     shop.dq.quotas.set("push", "a", concurrency=1)
     shop.dq.quotas.pause("push", "b")
     ids = send(shop, A_B, A_B)
@@ -63,7 +64,8 @@ def test_an_explanation_names_what_each_resource_waits_for(shop: Any) -> None:
     assert "'a': 1 of 1 run at once" in found.sentence
     assert "'b': it is paused until" in found.sentence
     assert shop.dq.explain(task_id=ids[1]).reason == "resources"
-    assert "running" in shop.dq.explain(task_id=ids[0]).reason
+    assert "with worker worker:1 for resource 'a': it runs" in shop.dq.explain(task_id=ids[0]).sentence
+    assert shop.dq.queues["push"].find(ids[0]).resource == "a"
     shop.dq.quotas.resume("push", "b")
     found = shop.dq.explain(tenant=A_B, queue="push")
     assert found.reason == "turn"
