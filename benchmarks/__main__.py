@@ -20,10 +20,13 @@ from benchmarks.buffering import buffering, committing, outage, pacing, sharing
 from benchmarks.claims import claims
 from benchmarks.cluster import cluster
 from benchmarks.commands import commands, memory
+from benchmarks.counter_cost import counter_cost
 from benchmarks.dashboard import dashboard
 from benchmarks.dedup import dedup_cost
 from benchmarks.fairness import fairness, quiet
 from benchmarks.faults import faults
+from benchmarks.fleet import model
+from benchmarks.fleet_check import fleet_check
 from benchmarks.flow_files import flow_files
 from benchmarks.instrumented import instrumented
 from benchmarks.many_queues import many_queues
@@ -60,6 +63,8 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "many_quotas": many_quotas,
     "partitions": partitions,
     "cluster": cluster,
+    "fleet": model,
+    "fleet_check": fleet_check,
     "allocation": allocation,
     "rebalancing": rebalancing,
     "peers": peers,
@@ -67,6 +72,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "commands": commands,
     "memory": memory,
     "script_calls": script_calls,
+    "counter_cost": counter_cost,
     "flow_files": flow_files,
     "scrapes": scrapes,
     "dashboard": dashboard,

@@ -55,7 +55,7 @@ def cluster(quick: bool) -> Report:
 def _round(singles: int, messages: int, contender: str) -> dict[str, float]:
     broker, partitions = CONTENDERS[contender]
     with ExitStack() as stack:
-        url, ports = stack.enter_context(_servers(broker))
+        url, ports = stack.enter_context(servers(broker))
         conf = {"broker_url": url, "dq_queues": {QUEUE: {"partitions": partitions}}}
         app: Any = make_app("bench", BROKERS[broker], conf)
         stack.callback(app.close)
@@ -101,7 +101,7 @@ def _measure(
 
 
 @contextmanager
-def _servers(broker: str) -> Iterator[tuple[str, list[int]]]:
+def servers(broker: str) -> Iterator[tuple[str, list[int]]]:
     """Run the servers of a broker; yield its URL and the ports of the masters."""
     if broker != "cluster":
         with RedisServer() as server:

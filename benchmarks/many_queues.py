@@ -38,7 +38,8 @@ def many_queues(quick: bool) -> Report:
     """Measure one worker on many queues: messages/s, idle cost, a round of the heartbeat, start-up."""
     report = Report("many_queues")
     report.header = ["queues", "broker", "spread/s", "vs 1 queue", "in one/s", "vs stock", "cmds/msg"]
-    report.header += ["idle CPU %", "idle cmds/s", "heartbeat ms", "start s"]
+    report.header += ["idle CPU %", "idle cmds/s", "idle redis CPU %", "redis MB", "worker MB"]
+    report.header += ["heartbeat ms", "start s"]
     report.notes.append("threads pool with 2 slots, Celery's default prefetch multiplier, no events")
     report.notes.append(
         "spread: a backlog of no-op tasks, the same number in each queue; in one: all of them in one queue"
@@ -59,7 +60,10 @@ def many_queues(quick: bool) -> Report:
             alone.setdefault(name, row["spread"])
             against = ratio(row["spread"], alone[name])
             versus = ratio(row["one"], stock.get("one", Series()))
-            rest = [row[key] for key in ("commands", "idle_cpu", "idle_commands")]
+            rest = [
+                row[key]
+                for key in ("commands", "idle_cpu", "idle_commands", "idle_redis", "idle_mb", "worker_mb")
+            ]
             heartbeat = row.get("heartbeat", "-")
             report.row(
                 queues, name, row["spread"], against, row["one"], versus, *rest, heartbeat, row["start"]
@@ -157,11 +161,15 @@ def _idle(worker: WorkerProcess, probe: _Commands, seconds: float) -> dict[str, 
     process = psutil.Process(worker.pid)
     time.sleep(2.0)  # the last acks and the first waits
     commands, cpu, started = probe.commands(), sum(process.cpu_times()[:2]), time.monotonic()
+    redis_s = probe.cpu_seconds()
     time.sleep(seconds)  # the period that is measured
     took_s = time.monotonic() - started
     return {
         "idle_cpu": (sum(process.cpu_times()[:2]) - cpu) / took_s * 100,
         "idle_commands": (probe.commands() - commands) / took_s,
+        "idle_redis": (probe.cpu_seconds() - redis_s) / took_s * 100,
+        "idle_mb": probe.bytes_used() / 1e6,
+        "worker_mb": process.memory_info().rss / 1e6,
     }
 
 

@@ -47,7 +47,8 @@ def publish_many(connection: Connection, tenants: Iterable[str], queue: str = QU
 
 def batch_of(producer: Producer) -> AbstractContextManager[None]:
     """Return a context whose messages are published in batches, if kombu and the transport have them."""
-    transport: Any = producer.channel.connection.client.transport
+    channel: Any = producer.channel
+    transport = channel.connection.client.transport
     batch = getattr(producer, "batch", None) if getattr(transport, "supports_batch_publish", False) else None
     return batch(1000) if batch else nullcontext()
 

@@ -60,14 +60,14 @@ def times_of_calls(port: int, scripts: ScriptSet, repeats: int, *, pipelined: bo
         client.flushall()
         for name in scripts.names():
             client.script_load(scripts[name].source)
-        clock = _ServerClock(client, pipelined)
-        lives = [_Lives(clock, scripts, kind) for kind in ("single", "quota")]
-        batch = _partitions(scripts, "batch", 1)
+        clock = ServerClock(client, pipelined)
+        lives = [Lives(clock, scripts, kind) for kind in ("single", "quota")]
+        batch = partitions_of(scripts, "batch", 1)
         for repeat in range(repeats + 1):
             clock.time(STOCK, [("LPUSH", f"queue{n}", _record(0)) for n in range(PARTITIONS)])
             for each in lives:
                 each.live(f"m{repeat}")
-            _push_and_claim_batches(clock, batch, f"b{repeat}")
+            push_and_claim_batches(clock, batch, f"b{repeat}")
             if repeat == 0:
                 # The first calls meet empty keys.
                 clock.forget()
@@ -76,7 +76,7 @@ def times_of_calls(port: int, scripts: ScriptSet, repeats: int, *, pipelined: bo
     return found
 
 
-class _ServerClock:
+class ServerClock:
     """Sends calls and sums up the time that they take in the server, by name."""
 
     def __init__(self, client: Any, pipelined: bool) -> None:
@@ -109,13 +109,20 @@ class _ServerClock:
             return list(pipe.execute())
 
 
-class _Lives:
-    """The lives of single messages, one in each of some idle partitions."""
+class Lives:
+    """The lives of single messages, one in each of some idle partitions.
 
-    def __init__(self, clock: _ServerClock, scripts: ScriptSet, kind: str) -> None:
+    Args:
+        clock: measures the calls.
+        scripts: the scripts to measure.
+        kind: ``single``, or ``quota`` for tenants with a quota.
+        queue: how the names of the partitions' queues begin.
+    """
+
+    def __init__(self, clock: ServerClock, scripts: ScriptSet, kind: str, queue: str = "") -> None:
         self._clock = clock
         self._kind = kind
-        self._partitions = _partitions(scripts, kind, PARTITIONS)
+        self._partitions = partitions_of(scripts, queue or kind, PARTITIONS)
         self._sequence = 0
         if kind == "quota":
             # A permit per µs, because no call is to be delayed.
@@ -133,7 +140,7 @@ class _Lives:
             "release",
             [each.release("c", tags[n], mode="unstarted") for n, each in enumerate(self._partitions)],
         )
-        tags = self._claim()
+        tags = self._claim("claim a released one")
         # The end of one message rides with the beginning of another.
         self._time(
             "settle and finish",
@@ -157,18 +164,16 @@ class _Lives:
         records = [OutgoingRecord(self._sequence, message, _record(0))]
         self._time("push", [each.push(records, producer="p") for each in self._partitions])
 
-    def _claim(self) -> list[list[tuple[str, str]]]:
+    def _claim(self, name: str = "claim") -> list[list[tuple[str, str]]]:
         self._clock.send([("LPOP", each.keys.wake) for each in self._partitions])
         calls = [each.claim("c", lease_ms=60_000, want=4, hold=False) for each in self._partitions]
-        return [
-            _tags(call.parse(reply)) for call, reply in zip(calls, self._time("claim", calls), strict=True)
-        ]
+        return [_tags(call.parse(reply)) for call, reply in zip(calls, self._time(name, calls), strict=True)]
 
     def _time(self, name: str, calls: Iterable[ScriptCall[Any]]) -> list[Any]:
         return self._clock.time(f"{name}, {self._kind}", [call.command() for call in calls])
 
 
-def _push_and_claim_batches(clock: _ServerClock, partitions: Sequence[Partition], message: str) -> None:
+def push_and_claim_batches(clock: ServerClock, partitions: Sequence[Partition], message: str) -> None:
     (partition,) = partitions
     records = [OutgoingRecord(0, f"{message}-{n}", _record(n)) for n in range(BATCH)]
     clock.time("push, batch", [partition.push(records).command()], BATCH)
@@ -179,8 +184,8 @@ def _push_and_claim_batches(clock: _ServerClock, partitions: Sequence[Partition]
     clock.time("finish, batch", [partition.ack("c", finish=tags).command()], BATCH)
 
 
-def _partitions(scripts: ScriptSet, kind: str, count: int) -> list[Partition]:
-    return [Partition(PartitionKeys("online", f"{kind}{n}"), scripts) for n in range(count)]
+def partitions_of(scripts: ScriptSet, queue: str, count: int) -> list[Partition]:
+    return [Partition(PartitionKeys("online", f"{queue}{n}"), scripts) for n in range(count)]
 
 
 def _record(tenant: int) -> bytes:

@@ -44,6 +44,7 @@ WORKER_STEPS = (
     ("consumer", "celery_dq.worker.rights_step:RightsStep"),
     ("consumer", "celery_dq.worker.probe_step:ProbeStep"),
     ("consumer", "celery_dq.worker.new_queues:NewQueuesStep"),
+    ("consumer", "celery_dq.tracing.worker_step:TracingStep"),
     ("worker", "celery_dq.metrics.worker_step:MetricsStep"),
 )
 

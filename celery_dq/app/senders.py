@@ -14,15 +14,17 @@ from celery_dq.app.timeouts import connection_with_timeout
 from celery_dq.clock import SystemClock
 from celery_dq.errors import ConfigurationError, InvalidMessage
 from celery_dq.producer.buffer import BufferedMessage
-from celery_dq.producer.kombu_sender import KombuSender
+from celery_dq.producer.kombu_sender import KombuSender, unpack_headers
 from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishRefused, described
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
+from celery_dq.transport import envelope
 from celery_dq.transport.redis.store.publisher import stamp
+from celery_dq.transport.redis.store.record import RedisRecord
 from celery_dq.transport.redis.store.refusals import BrokerOverloaded
 from celery_dq.transport.redis.store.replies import OutgoingRecord
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
-__all__ = ["AppSender", "lane_of"]
+__all__ = ["AppSender", "headers_of", "lane_of"]
 
 #: Errors of a server that cannot take messages now. They are treated like a server that does not answer.
 _PASSING: tuple[type[BaseException], ...] = (
@@ -48,6 +50,13 @@ def lane_of(exchange: str, routing_key: str, priority: int, declare: Any) -> str
     ):
         return ""
     return f"p{priority}/{routing_key}"
+
+
+def headers_of(lane: str, payload: bytes) -> dict[str, Any]:
+    """Return the headers of a packed message of a lane."""
+    if lane.startswith("p"):
+        return envelope.unpack(RedisRecord.unpack(payload).envelope)[0]
+    return unpack_headers(payload)
 
 
 class AppSender:

@@ -41,7 +41,7 @@ from celery_dq.cli.dedup import dedup
 from celery_dq.cli.doctor import doctor
 from celery_dq.cli.exporter import exporter
 from celery_dq.cli.leaders import leaders
-from celery_dq.cli.messages import cancel, explain, find, peek, reprioritise, reschedule
+from celery_dq.cli.messages import cancel, edit, explain, find, peek, reprioritise, reschedule
 from celery_dq.cli.migrate import migrate
 from celery_dq.cli.output import explain_configuration_errors
 from celery_dq.cli.partitions import partitions
@@ -76,6 +76,7 @@ for command in (
     peek,
     find,
     cancel,
+    edit,
     reschedule,
     reprioritise,
     move,

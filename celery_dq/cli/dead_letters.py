@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
+from celery_dq.cli.arguments import arguments_options, read_arguments
 from celery_dq.cli.bulk import bulk, change_many
 from celery_dq.cli.output import COUNT, cell, command, show, show_table
 from celery_dq.cli.quotas import rate_number
@@ -124,8 +125,7 @@ def dead_show(dq: DQ, as_json: bool, queue: str, message_id: str) -> None:
 @dead.command("edit")
 @click.argument("queue")
 @click.argument("message_id")
-@click.option("--args", "args_", help="The positional arguments, a JSON list.")
-@click.option("--kwargs", help="The named arguments, a JSON object.")
+@arguments_options
 @click.option("--eta", help="A time such as 2026-03-01T18:00, or 'none' for at once.")
 @click.option("--priority", type=click.IntRange(0, 9), help="0 to 9; higher is more urgent.")
 @click.option("--tenant", help="Another tenant.")
@@ -144,9 +144,7 @@ def dead_edit(
     """Change the dead letter MESSAGE_ID of QUEUE, and send it again under its id. Other parts stay."""
     changes: dict[str, Any] = {"priority": priority, "tenant": tenant}
     changes = {name: value for name, value in changes.items() if value is not None}
-    for name, given in (("args", args_), ("kwargs", kwargs)):
-        if given is not None:
-            changes[name] = _read_json(name, given)
+    changes |= read_arguments(args_, kwargs)
     if eta is not None:
         changes["eta"] = None if eta == "none" else time(eta)
     if not changes:
@@ -155,13 +153,6 @@ def dead_edit(
     if new_id is None:
         _check_names(dq, queue, message_id)
     show(as_json, {"id": new_id}, f"Sent again as {new_id}.")
-
-
-def _read_json(name: str, given: str) -> Any:
-    try:
-        return json.loads(given)
-    except ValueError as exc:
-        raise click.BadParameter(f"{given!r} is not JSON: {exc}", param_hint=f"--{name}") from exc
 
 
 @dead.command("purge")

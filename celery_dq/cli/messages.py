@@ -9,7 +9,9 @@ from functools import partial
 import click
 
 from celery_dq.app.api.api import DQ
+from celery_dq.app.api.message_edits import CHANGED
 from celery_dq.app.api.queues import QueueApi
+from celery_dq.cli.arguments import arguments_options, read_arguments
 from celery_dq.cli.bulk import bulk, change_many
 from celery_dq.cli.output import COUNT, command, show, show_table
 from celery_dq.cli.progress import INTERRUPTED, counted
@@ -193,11 +195,23 @@ def reprioritise(dq: DQ, as_json: bool, task_id: str, priority: int) -> None:
     _edit(dq, as_json, task_id, lambda queue: queue.reprioritise(task_id, priority))
 
 
+@click.command()
+@click.argument("task_id")
+@arguments_options
+@command
+def edit(dq: DQ, as_json: bool, task_id: str, args_: str | None, kwargs: str | None) -> None:
+    """Change arguments of the task TASK_ID, which waits or is delayed. Exit status 1: it was not changed."""
+    changes = read_arguments(args_, kwargs)
+    if not changes:
+        raise click.UsageError("Name --args, --kwargs or both.")
+    _edit(dq, as_json, task_id, lambda queue: queue.edit(task_id, **changes))
+
+
 def _edit(dq: DQ, as_json: bool, task_id: str, edit: Callable[[QueueApi], str]) -> None:
     """Edit a task in the queue that has it."""
     found = dq.find(task_id)
     places = {each.queue: edit(dq.queues[each.queue]) for each in found}
-    changed = {queue: state for queue, state in places.items() if state in ("waiting", "delayed")}
+    changed = {queue: state for queue, state in places.items() if state in CHANGED}
     if not changed:
         where = ", ".join(f"{each.state} in {each.queue!r}" for each in found) or "in no queue"
         raise InvalidRequest(f"Task {task_id} was not changed: it is {where}.")

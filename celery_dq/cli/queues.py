@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -13,6 +15,8 @@ from celery_dq.cli.bulk import bulk, change_many
 from celery_dq.cli.output import COUNT, command, show, show_table
 from celery_dq.cli.typos import require_queue, unknown_tenant
 from celery_dq.errors import InvalidRequest
+from celery_dq.inspector.tenants import TenantSnapshot, TenantState
+from celery_dq.options import Quota
 
 _QUEUE_COLUMNS = (
     "name",
@@ -70,10 +74,43 @@ def queues(dq: DQ, as_json: bool, names: tuple[str, ...], forget: bool) -> None:
 @click.option("--limit", default=50, show_default=True, type=COUNT, help="Tenants to show.")
 @command
 def tenants(dq: DQ, as_json: bool, queue: str, limit: int) -> None:
-    """List the tenants with a backlog in QUEUE, in order of service."""
+    """List the tenants with a backlog in QUEUE, in order of service.
+
+    The rate is that of the last minutes, of the one that quota and weight allow. The share is the part of
+    all claims, of the part that the weight is worth.
+    """
     require_queue(queue, dq.queues)
-    columns = ("tenant", "state", "waiting", "running", "until", "quota")
-    show_table(as_json, dq.queues[queue].tenants(limit), columns, f"No tenant has a backlog in {queue!r}.")
+    found = dq.queues[queue].tenants(limit)
+    rows = found if as_json else [_TenantRow.of(each) for each in found]
+    columns = [each.name for each in fields(_TenantRow)]
+    show_table(as_json, rows, columns, f"No tenant has a backlog in {queue!r}.")
+
+
+@dataclass(frozen=True)
+class _TenantRow:
+    """A tenant in the table of ``celery dq tenants``: its rate and its share, each beside the one due."""
+
+    tenant: str
+    state: TenantState
+    waiting: int
+    running: int
+    rate: str
+    share: str
+    until: datetime | None
+    quota: Quota
+
+    @classmethod
+    def of(cls, found: TenantSnapshot) -> _TenantRow:
+        return cls(
+            found.tenant,
+            found.state,
+            found.waiting,
+            found.running,
+            found.service.rate,
+            found.service.share,
+            found.until,
+            found.quota,
+        )
 
 
 @click.command()

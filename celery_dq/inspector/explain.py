@@ -229,7 +229,8 @@ def _message(partition: Partition, client: Client, message: MessageSnapshot) -> 
         covering = task_id_of(text(client.hget(keys.following, message.id) or b"another call"))
         return "dedup", f"will not run: it gets the result of {covering}, which covers it", None
     if message.state == "claimed":
-        return "running", f"is with worker {message.consumer}: it runs, or starts next", None
+        by = f" for resource {message.resource!r}" if message.resource else ""
+        return "running", f"is with worker {message.consumer}{by}: it runs, or starts next", None
     if message.state == "settled":
         return "running", f"has started on worker {message.consumer} and is not delivered again", None
     if message.state == "discarded":

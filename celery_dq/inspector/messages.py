@@ -43,6 +43,7 @@ class MessageSnapshot:
         consumer: Consumer that has the message; "" unless claimed.
         deliveries: Number of deliveries so far that ended in a crash.
         partition: Number of its partition; 0 in a queue with one partition.
+        resource: Resource that has taken a claimed message of a set; "" otherwise.
     """
 
     id: str
@@ -58,6 +59,7 @@ class MessageSnapshot:
     consumer: str = ""
     deliveries: int = 0
     partition: int = 0
+    resource: str = ""
 
 
 def peek(
@@ -202,6 +204,7 @@ def locate(partition: Partition, task_id: str) -> Rounds[Located | None]:
         tenant=message.tenant or place.get("tenant", ""),
         consumer=place.get("consumer", ""),
         deliveries=int(place.get("deliveries") or 0),
+        resource=place.get("resource", ""),
     )
     return Located(message, place, raw or b"")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from celery_dq.inspector.claim_rates import PACE_FIELDS, PartitionPace, RunningEntry, ServiceRate
 from celery_dq.inspector.queue_counters import oldest_waiting_of
 from celery_dq.inspector.redis_values import Client, chunks, first_of, moment, scan_all, text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, PartitionKeys, quota_field
@@ -26,9 +27,9 @@ class TenantSnapshot:
 
     Attributes:
         tenant: Name of the tenant.
-        state: ``eligible`` (served in its turn), ``throttled`` (waits for its rate), ``limited`` (waits for
-            its concurrency), ``paused``, ``resource_set`` (its messages wait for any one of its resources),
-            or ``idle`` (no message waits).
+        state: ``eligible`` (served in its turn), ``throttled`` (waits for its rate), ``at_concurrency``
+            (waits for its concurrency), ``paused``, ``resource_set`` (its messages wait for any one of its
+            resources), or ``idle`` (no message waits).
         waiting: Number of its waiting messages, without delayed ones.
         running: Number of slots that its in-flight messages take.
         until: Its next allowed time, if it is throttled; the end of its pause, if it has one.
@@ -37,6 +38,7 @@ class TenantSnapshot:
         paused_until: When that pause ends by itself; None when only a call ends it.
         oldest_waiting_s: How long its oldest waiting message has waited, in seconds; None without one. With
             aging priorities another message may have waited longer, by at most nine steps.
+        service: How fast it is served, beside the rate and the share that its quota allows.
     """
 
     tenant: str
@@ -48,6 +50,7 @@ class TenantSnapshot:
     paused_since: datetime | None = None
     oldest_waiting_s: float | None = None
     paused_until: datetime | None = None
+    service: ServiceRate = field(default_factory=ServiceRate)
 
 
 class InLine(NamedTuple):
@@ -235,8 +238,8 @@ def own_quotas(partitions: Sequence[Partition], client: Client) -> dict[str, Quo
     prefix = quota_field("")
     found = {}
     for stored in run_rounds(client, [scan_all("hash", each.keys.quotas) for each in partitions]):
-        for field, packed in stored.items():
-            name = text(field)
+        for member, packed in stored.items():
+            name = text(member)
             if name.startswith(prefix):
                 found[name[len(prefix) :]] = Quota.unpack(packed)
     return found
@@ -253,30 +256,37 @@ def described_tenants(partition: Partition, found: Sequence[InLine]) -> Rounds[l
         pipe.hmget(keys.single, names)
         pipe.hmget(keys.running, names)
         pipe.hmget(keys.quotas, [DEFAULT_QUOTA, CONFIG_QUOTA, *map(quota_field, names)])
+        pipe.hmget(keys.state, PACE_FIELDS)
         _put_pauses(pipe, keys=keys, names=names)
 
-    *waiting, singles, running, (default, config, *own), pauses, ends, now = yield read
+    *waiting, singles, running, (default, config, *own), state, pauses, ends, now = yield read
+    pace, entries = PartitionPace.read(state, now), [RunningEntry.unpack(each) for each in running]
     oldest = yield from oldest_waiting_of(partition, names)
     in_force = _pauses_in_force(pauses, ends, now)
     quotas = [
         _in_force(_first([packed, default, config]), since)
         for packed, (since, _) in zip(own, in_force, strict=True)
     ]
+    # No claim has placed it again since its pause ended.
+    states: list[TenantState] = [
+        "eligible" if each.state == "paused" and not quota.paused else each.state
+        for each, quota in zip(found, quotas, strict=True)
+    ]
     return [
         TenantSnapshot(
             tenant=each.tenant,
-            # No claim has placed it again since its pause ended.
-            state="eligible" if each.state == "paused" and not quota.paused else each.state,
+            state=standing,
             waiting=max(waits, int(single is not None)),
-            running=int(slots or 0),
+            running=entry.slots,
             until=moment(each.until_us or end),
             quota=quota,
             paused_since=moment(since),
             oldest_waiting_s=age,
             paused_until=moment(end),
+            service=pace.service(entry, standing, quota),
         )
-        for each, waits, single, slots, quota, (since, end), age in zip(
-            found, waiting, singles, running, quotas, in_force, oldest, strict=True
+        for each, standing, waits, single, entry, quota, (since, end), age in zip(
+            found, states, waiting, singles, entries, quotas, in_force, oldest, strict=True
         )
     ]
 

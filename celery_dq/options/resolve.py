@@ -56,6 +56,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
         key_prefix=_key_prefix(values["dq_key_prefix"]),
         lease_us=lease_us,
         dead_letter_failures=values["dq_dead_letter_failures"],
+        otel=values["dq_otel"],
         dead_letter_retention_us=values["dq_dead_letter_retention"],
         dead_letter_limit=values["dq_dead_letter_limit"],
         confirm_replicas=values["dq_confirm_replicas"],

@@ -87,6 +87,12 @@ SETTINGS = (
         "Whether tasks that failed for good (retries exhausted, rejected) are kept as dead letters.",
     ),
     Setting(
+        "dq_otel",
+        Kind.FLAG,
+        False,
+        "Whether the buffer and workers make spans of OpenTelemetry; needs the extra ``otel``.",
+    ),
+    Setting(
         "dq_dead_letter_retention",
         Kind.DURATION,
         None,
@@ -217,6 +223,7 @@ class Options:
         lease_us: ``dq_lease``, silence after which a worker counts as dead; default 15 s.
         dead_letter_failures: ``dq_dead_letter_failures``, whether failed tasks become dead letters; default
             False.
+        otel: ``dq_otel``, whether the buffer and workers make spans of OpenTelemetry; default False.
         dead_letter_retention_us: ``dq_dead_letter_retention``, age after which a dead letter is deleted; None
             (default) is never.
         dead_letter_limit: ``dq_dead_letter_limit``, number of dead letters that each partition of a queue
@@ -251,6 +258,7 @@ class Options:
     key_prefix: str = ""
     lease_us: int = 15 * SECOND_US
     dead_letter_failures: bool = False
+    otel: bool = False
     dead_letter_retention_us: int | None = None
     dead_letter_limit: int | None = None
     confirm_replicas: int = 0

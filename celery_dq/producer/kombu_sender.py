@@ -21,10 +21,23 @@ from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.confirms import Confirms, Nacked
 from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishDeferred, PublishRefused, described
 
-__all__ = ["KombuSender"]
+__all__ = ["KombuSender", "unpack_headers"]
 
 _HEAD = struct.Struct("<BI")
 _TEXT = 1
+
+
+def _unpack_meta(payload: bytes) -> tuple[int, int, dict[str, Any]]:
+    """Return the flags of a packed message, the place of its body, and everything else."""
+    flags, length = _HEAD.unpack_from(payload)
+    end = _HEAD.size + length
+    return flags, end, loads(payload[_HEAD.size : end].decode("utf-8", "surrogatepass"))
+
+
+def unpack_headers(payload: bytes) -> dict[str, Any]:
+    """Return the headers of a packed message."""
+    headers: dict[str, Any] = _unpack_meta(payload)[2]["headers"]
+    return headers
 
 
 class KombuSender:
@@ -139,9 +152,7 @@ class KombuSender:
         return self._producer
 
     def _publish(self, publisher: Any, message: BufferedMessage) -> None:
-        flags, length = _HEAD.unpack_from(message.payload)
-        end = _HEAD.size + length
-        meta = loads(message.payload[_HEAD.size : end].decode("utf-8", "surrogatepass"))
+        flags, end, meta = _unpack_meta(message.payload)
         body: str | bytes = message.payload[end:]
         if flags & _TEXT:
             body = message.payload[end:].decode("utf-8", "surrogatepass")

@@ -10,6 +10,7 @@ from celery import signals
 from kombu.utils.imports import symbol_by_name
 
 from celery_dq.errors import DeliveriesExhausted
+from celery_dq.worker.task_events import task_events
 
 logger = logging.getLogger(__name__)
 
@@ -55,4 +56,5 @@ def fail_task(consumer: Any, message: Any, name: str, why: str) -> None:
             extra={"event": "task_failure_not_recorded"},
         )
     logger.error("Task %s", exc, extra={"event": "deliveries_exhausted"})
+    task_events(consumer).exhausted(message, why)
     message.ack()

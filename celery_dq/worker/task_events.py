@@ -37,6 +37,7 @@ ORDER = (
     "ready_requests",  # starts the next request, after the message of this one has ended
     "dedup_locks",  # releases the lock of the task, before its message is released
     "singleton_queues",  # starts the next message, after the lock of this one was released
+    "tracing",  # records what the others have done
 )
 
 
@@ -91,6 +92,9 @@ class TaskSubscriber:
 
     def forgotten(self, request: Any) -> None:
         """Note that the pool has dropped the task, which does not run."""
+
+    def exhausted(self, message: Any, why: str) -> None:
+        """Note that a message became a dead letter, because its deliveries have lost their workers."""
 
 
 class TaskInPool:
@@ -373,6 +377,11 @@ class TaskEvents:
         for task in reversed(list(self._tasks.values())):
             if not task.started:
                 self._forget(task)
+
+    def exhausted(self, message: Any, why: str) -> None:
+        """Report a message that is not delivered again, because its deliveries have lost their workers."""
+        for each in self._subscribers:
+            each.exhausted(message, why)
 
     def _forget(self, task: TaskInPool) -> None:
         if self.remove(task):

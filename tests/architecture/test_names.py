@@ -83,6 +83,7 @@ BANNED = {
 ALLOWED = {
     ("lane", "app/"): "a queue, partition and priority of the producer's buffer",
     ("lane", "producer/"): "a queue, partition and priority of the producer's buffer",
+    ("lane", "tracing/sender.py"): "a queue, partition and priority of the producer's buffer",
     ("lanes", "producer/"): "the queues, partitions and priorities of the producer's buffer",
     ("put_back", "compat/pool_flush.py"): "a private name of billiard",
     ("ring", "allocation/"): "a hash ring",

@@ -12,7 +12,7 @@ from kombu.utils.eventio import ERR, READ, poll
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
-from celery_dq.transport.redis.consuming.subscription import Subscription
+from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection

@@ -11,6 +11,7 @@ from celery import chord
 from celery.exceptions import TimeLimitExceeded
 from celery.result import AsyncResult
 
+from celery_dq.inspector.claim_rates import RunningEntry
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.partition import Partition
@@ -32,9 +33,9 @@ def is_revoked(result: AsyncResult[Any]) -> bool:
     return str(result.state) == "REVOKED"
 
 
-def running(worker_app: WorkerApp) -> dict[bytes, bytes]:
+def running(worker_app: WorkerApp) -> dict[bytes, int]:
     found: dict[bytes, bytes] = worker_app.client.hgetall(worker_app.keys.running)
-    return found
+    return {tenant: RunningEntry.unpack(entry).slots for tenant, entry in found.items()}
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
@@ -46,7 +47,7 @@ def test_an_early_ack_keeps_the_slot_until_the_body_ends(worker_app: WorkerApp, 
     with worker_app.worker(pool, 3):
         worker_app.ran(1)
         worker_app.ran(1, subject="began")
-        wait_until(lambda: running(worker_app) == {b"7": b"1"}, 30)
+        wait_until(lambda: running(worker_app) == {b"7": 1}, 30)
         assert worker_app.witness.reports("began") == ["a"]
         worker_app.witness.release("a")
         worker_app.ran(2, subject="began")

@@ -10,7 +10,7 @@ import pytest
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.consuming import fetcher
-from celery_dq.transport.redis.consuming.subscription import Subscription
+from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.queue import Queue
 from tests.broker.fetcher_harness import FetcherHarness, turn_until

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import redis
 
-from celery_dq.transport.redis.consuming import claims_under_way, wakeups
+from celery_dq.transport.redis.consuming import claim_limits, wakeups
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store import script_batches
 from celery_dq.transport.redis.store.queue import Queue
@@ -111,7 +111,7 @@ def test_the_wait_of_one_group_is_mended_after_a_cut(
 def test_claims_under_way_share_the_room(
     scripts: list[PartitionScripts], make_fetcher: MakeFetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims_under_way, "MIN_SHARE", 2)
+    monkeypatch.setattr(claim_limits, "MIN_SHARE", 2)
     harness = make_fetcher(4, FIRST, SECOND, THIRD)
     turn_until(lambda: harness.is_quiet, harness)
     harness.fetcher._claims._mean_brought = 1.0

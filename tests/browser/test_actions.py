@@ -65,6 +65,14 @@ ACTIONS = {
         "reprioritised",
         chosen={"New priority": "7"},
     ),
+    "arguments": Action(
+        "message/arguments/?queue=push&id={task}",
+        "edit_messages",
+        "Preview the change",
+        "Change the arguments",
+        "edited",
+        {"Named arguments": '{"note": 1}'},
+    ),
     "move": Action(
         "message/?id={task}", "edit_messages", "Move…", "Move the task", "moved", {"Move to queue": "mail"}
     ),

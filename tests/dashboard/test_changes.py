@@ -47,6 +47,7 @@ CHANGES = {
     "cancel": Change("message/cancel/", "cancel_messages", MESSAGE, True),
     "reschedule": Change("message/reschedule/", "edit_messages", {**MESSAGE, "due": "1h"}, False),
     "reprioritise": Change("message/reprioritise/", "edit_messages", {**MESSAGE, "priority": "9"}, False),
+    "arguments": Change("message/arguments/edit/", "edit_messages", {**MESSAGE, "args": '["z"]'}, True),
     "move": Change("message/move/", "edit_messages", {**MESSAGE, "to": "mail"}, True),
     "letter edit": Change(
         "dead-letters/letter/edit/", "edit_dead_letters", {**LETTER, "priority": "9"}, True
@@ -85,7 +86,7 @@ def state_of(shop: Any) -> tuple[Any, ...]:
     locks = [each.key for each in shop.dq.dedup["push"].list()]
     live, paused = shop.dq.quotas.live("push").tenants, sorted(shop.dq.quotas.paused("push"))
     pauses = (paused, queue.pause)
-    priorities = [each.priority for each in shop.dq.queues["push"].peek()]
+    priorities = [(each.priority, each.args) for each in shop.dq.queues["push"].peek()]
     return (
         priorities,
         queue.delayed,

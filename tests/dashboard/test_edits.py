@@ -59,12 +59,43 @@ def test_a_task_moves_to_another_queue_that_exists(shop: Any, operator: Any, tas
     assert "there is no such queue" in post(operator, "message/move/", **task, to="nail")
 
 
+def test_hidden_arguments_of_a_task_are_replaced_unseen(shop: Any, operator: Any) -> None:
+    (task_id,) = send(shop, "secret")
+    place = {"queue": "push", "id": task_id}
+    asked = post(operator, "message/arguments/edit/", **place, args='["open", 1]')
+    for page in (operator.get("/dq/message/arguments/", place).content.decode(), asked):
+        assert "secret" not in page
+    post(operator, "message/arguments/edit/", **hidden_fields(asked))
+    assert shop.dq.find(task_id)[0].args == "('open', 1)"
+
+
 @pytest.fixture
 def dead(use_app: Any, redis_url: str) -> Any:
     """An app that shows arguments, with a dead letter; its id is ``dead.letter``."""
     shop = use_app(redis_url.replace("redis://", "dq-redis://", 1), dq_web_show_arguments=True)
     shop.letter = dead_letter(shop, "a")
     return shop
+
+
+def test_arguments_of_a_waiting_task_are_changed_after_a_preview(dead: Any, operator: Any) -> None:
+    (task_id,) = send(dead, "b")
+    place = {"queue": "push", "id": task_id}
+    page = operator.get("/dq/message/arguments/", place).content.decode()
+    assert "[&quot;b&quot;, 0]</textarea>" in page
+    assert "nothing was changed" in post(operator, "message/arguments/edit/", **place, args='["b", 0]')
+    assert "is not JSON" in post(operator, "message/arguments/edit/", **place, args="[")
+    asked = post(operator, "message/arguments/edit/", **place, args='["b", 7]', kwargs="")
+    assert "<bdi>[&quot;b&quot;, 0]</bdi>" in asked
+    assert "kwargs</bdi>" not in asked
+    assert dead.dq.find(task_id)[0].args == "('b', 0)"
+    assert "has other arguments now" in post(operator, "message/arguments/edit/", **hidden_fields(asked))
+    assert dead.dq.find(task_id)[0].args == "('b', 7)"
+    (entry,) = [each for each in dead.dq.audit() if each.action == "edited"]
+    assert (entry.details, entry.count) == (f"{task_id}: args", 1)
+    claim(dead)
+    page = post(operator, "message/arguments/edit/", **hidden_fields(asked))
+    assert "does not wait in &#x27;push&#x27; any more" in page
+    assert "Edit arguments" not in operator.get("/dq/message/", {"id": task_id}).content.decode()
 
 
 def test_a_dead_letter_is_changed_after_a_preview_of_the_differences(dead: Any, operator: Any) -> None:

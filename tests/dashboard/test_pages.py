@@ -49,6 +49,29 @@ def test_the_queues_are_counted_by_reason(shop: Any, operator: Any) -> None:
     assert 'aria-label="1 servable, 1 throttled, 1 paused"' in text
 
 
+def test_a_tenant_shows_its_rate_and_its_cap(shop: Any, operator: Any) -> None:
+    shop.dq.quotas.set("push", "slow", rate="1/h")
+    shop.dq.quotas.set("push", "one", concurrency=1)
+    send(shop, "slow", "slow", "one", "one", "free", "free", "free")
+    claim(shop, want=3)
+    rows = {
+        each["tenant"]["tenant"]: each["tenant"]
+        for each in data_of(operator, "queue/", queue="push")["tenants"]
+    }
+    assert {name: each["service"]["capped_by"] for name, each in rows.items()} == {
+        "slow": "rate",
+        "one": "concurrency",
+        "free": "weight",
+    }
+    assert rows["slow"]["service"]["due_per_s"] == pytest.approx(1 / 3600)
+    assert "of 1/h" in page_of(operator, "queue/", queue="push")
+    # No second has passed since the first claim.
+    assert "<dd>–<small>of 1/h due</small></dd>" in page_of(operator, "tenant/", queue="push", tenant="slow")
+    assert '<dt>Capped by</dt><dd class="text">rate</dd>' in page_of(
+        operator, "tenant/", queue="push", tenant="slow"
+    )
+
+
 @pytest.mark.parametrize(
     ("quota", "health"), [({"rate": "1/h"}, "throttled"), ({"concurrency": 1}, "at-concurrency")]
 )

@@ -1,4 +1,4 @@
-"""``celery dq reschedule`` and ``reprioritise``."""
+"""``celery dq reschedule``, ``reprioritise`` and ``edit``."""
 
 from __future__ import annotations
 
@@ -94,3 +94,41 @@ def test_a_rescheduled_task_sees_its_new_eta(shop: Any) -> None:
     message.pass_eta_to(request)
     shown = datetime.fromisoformat(request.request_dict["eta"])
     assert abs(datetime.now(timezone.utc) - shown) < timedelta(minutes=2)
+
+
+def test_a_task_gets_other_arguments(run: Run, shop: Any) -> None:
+    (task_id,) = send(shop, "a")
+    (later,) = send(shop, "a", countdown=3600)
+    text = run("edit", task_id, "--args", '["b", 5]', "--kwargs", '{"note": "x"}')
+    assert text == f"Task {task_id} is waiting in 'push' now.\n"
+    assert json.loads(run("edit", later, "--args", '["c", 6]', "--json")) == {"push": "delayed"}
+    queue = shop.dq.queues["push"]
+    assert (queue.arguments(task_id), queue.arguments(later)) == (
+        (["b", 5], {"note": "x"}),
+        (["c", 6], {}),
+    )
+    assert (queue.find(task_id).args, queue.find(task_id).tenant) == ("('b', 5)", "a")
+    assert [(each.action, each.count) for each in shop.dq.audit()] == [("edited", 1)] * 2
+    with shop.connection_for_read() as connection:
+        message = connection.default_channel.basic_get("push", no_ack=True)
+        payload = connection.default_channel.message_to_python(message).payload
+    assert payload[:2] == [["b", 5], {"note": "x"}]
+    assert "Name --args, --kwargs or both." in run("edit", later, status=2)
+    assert "is not JSON" in run("edit", later, "--args", "[", status=2)
+    assert "give a list" in run("edit", later, "--args", "7", status=1)
+
+
+def test_arguments_of_a_task_that_a_worker_has_stay(run: Run, shop: Any) -> None:
+    (task_id,) = send(shop, "a")
+    claim(shop)
+    assert "it is claimed in 'push'" in run("edit", task_id, "--args", "[]", status=1)
+    assert shop.dq.queues["push"].arguments(task_id) is None
+
+
+def test_arguments_of_a_call_behind_a_dedup_lock_are_changed(run: Run, shop: Any) -> None:
+    task = shop.tasks["notify"]
+    task.apply_async(("a",), dedup={"key": "k"})
+    claim(shop)
+    behind = task.apply_async(("a",), dedup={"key": "k"})
+    assert json.loads(run("edit", str(behind.id), "--args", '["b"]', "--json")) == {"push": "blocked"}
+    assert shop.dq.find(str(behind.id))[0].args == "('b',)"

@@ -97,6 +97,10 @@ MISTAKES: list[tuple[str, str]] = [
     ("reschedule known --eta soon", "'soon' is no time"),
     ("reschedule known --countdown -5", "not a duration"),
     ("reprioritise nonsense 5", "it is in no queue"),
+    ("edit nonsense --args []", "it is in no queue"),
+    ("edit known --args 7", "give a list"),
+    ("edit known --kwargs {", "is not JSON"),
+    ("edit known", "Name --args, --kwargs or both"),
     ("reprioritise known 10", "0<=x<=9"),
     ("reprioritise known high", "not a valid integer"),
     ("move push pushh --task-id x", "--create makes the queue"),
@@ -277,7 +281,7 @@ OPTIONS |= {("quotas", "import"): ["--yes"], ("quotas", "copy"): ["--to", "other
 GIVEN |= {"priority": "5", "source": "redis://127.0.0.1:1", "target": "dq-redis://127.0.0.1:1"}
 GIVEN |= {"priority": "5", "name": "x.bad"}
 OPTIONS |= {("reschedule",): ["--countdown", "5"]}
-OPTIONS |= {("dead", "edit"): ["--priority", "1"]}
+OPTIONS |= {("dead", "edit"): ["--priority", "1"], ("edit",): ["--args", "[]"]}
 # The dashboard and the exporter serve without their broker. Here a refusal ends the commands.
 OPTIONS |= {("web",): ["--host", "0.0.0.0"], ("exporter",): ["--port", "70000"]}
 OPTIONS |= {("dedup", "repetition"): ["--consumers", "1"], ("zookeeper",): ["--timeout", "0.1"]}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
+import celery_dq
 from celery_dq import AnyOf
 from celery_dq.cli import dq
 from celery_dq.errors import InvalidQuota, InvalidRequest, InvalidTenant
@@ -47,9 +51,10 @@ def test_a_set_is_shown_with_its_backlog_and_its_resources(shop: Any) -> None:
     )
     assert snapshot.oldest_waiting_s > 0
     assert "resource_set" in run(shop, "tenants", "push")
+    assert "a resource" in run(shop, "top", "--once")
 
 
-def test_an_explanation_names_what_each_resource_waits_for(shop: Any) -> None:
+def test_an_explanation_names_the_wait_of_each_resource(shop: Any) -> None:
     shop.dq.quotas.set("push", "a", concurrency=1)
     shop.dq.quotas.pause("push", "b")
     ids = send(shop, A_B, A_B)
@@ -59,7 +64,8 @@ def test_an_explanation_names_what_each_resource_waits_for(shop: Any) -> None:
     assert "'a': 1 of 1 run at once" in found.sentence
     assert "'b': it is paused until" in found.sentence
     assert shop.dq.explain(task_id=ids[1]).reason == "resources"
-    assert "running" in shop.dq.explain(task_id=ids[0]).reason
+    assert "with worker worker:1 for resource 'a': it runs" in shop.dq.explain(task_id=ids[0]).sentence
+    assert shop.dq.queues["push"].find(ids[0]).resource == "a"
     shop.dq.quotas.resume("push", "b")
     found = shop.dq.explain(tenant=A_B, queue="push")
     assert found.reason == "turn"
@@ -109,7 +115,7 @@ def test_calls_with_one_dedup_key_are_one_in_a_set(shop: Any) -> None:
 
 
 def test_a_set_has_no_quota_and_no_pause(shop: Any) -> None:
-    calls = [
+    calls: list[Callable[[], Any]] = [
         lambda: shop.dq.quotas.set("push", A_B, rate=1),
         lambda: shop.dq.quotas.pause("push", A_B),
         lambda: shop.dq.queues["push"].pause(A_B),
@@ -140,3 +146,42 @@ def test_a_queue_gets_no_more_partitions_while_messages_wait_for_a_set(shop: Any
         push.set_partitions(4)
     claim(shop)
     assert push.set_partitions(2, timeout=0).after == 2
+
+
+@pytest.fixture
+def buffered(broker_url: str, tmp_path: Path) -> Iterator[Any]:
+    """An app whose calls are buffered, with a task for two resources."""
+    with Celery("studio", broker=broker_url, set_as_current=False) as plain:
+        plain.conf.update(dq_buffer=True, dq_buffer_folder=str(tmp_path / "spill"), task_default_queue="push")
+        app: Any = celery_dq.setup(plain)
+
+        @plain.task(shared=False, name="render", tenant=A_B)
+        def render(scene: int) -> None: ...
+
+        yield app
+        app.dq.buffer.close(timeout=0.2)
+
+
+def test_buffered_calls_reach_their_set(buffered: Any) -> None:
+    render = buffered.tasks["render"]
+    ids = [render.delay(number).id for number in range(3)]
+    ids.append(render.apply_async((3,), tenant=AnyOf("b", "c")).id)
+    buffered.dq.buffer.flush(timeout=10)
+    assert {each.tenant: each.waiting for each in buffered.dq.queues["push"].tenants() if each.waiting} == {
+        A_B: 3,
+        "any_of(b,c)": 1,
+    }
+    assert sorted(each.id for each in claim(buffered, 5)) == sorted(ids)
+
+
+def test_a_buffered_call_to_a_set_is_rejected_by_several_partitions_and_others_are_not(buffered: Any) -> None:
+    buffered.conf.dq_queues = {"push": {"partitions": 4}}
+    reported: list[tuple[str, str]] = []
+    buffered.dq.buffer.on_error(lambda error, message, state: reported.append((message.task_id, state)))
+    render = buffered.tasks["render"]
+    first = render.apply_async((0,), tenant="a")
+    refused = render.apply_async((1,))
+    last = render.apply_async((2,), tenant="b")
+    buffered.dq.buffer.flush(timeout=10)
+    assert reported == [(refused.id, "rejected")]
+    assert sorted(each.id for each in buffered.dq.queues["push"].peek()) == sorted([first.id, last.id])

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+from celery_dq.inspector.claim_rates import RunningEntry
 from celery_dq.inspector.waiting import waiting_of
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport.redis.store.partition import Partition
@@ -106,7 +107,7 @@ class PartitionScripts:
         return self.partition.explain_tenant(tenant).run(self.client)["place"]
 
     def slots(self, tenant: str) -> int:
-        return int(self.client.hget(self.keys.running, tenant) or 0)
+        return RunningEntry.unpack(self.client.hget(self.keys.running, tenant)).slots
 
     def make_older(self, by_us: float) -> None:
         """As if the only waiting message, of the tenant ``""``, had come so much earlier."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import celery_dq
+from benchmarks.counter_cost import without_counters
 from celery_dq.inspector.queue_counters import (
     WAIT_BOUNDS_S,
     QueueCounters,
@@ -16,7 +17,9 @@ from celery_dq.inspector.queue_counters import (
     oldest_waiting_s,
 )
 from celery_dq.inspector.queues import queue_snapshot
+from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.replies import OutgoingRecord
+from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.lua.partition_scripts import PartitionScripts, make_keyed_record, make_record, tags_of
 
 HOUR_S = 3600.0
@@ -213,3 +216,15 @@ def test_finished_messages_never_become_less(scripts: PartitionScripts) -> None:
 
 def test_a_damaged_field_of_waiting_times_counts_as_empty() -> None:
     assert WaitingTimes.unpack(b"short") == WaitingTimes()
+
+
+def test_the_benchmark_of_the_counters_measures_scripts_without_them(scripts: PartitionScripts) -> None:
+    partition = Partition(scripts.keys, without_counters(load_scripts()))
+    for quota in (False, True):  # the short path, and the general one
+        if quota:
+            scripts.set_quota("t", concurrency=5)
+        scripts.push(f"m{quota}", tenant="t")
+        (entry,) = partition.claim("c1", lease_ms=60_000, want=4).run(scripts.client).entries
+        partition.ack("c1", settle=[entry.tag]).run(scripts.client)
+        assert partition.ack("c1", finish=[entry.tag]).run(scripts.client) == 0
+    assert counts(scripts).keys() == {"pushed"}

@@ -76,3 +76,16 @@ def test_an_impossible_change_is_refused(scripts: PartitionScripts, changes: dic
     scripts.push("a")
     with pytest.raises(redis.ResponseError, match="DQINVALID edit"):
         edit(scripts, "a", **changes)
+
+
+def test_a_record_is_replaced_only_if_it_is_the_one_that_was_read(scripts: PartitionScripts) -> None:
+    scripts.push("a", "b")
+    before = scripts.client.hget(scripts.keys.messages, "a")
+    after = before.replace(b"[]", b"[7]")
+    assert scripts.partition.edit_record("a", b"other", after).run(scripts.client) == "other"
+    assert scripts.partition.edit_record("a", before, after).run(scripts.client) == "waiting"
+    assert scripts.client.hget(scripts.keys.messages, "a") == after
+    scripts.claim(1)
+    assert scripts.partition.edit_record("a", after, before).run(scripts.client) == "other"
+    assert scripts.client.hget(scripts.keys.messages, "a") == after
+    assert scripts.partition.edit_record("none", after, before).run(scripts.client) == "none"

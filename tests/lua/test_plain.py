@@ -54,7 +54,7 @@ def contents(client: Any, keys: PartitionKeys) -> dict[str, Any]:
     for key in client.scan_iter(f"{keys.prefix}*"):
         found[key.decode().removeprefix(keys.prefix)] = readers[client.type(key)](key)
     # A text of a number has many forms.
-    texts = ("next_look_owner", "leader", "waits_alone", "waits_in_line")
+    texts = ("next_look_owner", "leader", "waits_alone", "waits_in_line", "claim_window")
     state = {name.decode(): value for name, value in found.pop("state", {}).items()}
     found["state"] = {
         name: value if name in texts else float(value)

@@ -104,6 +104,28 @@ def test_a_resource_serves_its_own_messages_and_those_of_its_sets_in_turns(scrip
     assert len(order) == 9
 
 
+def test_the_backlogs_of_a_resource_take_turns_within_a_claim(scripts: PartitionScripts) -> None:
+    scripts.partition.pause("b").run(scripts.client)
+    scripts.push("m0", "m1", tenant=A_B)
+    scripts.push("o0", "o1", tenant="a")
+    assert [each for each, _ in taken(scripts)] == ["o0", "m0", "o1", "m1"]
+
+
+def test_a_single_message_of_a_resource_takes_its_turn(scripts: PartitionScripts) -> None:
+    scripts.claim(0)  # with a lease, a claim of a single message may be a plain one
+    scripts.push("m0", "m1", "m2", tenant=A_B)
+    scripts.push("o0", tenant="a")
+    assert taken(scripts, 1) + taken(scripts, 1) == [("o0", ""), ("m0", "b")]
+    scripts.push("o1", tenant="a")
+    assert taken(scripts, 1) == [("m1", "a")]
+
+
+def test_the_last_message_of_a_set_takes_all_its_resources_out_of_turn(scripts: PartitionScripts) -> None:
+    scripts.push("m0", tenant=A_B)
+    assert taken(scripts, 1) == [("m0", "a")]
+    assert scripts.place("a") == scripts.place("b") == "idle"
+
+
 def test_a_backlog_of_a_set_leaves_the_turns_of_other_tenants(scripts: PartitionScripts) -> None:
     scripts.push(*(f"m{i}" for i in range(50)), tenant=A_B)
     scripts.push("n0", "n1", tenant="quiet")
@@ -208,3 +230,11 @@ def test_a_consumer_without_free_slots_for_limited_tenants_takes_none(scripts: P
     scripts.push("m0", tenant=A_B)
     assert scripts.claim(5, free=0).entries == []
     assert len(scripts.claim(5).entries) == 1
+
+
+def test_a_lost_count_of_sets_is_repaired_by_the_next_message(scripts: PartitionScripts) -> None:
+    scripts.push("m0", tenant=A_B)
+    scripts.client.hset(scripts.keys.state, "sets", 0)
+    assert taken(scripts) == []
+    scripts.push("m1", tenant=A_B)
+    assert [each for each, _ in taken(scripts)] == ["m0", "m1"]

@@ -40,7 +40,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "concurrency",
         "a tenant at its concurrency waits longer for its slot",
-        "transport/redis/consuming/subscription.py",
+        "transport/redis/consuming/subscriptions.py",
         "self.has_limits or self.queue.token",
         "self.queue.token",
         ("tests/broker/test_acks.py", "-k", "not_planned"),
@@ -48,7 +48,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "concurrency",
         "the next message of a singleton queue waits longer for its predecessor",
-        "transport/redis/consuming/subscription.py",
+        "transport/redis/consuming/subscriptions.py",
         "self.has_limits or self.queue.token or",
         "self.has_limits or",
         ("tests/broker/test_acks.py", "-k", "not_planned"),
@@ -56,10 +56,18 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "concurrency",
         "a message waits longer for its dedup lock",
-        "transport/redis/consuming/subscription.py",
+        "transport/redis/consuming/subscriptions.py",
         " or any(held.has_lock for held in tuple(finishes))",
         "",
         ("tests/broker/test_acks.py", "-k", "not_planned"),
+    ),
+    Mutation(
+        "poison",
+        "the end of a message leaves its number of deliveries",
+        "transport/redis/lua/ack.lua",
+        "epoch, others > 0)",
+        "epoch, false)",
+        ("tests/lua/test_plain.py", "tests/lua/test_return.py"),
     ),
     Mutation(
         "concurrency",

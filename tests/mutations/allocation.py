@@ -92,7 +92,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "calls",
         "a pinned partition is given away",
-        "transport/redis/consuming/allocated_partitions.py",
+        "transport/redis/consuming/partition_consumers.py",
         "if not queue.is_pinned:",
         "if queue:",
         ("tests/broker/test_allocated_partitions.py", "-k", "not_reported"),

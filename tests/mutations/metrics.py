@@ -8,6 +8,8 @@ BACKLOGS = ("tests/lua/test_backlogs.py",)
 METRICS = ("tests/metrics/test_metrics.py",)
 FAULTS = ("tests/metrics/test_faults.py",)
 
+TRACING = ("tests/broker/test_tracing.py", "tests/producer/test_traced_sender.py")
+
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "shared",
@@ -136,5 +138,29 @@ MUTATIONS: tuple[Mutation, ...] = (
         "(latest.ended.is_set() and now - latest.started >= MAX_AGE_S)",
         "now - latest.started >= MAX_AGE_S",
         ("tests/metrics/test_faults.py", "-k", "begin_one_reading"),
+    ),
+    Mutation(
+        "shared",
+        "a dead letter that no worker could run leaves no trace",
+        "worker/failed_tasks.py",
+        "    task_events(consumer).exhausted(message, why)\n",
+        "",
+        TRACING,
+    ),
+    Mutation(
+        "once",
+        "a span that cannot be made keeps a batch in the buffer",
+        "tracing/sender.py",
+        "except Exception:  #",
+        "except KeyError:  #",
+        TRACING,
+    ),
+    Mutation(
+        "shared",
+        "the span of a batch has no links to its calls",
+        "tracing/spans.py",
+        "if context.is_valid]",
+        "if not context.is_valid]",
+        TRACING,
     ),
 )

@@ -181,7 +181,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "calls",
         "a worker never learns of the partition that it is to serve",
-        "transport/redis/consuming/allocated_partitions.py",
+        "transport/redis/consuming/partition_consumers.py",
         "            self._maps.doubt(queue.whole_name)\n",
         "",
         ("tests/broker/test_allocated_partitions.py", "-k", "asks"),

@@ -18,6 +18,8 @@ from tests.mutations import (
     partitioned_queues,
     partitions,
     publishing,
+    pushes,
+    resources,
     scripts,
     shared,
     singleton,
@@ -31,6 +33,7 @@ from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     *scripts.MUTATIONS,
+    *pushes.MUTATIONS,
     *heartbeats.MUTATIONS,
     *counters.MUTATIONS,
     *dashboard.MUTATIONS,
@@ -53,4 +56,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *shared.MUTATIONS,
     *operating.MUTATIONS,
     *migration.MUTATIONS,
+    *resources.MUTATIONS,
 )

@@ -155,7 +155,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "fairness",
         "messages that waited longer than the claim-ahead time do not shrink the window",
-        "transport/redis/consuming/claim_window.py",
+        "transport/redis/consuming/claim_limits.py",
         "else -LATE_WEIGHT",
         "else 1",
         ("tests/unit/test_claim_window.py",),
@@ -163,7 +163,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "fairness",
         "a worker with worker_disable_prefetch claims ahead once a slot is free",
-        "transport/redis/consuming/claim_window.py",
+        "transport/redis/consuming/claim_limits.py",
         "limit = 0 if is_gated else min(",
         "limit = min(",
         ("tests/broker/test_claim_ahead.py", "-k", "disable"),
@@ -183,7 +183,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "poison",
         "two claims under way bring a suspect each",
-        "transport/redis/consuming/claims_under_way.py",
+        "transport/redis/consuming/claim_limits.py",
         "        return self._leader == key\n",
         "        return True\n",
         ("tests/broker/test_many_queues.py", "-k", "suspect"),

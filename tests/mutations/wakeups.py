@@ -32,7 +32,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "fairness",
         "a claim without a free slot is sent again at once",
-        "transport/redis/consuming/ready_queues.py",
+        "transport/redis/consuming/subscriptions.py",
         "needs_lead and source.free_at_last_claim > 0",
         "needs_lead",
         ("tests/broker/test_lost_wakeups.py", "-k", "back_off_at_once"),
@@ -56,7 +56,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "custody",
         "singleton queues withhold the wake-ups of others",
-        "transport/redis/consuming/ready_queues.py",
+        "transport/redis/consuming/subscriptions.py",
         "if not source.queue.token)",
         ")",
         ("tests/broker/test_lost_wakeups.py", "-k", "withhold"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
+from celery_dq.inspector.claim_rates import RunningEntry
 from celery_dq.inspector.queue_counters import COUNTER_FIELDS, QueueCounters
 from tests.lua.partition_scripts import PartitionScripts
 from tests.properties.partition_model import PLACES, Model
@@ -61,8 +62,11 @@ class WatchedPartition(RuleBasedStateMachine):
     @invariant()
     def counts_are_exact(self) -> None:
         keys, model = self.scripts.keys, self.model
-        running = {t.decode(): int(n) for t, n in self.client.hgetall(keys.running).items()}
-        assert running == {t: n for t in TENANTS if (n := model.slots(t))}
+        running = {t.decode(): RunningEntry.unpack(n) for t, n in self.client.hgetall(keys.running).items()}
+        assert {t: e.slots for t, e in running.items()} == {
+            t: n for t in TENANTS if (n := model.slots(t)) or t in model.claimed
+        }
+        assert {t: e.claimed for t, e in running.items() if e.since_us} == model.claimed
         crashes = {i.decode(): int(n) for i, n in self.client.hgetall(keys.deliveries).items()}
         assert crashes == {i: m.crashes for i, m in model.messages.items() if m.returned}
         reasons = {i.decode(): r.decode() for i, r in self.client.hgetall(keys.reasons).items()}

@@ -42,6 +42,8 @@ class Model:
         self.floor = 0.0
         self.place: dict[str, str] = {}
         self.claims = 0
+        #: Tenants with a backlog -> messages claimed since the first claim that left one.
+        self.claimed: dict[str, int] = {}
         #: The counters that the partition keeps in its state, by name.
         self.counts: Counter[str] = Counter()
         self._seq = 1.7e15
@@ -106,6 +108,7 @@ class Model:
                     self.start[tenant] = max(self.start[tenant], behind)
             if new is None:
                 self.place.pop(tenant, None)
+                self.claimed.pop(tenant, None)
             else:
                 self.place[tenant] = new
         if not self.start:
@@ -207,6 +210,7 @@ class Model:
             took.entries.append((message.id, message.reason, message.crashes, message.returned, of_set))
 
         passed: set[str] = set()
+        served: Counter[str] = Counter()
         while len(took.entries) < want:
             line = [t for t in self.start if t not in passed and not self.queue_pauses]
             if not line:
@@ -236,6 +240,7 @@ class Model:
             self.waiting[backlog].pop(0)
             self.rotations.served(tenant, backlog)
             hold(message, tenant)
+            served[tenant] += 1
             self.v = max(self.v, self.start[tenant])
             self.start[tenant] += 1 / quota.weight
             free -= bool(quota.concurrency)
@@ -244,6 +249,8 @@ class Model:
             self.put_in_place()
             if took.suspect:
                 break
+        for tenant in (each for each in served if each in self.place):
+            self.claimed[tenant] = self.claimed[tenant] + served[tenant] if tenant in self.claimed else 0
         if want and not took.suspect:
             self.take_discards(want if besides is None else besides, hold)
         if took.entries:

@@ -16,6 +16,7 @@ import redis
 from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from celery_dq.inspector.claim_rates import RunningEntry
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.redis.store.replies import DeliveryTag, OutgoingRecord
 from tests.lua.partition_scripts import PLACES, PartitionScripts, make_keyed_record, make_quota, make_record
@@ -225,8 +226,10 @@ class StandingMachine(RuleBasedStateMachine):
 
     @invariant()
     def slots_are_those_of_what_is_held(self) -> None:
-        running = sum(int(slots) for slots in self.client.hvals(self.scripts.keys.running))
-        assert running <= sum(map(len, self.held.values()))
+        entries = self.client.hgetall(self.scripts.keys.running)
+        running = {tenant.decode(): RunningEntry.unpack(entry) for tenant, entry in entries.items()}
+        assert sum(each.slots for each in running.values()) <= sum(map(len, self.held.values()))
+        assert all(self.scripts.waiting(tenant) for tenant, each in running.items() if each.since_us)
 
     def teardown(self) -> None:
         """All that is left comes out, one consumer after the other dying for the last time."""

@@ -13,7 +13,7 @@ from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.envelope import pack
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDelivery
-from celery_dq.transport.redis.consuming.subscription import Subscription
+from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.message import Message
 from celery_dq.transport.redis.store.queue import Queue

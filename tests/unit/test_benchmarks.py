@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.at_claim import read_held
+from benchmarks.fleet import PLANS, Plan, distinct, fleet, model
 from benchmarks.many_quotas import accuracy
 from benchmarks.measure import Report, Series
 from benchmarks.peer_apps import PEER_APPS
@@ -174,3 +175,31 @@ def test_waits_are_counted_until_no_more_come() -> None:
         assert list(waits(reports, 2)) == [0.1, 0.2]
         reports.settimeout(0.01)
         assert list(waits(reports, 2)) == [0.3]
+
+
+def test_the_guide_shows_the_table_of_the_model() -> None:
+    guide = Path(__file__).parents[2] / "docs/guides/a-million-messages.rst"
+    shown = guide.read_text().partition(".. fleet-start\n")[2].partition(".. fleet-end\n")[0]
+    # after a change: `python -m benchmarks fleet`, and its table from benchmarks/out/fleet.rst
+    assert shown.strip() == model(False).rst().strip()
+
+
+def test_a_fleet_grows_with_its_messages() -> None:
+    plan = PLANS[1]
+    size, double = fleet(plan), fleet(plan._replace(messages_per_s=2 * plan.messages_per_s))
+    assert double.redis_cores == pytest.approx(2 * size.redis_cores)
+    assert double.workers == pytest.approx(2 * size.workers, abs=1)
+    assert double.heartbeats_per_s == size.heartbeats_per_s == 60_000 * 4 / 15
+    # each connection has two ends
+    ends = size.masters * (size.master_connections - size.publishers)
+    assert ends == pytest.approx(size.workers * size.worker_connections)
+
+
+def test_a_fleet_needs_a_partition_for_each_worker() -> None:
+    with pytest.raises(ValueError, match="512 partitions cannot keep 467 masters, 1150 workers busy"):
+        fleet(Plan("few", 1_000_000, 60_000, 512))
+
+
+def test_choices_fall_on_distinct_boxes() -> None:
+    assert [distinct(choices, 4) for choices in (0, 1, 2)] == [0, 1, 1.75]
+    assert distinct(1000, 4) == pytest.approx(4)

@@ -9,7 +9,7 @@ import pytest
 
 from celery_dq.protocols import WorkerCapacity
 from celery_dq.transport.prefetch import PrefetchCount
-from celery_dq.transport.redis.consuming.claim_window import LATE_WEIGHT, MAX_CLAIM, ClaimWindow
+from celery_dq.transport.redis.consuming.claim_limits import LATE_WEIGHT, MAX_CLAIM, ClaimWindow
 
 CLAIM_AHEAD_S = 0.05
 

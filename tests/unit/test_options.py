@@ -61,6 +61,7 @@ def test_every_setting_is_read() -> None:
             "dq_buffer_sync_interval": "1s",
             "dq_buffer_close_timeout": 3,
             "dq_metrics_port": 9540,
+            "dq_otel": True,
             "dq_metrics_host": "0.0.0.0",
             "dq_metrics_tenants": 20,
             "dq_metrics_timeout": "2s",
@@ -70,6 +71,7 @@ def test_every_setting_is_read() -> None:
     assert options.environment == "sandbox"
     assert options.key_prefix == "shop:"
     assert options.lease_us == 20_000_000
+    assert options.otel is True
     assert options.dead_letter_failures is True
     assert options.confirm_replicas == 1
     assert options.watchdog_us == 0

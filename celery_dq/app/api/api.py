@@ -19,10 +19,10 @@ from celery_dq.app.api.open_migration import opened_migration
 from celery_dq.app.api.quotas import QuotasApi
 from celery_dq.app.api.return_migration import ReturnMigration
 from celery_dq.app.api.workers import Workers
-from celery_dq.app.senders import AppSender
+from celery_dq.app.senders import AppSender, headers_of
 from celery_dq.app.timeouts import Deadline
 from celery_dq.context import AppContext
-from celery_dq.errors import InvalidRequest
+from celery_dq.errors import InvalidRequest, MissingLibrary
 from celery_dq.inspector.explain import Explanation, explain_message, explain_unknown
 from celery_dq.inspector.messages import MessageSnapshot, find
 from celery_dq.inspector.redis_values import check_text
@@ -84,7 +84,16 @@ class DQ:
 
     def make_sender(self, app: Any) -> Sender:
         """Make the sender of the app's buffered messages; each process needs its own."""
-        return AppSender(app, partitioned=self._broker.serves_queues(), step_s=self.options.publishing.step_s)
+        sender = AppSender(
+            app, partitioned=self._broker.serves_queues(), step_s=self.options.publishing.step_s
+        )
+        if not self.options.otel:
+            return sender
+        try:
+            from celery_dq.tracing.sender import TracedSender
+        except ImportError as exc:
+            raise MissingLibrary.needed_by("dq_otel = True", "opentelemetry-api", "otel") from exc
+        return TracedSender(sender, headers_of)
 
     @property
     def options(self) -> Options:

@@ -1,4 +1,4 @@
-"""Cancel tasks whose queue or partition is not known, and many tasks of one partition."""
+"""Cancel tasks whose queue or partition is not known, many tasks of one partition, or purge a queue."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from celery_dq.app.api.broker import OpenQueue
 from celery_dq.app.api.progress import OnProgress
 from celery_dq.inspector import messages, tenants
 from celery_dq.inspector.redis_values import Client
-from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
 from celery_dq.transport.redis.store.replies import Cancellation
-from celery_dq.transport.redis.store.script_batches import run_all
+from celery_dq.transport.redis.store.script_batches import run_all, share
 
-__all__ = ["cancel_all_of_tenant", "cancel_everywhere", "cancel_found", "cancellable_of_tenant"]
+__all__ = ["cancel_all_of_tenant", "cancel_everywhere", "cancel_found", "cancellable_of_tenant", "purge_all"]
 
 #: Ids in one call of the ``cancel`` script.
 MOST_CANCELLED = 100
@@ -133,3 +133,18 @@ def cancel_all_of_tenant(
         if not moved:
             break
     cancel_found(partition, client, delayed, change, on_progress)
+
+
+def purge_all(
+    partitions: Sequence[Partition], client: Client, change: AuditedChange, on_progress: OnProgress
+) -> None:
+    """Remove all waiting and delayed messages and discards of a queue, and count them in `change`."""
+    left = list(partitions)
+    while left:
+        limit = share(MAX_CHUNK, len(left))
+        replies = run_all([partition.purge(limit=limit) for partition in left], client)
+        change.count += sum(reply.removed for reply in replies)
+        on_progress(change.count)
+        left = [
+            partition for partition, reply in zip(left, replies, strict=True) if reply.more and reply.removed
+        ]

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 import redis
 
+from celery_dq.app.api.broker import OpenQueue
 from celery_dq.app.api.progress import OnProgress, ignore_progress
+from celery_dq.inspector.messages import find
 from celery_dq.inspector.redis_values import Client, text
+from celery_dq.inspector.tenants import tenant_snapshot
 from celery_dq.inspector.waiting import waiting_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
@@ -107,3 +110,44 @@ class Mover:
         """End the lease, under which no message is left."""
         while self._source.resign(self._name).run(self._client):
             pass
+
+
+def movable(source: OpenQueue, task_id: str | None, tenant: str | None) -> int:
+    """Count the messages that :func:`move_chosen` would move."""
+    if tenant is not None:
+        return sum(tenant_snapshot(each, source.client, tenant).waiting for each in source.of(tenant))
+    found = find(*source, task_id or "")
+    return sum(each.state in ("waiting", "delayed") for each in found)
+
+
+def move_chosen(
+    source: OpenQueue,
+    destination: OpenQueue,
+    task_id: str | None,
+    tenant: str | None,
+    head_start_us: int,
+    on_progress: OnProgress,
+) -> None:
+    """Move a task, or all waiting messages of a tenant, to the end of another queue.
+
+    Args:
+        source: The queue that loses the messages.
+        destination: The queue that gets them.
+        task_id: The task, unless `tenant` is given.
+        tenant: The tenant.
+        head_start_us: As for :class:`Mover`.
+        on_progress: Called with the number of messages that have moved so far.
+    """
+    client = source.client
+    if tenant is not None:
+        done, home = 0, destination.home(tenant)
+        for each in source.of(tenant)[::-1]:
+
+            def moved(count: int, before: int = done) -> None:
+                on_progress(before + count)
+
+            done += Mover(each, home, client, head_start_us).move_tenant(tenant, moved)
+    elif found := find(*source, task_id or ""):
+        home = destination.home(found[0].tenant)
+        mover = Mover(source.partitions[found[0].partition], home, client, head_start_us)
+        on_progress(mover.move([found[0].id]))

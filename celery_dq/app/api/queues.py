@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
 
-from celery_dq.app.api import pauses
+from celery_dq.app.api import message_edits as edits, pauses
 from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import BrokerAccess, OpenPartition, OpenQueue
 from celery_dq.app.api.cancel import (
@@ -13,11 +15,14 @@ from celery_dq.app.api.cancel import (
     cancel_everywhere,
     cancel_found,
     cancellable_of_tenant,
+    purge_all,
 )
 from celery_dq.app.api.forget import forget_queue
-from celery_dq.app.api.move import Mover
+from celery_dq.app.api.move import movable, move_chosen
 from celery_dq.app.api.partition_count import PartitionsChange, set_partitions
 from celery_dq.app.api.progress import OnProgress, ignore_progress
+from celery_dq.app.api.task_body import check_changes
+from celery_dq.app.api.tenant_moves import deliver_outboxes
 from celery_dq.context import AppContext
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector import messages, queues, tenants
@@ -29,9 +34,7 @@ from celery_dq.inspector.redis_values import check_count, check_moment, check_se
 from celery_dq.inspector.tenant_pages import TenantPage, tenant_page
 from celery_dq.inspector.tenants import TenantSnapshot, TenantState
 from celery_dq.keys import quota_field
-from celery_dq.transport.redis.store.partition import MAX_CHUNK
 from celery_dq.transport.redis.store.replies import Cancellation, Edited
-from celery_dq.transport.redis.store.script_batches import run_all, share
 from celery_dq.transport.tenant import check_priority, check_single_tenant, check_tenant
 
 
@@ -161,6 +164,12 @@ class QueueApi:
         with self._broker.open(self.name) as (partitions, client):
             return message_details(partitions, client, task_id)
 
+    def arguments(self, task_id: str) -> edits.Arguments | None:
+        """The arguments of a task in JSON that may be edited; None for any other task."""
+        check_text("task_id", task_id)
+        with self._broker.open(self.name) as opened:
+            return edits.editable_arguments(*opened, task_id)
+
     def explain(self, tenant: str | int) -> Explanation:
         """Explain why a tenant's work is served or not, and until when."""
         name = check_tenant(tenant)
@@ -246,23 +255,15 @@ class QueueApi:
             now = self.snapshot(ages=False)
             return now.waiting + now.delayed + now.discards
         with self._broker.open(self.name) as opened, self._change(opened, "purged") as change:
-            left = list(opened.partitions)
-            while left:
-                limit = share(MAX_CHUNK, len(left))
-                replies = run_all([partition.purge(limit=limit) for partition in left], opened.client)
-                change.count += sum(reply.removed for reply in replies)
-                on_progress(change.count)
-                left = [
-                    partition
-                    for partition, reply in zip(left, replies, strict=True)
-                    if reply.more and reply.removed
-                ]
+            purge_all(*opened, change, on_progress)
             return change.count
 
     def _change(
         self, opened: OpenPartition | OpenQueue, action: str, tenant: str | None = None, *, details: str = ""
     ) -> AbstractContextManager[AuditedChange]:
-        """Write a change to the audit stream at its end."""
+        """Write a change to the audit stream at its end. It finds what a killed mover had taken out, too."""
+        if isinstance(opened, OpenQueue):
+            deliver_outboxes(*opened, self._context.options.queue(self.name).head_start_us)
         return self._broker.audit.change(opened.client, action, self.name, tenant=tenant, details=details)
 
     # Pausing.
@@ -270,7 +271,7 @@ class QueueApi:
     def pause(self, tenant: str | int | None = None, *, until: datetime | timedelta | None = None) -> Pause:
         """Start no more tasks of the queue, or of one tenant. The backlog stays, and running tasks continue.
 
-        Messages are still accepted. A pause of the queue and the pauses of its tenants end separately.
+        Messages are still accepted. The pauses of the queue and of its tenants end separately.
 
         Args:
             tenant: The tenant; None pauses the whole queue.
@@ -313,8 +314,7 @@ class QueueApi:
         """Change the number of partitions, and move tenants with their messages to their new homes.
 
         Args:
-            count: The new number, 1 to 4096. Give ``dq_queues`` the same one. The same call goes on with a
-                change that is not complete.
+            count: The new number, 1 to 4096; the same one completes a change. Give it to ``dq_queues``, too.
             timeout: Seconds to wait for running tasks of tenants that move.
             on_progress: Called with the number of messages that were moved.
 
@@ -350,11 +350,10 @@ class QueueApi:
         if (eta is None) == (countdown is None):
             raise InvalidRequest("reschedule: give exactly one of eta=… and countdown=…")
         if eta is not None:
-            us = check_moment("eta", eta)
-        else:
-            us = round(check_seconds("countdown", countdown) * 1e6)
-        when = eta.isoformat() if eta is not None else f"{countdown:g} s"
-        return self._edit("rescheduled", task_id, when, **{"for_us" if eta is None else "due_us": us})
+            at = partial(edits.edit_place, due_us=check_moment("eta", eta))
+            return self._edit("rescheduled", task_id, eta.isoformat(), at)
+        later = partial(edits.edit_place, for_us=round(check_seconds("countdown", countdown) * 1e6))
+        return self._edit("rescheduled", task_id, f"{countdown:g} s", later)
 
     def reprioritise(self, task_id: str, priority: int) -> Edited:
         """Change the priority of a waiting or delayed task; it keeps its place by time within the new one.
@@ -367,23 +366,35 @@ class QueueApi:
             See :meth:`reschedule`.
         """
         new = check_priority(priority)
-        return self._edit("reprioritised", task_id, str(new), priority=new)
+        return self._edit("reprioritised", task_id, str(new), partial(edits.edit_place, priority=new))
 
-    def _edit(self, action: str, task_id: str, new: str, **changes: int) -> Edited:
+    def edit(self, task_id: str, **changes: Any) -> Edited:
+        """Change the arguments of a task that waits. One that a worker has is never changed.
+
+        Dedup key, tenant and place stay as they are, also where they were made of the arguments.
+
+        Args:
+            task_id: The task, which waits, is delayed, or waits for a dedup lock.
+            changes: ``args`` (a list) or ``kwargs`` (a dict with texts as keys), or both.
+
+        Returns:
+            See :meth:`reschedule`; ``blocked`` is a change, too.
+
+        Raises:
+            InvalidMessage: A change is unknown, or the body's content type is not in ``accept_content``.
+        """
+        check_changes(changes, ("args", "kwargs"))
+        edit = partial(edits.edit_arguments, changes=changes, accept=self._broker.accept_content)
+        return self._edit("edited", task_id, ", ".join(sorted(changes)), edit)
+
+    def _edit(self, action: str, task_id: str, new: str, edit: edits.EditMessage) -> Edited:
         check_text("task_id", task_id)
         with (
             self._broker.open(self.name) as opened,
             self._change(opened, action, details=f"{task_id}: {new}") as change,
         ):
-            # The tenant of the task is unknown, and a partition without the task changes nothing.
-            calls = [partition.edit(task_id, **changes) for partition in opened.partitions]
-            outcome: Edited = next((each for each in run_all(calls, opened.client) if each != "none"), "none")
-            if outcome == "expires":
-                raise InvalidRequest(
-                    f"reschedule: task {task_id} expires before that ({new}), and would not run; give an "
-                    "earlier time"
-                )
-            change.count = int(outcome in ("waiting", "delayed"))
+            outcome = edit(*opened, task_id)
+            change.count = int(outcome in edits.CHANGED)
             return outcome
 
     # Moving.
@@ -425,27 +436,15 @@ class QueueApi:
         head_start = self._context.options.queue(to).head_start_us
         name = None if tenant is None else check_tenant(tenant)
         with self._broker.open_all([self.name, to], declare=not dry_run) as (source, destination):
-            client = source.client
-            found = [] if task_id is None else messages.find(*source, task_id)
-            if dry_run and name is not None:
-                return sum(tenants.tenant_snapshot(each, client, name).waiting for each in source.of(name))
             if dry_run:
-                return sum(each.state in ("waiting", "delayed") for each in found)
-            self._broker.declare(client, to)
+                return movable(source, task_id, name)
+            self._broker.declare(source.client, to)
             details = f"to {to}" if task_id is None else f"to {to}: {task_id}"
             with self._change(source, "moved", name, details=details) as change:
 
                 def moved(count: int) -> None:
-                    change.count = done + count
-                    on_progress(change.count)
+                    change.count = count
+                    on_progress(count)
 
-                done = 0
-                if name is not None:
-                    home = destination.home(name)
-                    for each in source.of(name)[::-1]:
-                        done += Mover(each, home, client, head_start).move_tenant(name, moved)
-                elif found:
-                    home = destination.home(found[0].tenant)
-                    mover = Mover(source.partitions[found[0].partition], home, client, head_start)
-                    moved(mover.move([found[0].id]))
+                move_chosen(source, destination, task_id, name, head_start, moved)
             return change.count

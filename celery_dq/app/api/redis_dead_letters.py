@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,10 +14,10 @@ from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import BrokerAccess, OpenQueue
 from celery_dq.app.api.move import Mover
 from celery_dq.app.api.progress import OnProgress, ignore_progress, paced
-from celery_dq.app.api.task_body import shown_arguments, with_arguments
+from celery_dq.app.api.task_body import check_changes, shown_arguments, with_arguments
 from celery_dq.context import AppContext
 from celery_dq.duration import parse_rate
-from celery_dq.errors import CorruptRecord, InvalidMessage, InvalidRequest
+from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.inspector.dead_letters import (
     DeadLetter,
     DeadLetterContent,
@@ -336,20 +336,6 @@ def check_choice(message_id: str | None, wanted: DeadLetterFilter) -> None:
     check_text("message_id", message_id)
     if wanted != ALL:
         raise InvalidRequest("replay: give either message_id or wanted=…, not both")
-
-
-def check_changes(changes: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise :exc:`~celery_dq.errors.InvalidMessage` for a change that cannot be made."""
-    unknown = sorted(changes.keys() - {*known})
-    if unknown:
-        raise InvalidMessage(f"edit: {unknown[0]!r} cannot be changed: only {', '.join(known)}")
-    args, kwargs, eta = changes.get("args", []), changes.get("kwargs", {}), changes.get("eta")
-    if not isinstance(args, (list, tuple)):
-        raise InvalidMessage(f"edit: args = {args!r}: give a list")
-    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
-        raise InvalidMessage(f"edit: kwargs = {kwargs!r}: give a dict with texts as keys")
-    if eta is not None and not isinstance(eta, datetime):
-        raise InvalidMessage(f"edit: eta = {eta!r}: give a datetime, or None for at once")
 
 
 def edited(record: RedisRecord, accept: Collection[str], **changes: Any) -> RedisRecord:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from kombu import compression, serialization
@@ -11,10 +12,24 @@ from kombu import compression, serialization
 from celery_dq.errors import CorruptRecord, InvalidMessage
 from celery_dq.transport import envelope
 
-__all__ = ["shown_arguments", "with_arguments"]
+__all__ = ["check_changes", "shown_arguments", "with_arguments"]
 
 #: The content type of a message that names none.
 JSON = "application/json"
+
+
+def check_changes(changes: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise :exc:`~celery_dq.errors.InvalidMessage` for a change that cannot be made."""
+    unknown = sorted(changes.keys() - {*known})
+    if unknown:
+        raise InvalidMessage(f"edit: {unknown[0]!r} cannot be changed: only {', '.join(known)}")
+    args, kwargs, eta = changes.get("args", []), changes.get("kwargs", {}), changes.get("eta")
+    if not isinstance(args, (list, tuple)):
+        raise InvalidMessage(f"edit: args = {args!r}: give a list")
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise InvalidMessage(f"edit: kwargs = {kwargs!r}: give a dict with texts as keys")
+    if eta is not None and not isinstance(eta, datetime):
+        raise InvalidMessage(f"edit: eta = {eta!r}: give a datetime, or None for at once")
 
 
 def read_body(packed: bytes, raw: str | bytes, accept: Collection[str]) -> Any:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from celery_dq.app.api.progress import OnProgress, ignore_progress, paced
-from celery_dq.app.api.redis_dead_letters import ALL, DeadLetters, check_changes, check_choice
-from celery_dq.app.api.task_body import shown_arguments, with_arguments
+from celery_dq.app.api.redis_dead_letters import ALL, DeadLetters, check_choice
+from celery_dq.app.api.task_body import check_changes, shown_arguments, with_arguments
 from celery_dq.duration import parse_rate
 from celery_dq.errors import CorruptRecord
 from celery_dq.inspector.dead_letters import DeadLetter, DeadLetterContent, DeadLetterFilter

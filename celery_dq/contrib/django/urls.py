@@ -9,7 +9,13 @@ from celery_dq.contrib.django.dashboard.audit import AuditView
 from celery_dq.contrib.django.dashboard.dead_letters import DeadLettersView, PurgeView, ReplayView
 from celery_dq.contrib.django.dashboard.dedup_locks import DedupLocksView, ReleaseView
 from celery_dq.contrib.django.dashboard.letter_edits import LetterEditView, LetterView
-from celery_dq.contrib.django.dashboard.message_edits import MoveView, ReprioritiseView, RescheduleView
+from celery_dq.contrib.django.dashboard.message_edits import (
+    ArgumentsEditView,
+    ArgumentsView,
+    MoveView,
+    ReprioritiseView,
+    RescheduleView,
+)
 from celery_dq.contrib.django.dashboard.messages import CancelView, MessageView
 from celery_dq.contrib.django.dashboard.pauses import (
     PauseView,
@@ -40,6 +46,8 @@ urlpatterns = [
     path("message/cancel/", CancelView.as_view(), name="cancel"),
     path("message/reschedule/", RescheduleView.as_view(), name="reschedule"),
     path("message/reprioritise/", ReprioritiseView.as_view(), name="reprioritise"),
+    path("message/arguments/", ArgumentsView.as_view(), name="message-edit"),
+    path("message/arguments/edit/", ArgumentsEditView.as_view(), name="message-arguments"),
     path("message/move/", MoveView.as_view(), name="move"),
     path("dead-letters/", DeadLettersView.as_view(), name="dead-letters"),
     path("dead-letters/replay/", ReplayView.as_view(), name="replay"),

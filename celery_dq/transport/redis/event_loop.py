@@ -107,6 +107,7 @@ class EventLoopChannel(RedisChannel):
                     self.follow_partitions()
                     fetcher = self.consumer.live_fetcher
                 if fetcher is not None:
+                    self.consumer.check()
                     fetcher.tick()
             except self.connection_errors:
                 self._mark_broken()
@@ -294,7 +295,10 @@ class EventLoopChannel(RedisChannel):
     @property
     def has_inbox(self) -> bool:
         """Whether a message may be delivered, or a delivered one of a singleton queue may start."""
-        return self.consumer.has_undelivered or self.consumer.has_startable
+        consumer = self.consumer
+        if consumer.singleton_delivery is not None and consumer.has_startable:
+            return True
+        return consumer.has_undelivered
 
     @property
     def expects_answer(self) -> bool:
@@ -305,8 +309,11 @@ class EventLoopChannel(RedisChannel):
     def next_deadline(self) -> float | None:
         """Return the monotonic time at which :meth:`tick` must run even if nothing arrives; None for none."""
         fetcher = self.consumer.live_fetcher
-        times = (None if fetcher is None else fetcher.next_deadline(), self.consumer.overdue_at())
-        return min((at for at in times if at is not None), default=None)
+        due_at = None if fetcher is None else fetcher.next_deadline()
+        overdue_at = self.consumer.overdue_at()
+        if due_at is None or overdue_at is None:
+            return overdue_at if due_at is None else due_at
+        return min(due_at, overdue_at)
 
     def send_acks_after_batch(self) -> None:
         """Send pending acks when ``drain_events`` returns, unless the inbox holds more messages."""

@@ -66,7 +66,7 @@ class QoS(PrefetchCount):
         if requeue:
             self.release(tag, "crashed" if message.crashed else "requeue")
         elif message.dead_letter_reason or self.channel.context.options.dead_letter_failures:
-            self.channel.dead_letter(message, message.dead_letter_reason or "rejected")
+            message.dead_letter(message.dead_letter_reason or "rejected")
         else:
             self.forget(tag)
             self.channel.in_flight.finish(tag)

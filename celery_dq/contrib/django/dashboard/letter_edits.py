@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timezone
 from typing import Any
 
 from django.http import QueryDict
 
 from celery_dq.app.api.api import DQ
+from celery_dq.contrib.django.dashboard.argument_forms import as_json, changed_arguments
 from celery_dq.contrib.django.dashboard.letter_filter import hidden
 from celery_dq.contrib.django.dashboard.messages import HIDDEN
 from celery_dq.contrib.django.dashboard.times import duration_or_time
 from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, PageView, required
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetterContent
-from celery_dq.inspector.plain import plain
 
 __all__ = ["LetterEditView", "LetterView"]
 
-#: Characters of JSON that the form takes for each kind of arguments.
-LONGEST_JSON = 100_000
 #: The parts that the form has, in order.
 PARTS = ("args", "kwargs", "tenant", "priority", "eta")
 
@@ -36,16 +33,12 @@ def _content(dq: DQ, given: QueryDict) -> DeadLetterContent:
 def _values(content: DeadLetterContent) -> dict[str, str]:
     """Return the parts as the form has them; "" for arguments that cannot be read."""
     return {
-        "args": _json(content.args),
-        "kwargs": _json(content.kwargs),
+        "args": as_json(content.args),
+        "kwargs": as_json(content.kwargs),
         "tenant": content.letter.tenant,
         "priority": str(content.priority),
         "eta": "" if content.due is None else f"{content.due.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%S}",
     }
-
-
-def _json(value: Any) -> str:
-    return "" if value is None else json.dumps(plain(value), ensure_ascii=False)
 
 
 class LetterView(PageView):
@@ -117,12 +110,7 @@ def _changes(content: DeadLetterContent, form: QueryDict) -> dict[str, Any]:
     """
     before = _values(content)
     given = {part: form.get(part, before[part]).strip() for part in PARTS}
-    changes: dict[str, Any] = {}
-    for part in ("args", "kwargs"):
-        if given[part]:
-            value = _read_json(part, given[part])
-            if value != plain(getattr(content, part)):
-                changes[part] = value
+    changes = changed_arguments({"args": content.args, "kwargs": content.kwargs}, given)
     if given["tenant"] != before["tenant"]:
         changes["tenant"] = given["tenant"]
     if given["priority"] != before["priority"]:
@@ -139,12 +127,3 @@ def _eta(text: str) -> datetime | None:
         return None
     found = duration_or_time("eta", text)
     return found if isinstance(found, datetime) else datetime.now(timezone.utc) + found
-
-
-def _read_json(part: str, text: str) -> Any:
-    if len(text) > LONGEST_JSON:
-        raise InvalidRequest(f"{part}: the form takes {LONGEST_JSON} characters; use 'celery dq dead edit'")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise InvalidRequest(f"{part} = {text[:60]!r} is not JSON: {exc}") from None

@@ -1,19 +1,21 @@
-"""Changes of a task that waits: when it is due, its priority, its queue."""
+"""Changes of a task that waits: when it is due, its priority, its arguments, its queue."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.http import QueryDict
 
 from celery_dq.app.api.api import DQ
+from celery_dq.contrib.django.dashboard.argument_forms import ARGUMENTS, as_json, changed_arguments
+from celery_dq.contrib.django.dashboard.messages import HIDDEN
 from celery_dq.contrib.django.dashboard.times import duration_or_time
-from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, required
+from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, PageView, required
 from celery_dq.errors import InvalidRequest
 
-__all__ = ["MoveView", "ReprioritiseView", "RescheduleView"]
+__all__ = ["ArgumentsEditView", "ArgumentsView", "MoveView", "ReprioritiseView", "RescheduleView"]
 
 
 class MessageChange(ChangeView):
@@ -63,6 +65,61 @@ class ReprioritiseView(MessageChange):
             raise InvalidRequest(f"priority = {text[:20]!r}: give a number from 0 to 9")
         outcome = dq.queues[queue].reprioritise(task_id, int(text))
         return self.outcome(queue, task_id, outcome, f"has priority {text} now")
+
+
+class ArgumentsView(PageView):
+    """The arguments of a task that waits, in a form."""
+
+    permission = "edit_messages"
+    page = "message_edit"
+
+    def read(self, dq: DQ, given: QueryDict, *, arguments: bool) -> dict[str, Any]:
+        """Read the arguments; they are left out unless they may be shown."""
+        queue, task_id, present = _present(dq, given)
+        found = dq.queues[queue].find(task_id)
+        return {
+            "queue": queue,
+            "id": task_id,
+            "task": "" if found is None else found.task,
+            "values": {part: as_json(present[part]) if arguments else "" for part in ARGUMENTS},
+        }
+
+
+def _present(dq: DQ, given: QueryDict) -> tuple[str, str, dict[str, Any]]:
+    """Return queue, task and the present arguments."""
+    queue, task_id = required(given, "queue"), required(given, "id")
+    found = dq.queues[queue].arguments(task_id)
+    if found is None:
+        raise InvalidRequest(f"task {task_id} does not wait in {queue!r} any more, so it cannot be changed")
+    return queue, task_id, found._asdict()
+
+
+class ArgumentsEditView(MessageChange):
+    """Changes the arguments of a task, after a preview of the differences."""
+
+    def preview(self, dq: DQ, form: QueryDict) -> Confirmation:
+        """Return the arguments before and after."""
+        queue, task_id, present = _present(dq, form)
+        changes = changed_arguments(present, form.dict())
+        if not changes:
+            raise InvalidRequest("nothing was changed: the task has these arguments already")
+        return Confirmation(
+            title="Change the arguments?",
+            sentence=f"Task {task_id} keeps its place in {queue!r}, its tenant, and its dedup key.",
+            button="Change the arguments",
+            columns=("", "now", "then"),
+            rows=[
+                (part, as_json(present[part]) if self.arguments else HIDDEN, as_json(changes[part]))
+                for part in changes
+            ],
+            fields={name: form.get(name, "") for name in ("queue", "id", *ARGUMENTS)},
+        )
+
+    def make(self, dq: DQ, form: QueryDict) -> str:
+        """Change the arguments."""
+        queue, task_id, present = _present(dq, form)
+        outcome = dq.queues[queue].edit(task_id, **changed_arguments(present, form.dict()))
+        return self.outcome(queue, task_id, outcome, "has other arguments now")
 
 
 class MoveView(MessageChange):

@@ -36,7 +36,7 @@ class Migration(migrations.Migration):
                     ("pause_tenants", "Can pause and resume tenants"),
                     ("pause_queues", "Can pause and resume whole queues"),
                     ("cancel_messages", "Can cancel tasks"),
-                    ("edit_messages", "Can reschedule, reprioritise and move tasks"),
+                    ("edit_messages", "Can reschedule, reprioritise, edit and move tasks"),
                     ("replay_dead_letters", "Can send dead letters again"),
                     ("edit_dead_letters", "Can change dead letters and send them again"),
                     ("purge_dead_letters", "Can delete dead letters"),

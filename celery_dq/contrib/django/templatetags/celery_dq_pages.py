@@ -13,6 +13,7 @@ from celery_dq.contrib.django.dashboard.assets import asset_address
 from celery_dq.contrib.django.dashboard.links import link_to
 from celery_dq.contrib.django.dashboard.numbers import exact
 from celery_dq.contrib.django.dashboard.plots import plots
+from celery_dq.inspector.claim_rates import spelled_share, spelled_speed
 from celery_dq.inspector.live_quotas import spelled_rate
 
 register = template.Library()
@@ -90,6 +91,18 @@ def plotted(value: float | None, unit: str) -> str:
     if unit == "rate":
         return f"{value:,.0f}/s" if value >= 10 or value == int(value) else f"{value:.2g}/s"
     return count(int(value)) if value == int(value) else f"{value:g}"
+
+
+@register.filter
+def measured(per_s: float | None) -> str:
+    """Return a measured rate, in the unit that shows it best; a dash for None."""
+    return spelled_speed(per_s).replace("-", "–")
+
+
+@register.filter
+def percent(part: float | None) -> str:
+    """Return a part of 1 in percent; a dash for None."""
+    return spelled_share(part).replace("-", "–")
 
 
 @register.filter

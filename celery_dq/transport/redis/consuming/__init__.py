@@ -1,14 +1,12 @@
 """How claimed messages get from Redis to the consumers of a channel.
 
-``subscription``        the state of one queue: back-off, next look, claim limit
-``ready_queues``        the queues that may have work, in turn, and the times at which others are due
-``claims_under_way``    how many claims there may be, and how they share the capacity
+``subscriptions``       the state of each queue, their turns, and the times at which they are due
+``claim_limits``        how much a claim asks for: messages ahead, a share for each queue, discards
 ``wakeups``             waits for wake-ups with one ``BLPOP`` per group of queues
 ``sharded_wakeups``     waits for wake-ups on a Redis Cluster, by PUB/SUB
 ``fetcher``             claims messages without polling and without blocking
-``claim_window``        how many messages a worker claims beyond its free slots
 ``inbox``               claimed messages before their delivery, in fair order
-``allocated_partitions`` the partitions that are allocated to this worker
+``partition_consumers`` which partitions are consumed, and by which consumer
 ``singleton_delivery``  singleton queues: claimed in a term, delivered one after the other
 ``watchdog``            notices a consumer that no longer claims beside a backlog
 ``single_claim``        claims one message at once

@@ -16,14 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, WorkerCapacity
-from celery_dq.transport.redis.consuming.allocated_partitions import AllocatedPartitions
-from celery_dq.transport.redis.consuming.claim_window import MAX_CLAIM, ClaimWindow
+from celery_dq.transport.redis.consuming.claim_limits import MAX_CLAIM, ClaimWindow
 from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.inbox import Inbox
-from celery_dq.transport.redis.consuming.partition_consumers import PartitionConsumers, QueueConsumer
+from celery_dq.transport.redis.consuming.partition_consumers import (
+    AllocatedPartitions,
+    PartitionConsumers,
+    QueueConsumer,
+)
 from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDelivery
-from celery_dq.transport.redis.consuming.subscription import Subscription
+from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.consuming.watchdog import Watchdog
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.message import Message
@@ -183,8 +186,8 @@ class ChannelConsumer:
 
     # -- capacity --------------------------------------------------------------
 
-    def capacity(self) -> tuple[int, int]:
-        """Return how many messages to claim, and how many of them fit free pool slots.
+    def check(self) -> None:
+        """Let the watchdog decide, and release the inbox when it is overdue; called in each turn of the loop.
 
         Raises:
             redis.ConnectionError: The watchdog has found that the connection is dead.
@@ -193,9 +196,9 @@ class ChannelConsumer:
         is_late = bool(self._inbox) and self._overdue_after() <= self._process.clock.monotonic()
         if is_late and self.overdue_at() is not None:
             self._release_overdue()
-        return self._measure_capacity()
 
-    def _measure_capacity(self) -> tuple[int, int]:
+    def capacity(self) -> tuple[int, int]:
+        """Return how many messages to claim, and how many of them fit free pool slots."""
         qos, capacity = self._channel.qos, self._capacity
         if self._channel.closed:
             return 0, 0
@@ -326,7 +329,7 @@ class ChannelConsumer:
             return False
         channel.qos.append(message, tag)
         if message.discard:
-            with self._process.discard_pace.timed():
+            with self.fetcher.discard_pace.timed():
                 return self._discard(message)
         self._window.delivered(self._delivered_at - message.claimed_at)
         consumer = self._consumers.next_for(message.prefix)
@@ -414,7 +417,7 @@ class ChannelConsumer:
 
     def _ignores_backlog(self) -> bool:
         channel = self._channel
-        return channel.poller.is_driven and self._measure_capacity()[0] > 0 and channel.has_wakeup()
+        return channel.poller.is_driven and self.capacity()[0] > 0 and channel.has_wakeup()
 
     # -- closing ---------------------------------------------------------------
 

@@ -172,9 +172,6 @@ class SettlingChannel(Protocol):
     def running_tags(self) -> Any:
         """Return the delivery tags of messages that run."""
 
-    def dead_letter(self, message: Any, reason: str) -> None:
-        """Store a message as a dead letter."""
-
     def send_acks_now(self) -> None:
         """Send the pending acks at once where no message is delivered next."""
 

@@ -19,18 +19,16 @@ Pending acks travel with the next claim of their partition, or alone when no cla
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 
-from celery_dq.transport.redis.consuming.claims_under_way import ClaimsUnderWay
-from celery_dq.transport.redis.consuming.ready_queues import ReadyQueues
-from celery_dq.transport.redis.consuming.subscription import Subscription
+from celery_dq.transport.redis.consuming.claim_limits import ClaimsUnderWay, DiscardPace
+from celery_dq.transport.redis.consuming.subscriptions import ReadyQueues, Subscription
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupListener
 from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, tags
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
@@ -38,13 +36,8 @@ from celery_dq.transport.redis.in_flight.in_flight_message import PendingAcks
 from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S
 from celery_dq.transport.redis.in_flight.script_pipeline import ClaimFailure, InFlightCall, ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.replies import ClaimReply
+from celery_dq.transport.redis.store.replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.redis.store.transient import TransientListener
-
-if TYPE_CHECKING:
-    from celery_dq.transport.redis.store.replies import ClaimedEntry
-
-logger = logging.getLogger(__name__)
 
 #: Wake-ups that one turn of the loop hands over. After a connect, it may rely on this process for each queue.
 MAX_HANDOVERS = 100
@@ -85,6 +78,8 @@ class RedisFetcher:
         self._subscriptions: dict[str, Subscription] = {}
         self._ready = ReadyQueues()
         self._claims = ClaimsUnderWay()
+        #: Decides how many discards a claim takes besides its messages.
+        self.discard_pace = DiscardPace(process.clock)
         #: Queues whose wake-up must be handed over, with the number of handovers.
         self._handovers: list[tuple[Queue, int]] = []
         #: Transient queues, by the keys of their lists.
@@ -191,14 +186,17 @@ class RedisFetcher:
         """
         now = self._process.clock.monotonic()
         self._ready.take_due(now, self._runs_suspect)
-        want, free = self._capacity() if self._subscriptions else (0, 0)
+        # Most turns are of other events, such as the end of a task, and change nothing here.
+        is_needed = self._ready.needs_capacity or self.wakeups.needs_capacity
+        want, free = self._capacity() if self._subscriptions and is_needed else (0, 0)
         with self.pipeline.together:
             if want > 0:
                 self._send_claims(want, free, now)
             else:
                 for source in tuple(islice(self._ready.to_hand_over(), MAX_HANDOVERS)):
                     self._hand_over_wakeup(source, now)
-            self._send_handovers(now)
+            if self._handovers:
+                self._send_handovers(now)
             self.pipeline.send_pending_acks(now)
         keeps = self._can_keep_next_look()
         self.wakeups.wait(now, may_wait=want > 0 and keeps is not None, in_loop=not keeps)
@@ -279,8 +277,8 @@ class RedisFetcher:
             hold=self._can_keep_next_look(),
             max_deliveries=queue.max_deliveries,
             suspects=leads and not self._runs_suspect,
-            discards=process.discard_pace.room() if leads else 0,
-            discard_rest_s=process.discard_pace.rest_s(),
+            discards=self.discard_pace.room() if leads else 0,
+            discard_rest_s=self.discard_pace.rest_s(),
             settle=tags(settles),
             finish=tags(finishes),
         )

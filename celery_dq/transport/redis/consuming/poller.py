@@ -292,8 +292,12 @@ class Poller:
         return delivered
 
     def _deadline(self) -> float | None:
-        times = [at for at in (channel.next_deadline() for channel in self._channels) if at is not None]
-        return min(times) if times else None
+        earliest = None
+        for channel in self._channels:
+            at = channel.next_deadline()
+            if at is not None and (earliest is None or at < earliest):
+                earliest = at
+        return earliest
 
     # -- waking ----------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import redis
 from redis.exceptions import MovedError
 
-from celery_dq.transport.redis.consuming.subscription import Subscription
+from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupListener
 from celery_dq.transport.redis.store.cluster_client import (
     CONNECT_TIMEOUT_S,
@@ -254,6 +254,11 @@ class ShardedWakeups(WakeupGroups):
     def is_waiting(self) -> bool:
         """Whether each group is subscribed, and no message is to be followed."""
         return bool(self.groups) and all(each.is_subscribed for each in self.groups)
+
+    @property
+    def needs_capacity(self) -> bool:
+        """Whether the free capacity decides on something: a message may be followed in any turn."""
+        return True
 
     def join(self, source: Subscription) -> WakeupListener:
         """Add a queue to the group of the node that serves it."""

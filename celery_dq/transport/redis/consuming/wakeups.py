@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import redis
 
-from celery_dq.transport.redis.consuming.subscription import Subscription, WaitGroup
+from celery_dq.transport.redis.consuming.subscriptions import Subscription, WaitGroup
 from celery_dq.transport.redis.store.pipelined_connection import (
     BLPOP_TIMEOUT_S,
     OVERDUE_S,
@@ -170,6 +170,11 @@ class WakeupGroups:
         """Whether each group waits."""
         return bool(self.groups) and all(each.is_waiting and not each.is_asking for each in self.groups)
 
+    @property
+    def needs_capacity(self) -> bool:
+        """Whether the free capacity decides on something: a wait or a question may begin."""
+        return any(each.waiting_since is None or each.is_asking for each in self.groups)
+
     def join(self, source: Subscription) -> WakeupListener:
         """Add a queue to the smallest group, or to a new one."""
         # The pool has other connections, too, and its user may have limited them.
@@ -219,12 +224,11 @@ class WakeupGroups:
                 group.start_wait(now)
             else:
                 self.asks_at = min(self.asks_at, group.asks_at)
-        self._ask(now)
+        if self.asks_at != math.inf:
+            self._ask(now)
 
     def _ask(self, now: float) -> None:
         """Let the group ask that has not asked for the longest time, if that is due."""
-        if self.asks_at == math.inf:
-            return
         if max(self.asks_at, self._asked_at + ASK_SPACING_S) <= now:
             waiting = (each for each in self.groups if not each.is_waiting)
             min(waiting, key=lambda each: each.asks_at).ask(now)

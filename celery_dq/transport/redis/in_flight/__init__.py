@@ -7,9 +7,8 @@
 ``script_pipeline``     sends these calls without waiting for answers
 ``node_pipelines``      does so on a Redis Cluster, on one connection per node
 ``in_doubt``            claims without an answer, and how their messages are found again
-``unknown_claims``      releases the messages of claims whose answer was lost
 ``heartbeat``, ``lease_holder``  renews leases from a thread of its own, and sends pending acks
-``server_clock``, ``data_loss``, ``lost_workers``, ``discard_pace``   what heartbeats and claims reveal
+``server_clock``, ``data_loss``, ``lost_workers``   what heartbeats and claims reveal
 ``consumer_identity``   one consumer id per process and broker; owns the objects above
 
 ``consuming`` adds messages, ``channel`` acknowledges them, and the worker's task events reach both.

@@ -18,7 +18,6 @@ from celery_dq.clock import Clock, SystemClock
 from celery_dq.per_process import OwnerProcess
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.transport.redis.in_flight import data_loss
-from celery_dq.transport.redis.in_flight.discard_pace import DiscardPace
 from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from celery_dq.transport.redis.in_flight.in_flight_message import InFlightMessage
@@ -52,8 +51,6 @@ class ConsumerIdentity:
         self.lease_ms = int(lease_s * 1000)
         self.in_flight = InFlightMessages(self.clock, lease_s)
         self.in_doubt = InDoubtClaims()
-        #: Decides how many discards a claim takes besides its messages.
-        self.discard_pace = DiscardPace(self.clock)
         #: Returns the tags of deliveries that run or are about to; set by the worker.
         self.running_tags: Callable[[], frozenset[str]] = frozenset
         self.heartbeat = Heartbeat(self)

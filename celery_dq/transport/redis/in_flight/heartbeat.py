@@ -17,7 +17,6 @@ from celery_dq.transport.redis.in_flight.ack_calls import send_acks
 from celery_dq.transport.redis.in_flight.in_flight_messages import TRUSTED_SHARE
 from celery_dq.transport.redis.in_flight.lease_holder import LeaseHolder
 from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
-from celery_dq.transport.redis.in_flight.unknown_claims import release_unknown_claims
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_batches import (
     chunks,
@@ -323,7 +322,7 @@ class Heartbeat:
         """Release the messages of unanswered claims, and send the acks that no channel sends."""
         process, in_flight, name = self._process, self._process.in_flight, queue.key
         if process.in_doubt.needs_comparison(name):
-            release_unknown_claims(process, queue, client)
+            process.in_doubt.release_unknown(queue, process.consumer, client, in_flight.get)
         # Acks that are a heartbeat old were not sent because a task blocks the event loop.
         late = name in self._overdue
         # Before the acks are sent, so that a mark which another thread sets now stays.

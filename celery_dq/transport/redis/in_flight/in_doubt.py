@@ -11,15 +11,28 @@ comparisons, a heartbeat apart, agree.
 
 from __future__ import annotations
 
+import logging
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 
+import redis
+
+from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL
 from celery_dq.transport.redis.store.message_ids import delivery_tag
+from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.replies import DeliveryTag
+
+logger = logging.getLogger(__name__)
 
 #: Heartbeats with a comparison after a lost answer: the claim itself may arrive late.
 LOOKS = 3
 #: Answered claims that are remembered per partition.
 REMEMBERED = 4096
+#: The first bytes of an entry of an in-flight hash.
+CLAIM_NUMBER = struct.Struct(">d")
+#: Approximate number of messages per scan.
+FIELDS_PER_SCAN = 200
 
 
 class InDoubtClaims:
@@ -136,3 +149,33 @@ class InDoubtClaims:
         self._looks_left.pop(partition, None)
         self._unknown.pop(partition, None)
         self._ack_waiters.pop(partition, None)
+
+    def release_unknown(
+        self, queue: Queue, consumer: str, client: redis.Redis, is_ours: Callable[[str], object]
+    ) -> None:
+        """Release the messages that the broker has for this process, and that the process does not know.
+
+        Args:
+            queue: the queue.
+            consumer: the name of the process in the leases.
+            client: a redis client.
+            is_ours: as in :meth:`find_unknown`.
+
+        Raises:
+            redis.RedisError: Redis did not answer.
+        """
+        name = queue.consumer(consumer)
+        fields = client.hscan_iter(queue.partition.keys.held(name), count=FIELDS_PER_SCAN)
+        held = [(f"{CLAIM_NUMBER.unpack_from(value)[0]:.0f}", key.decode()) for key, value in fields]
+        strangers = [DeliveryTag(*each) for each in self.find_unknown(queue.key, held, is_ours)]
+        for start in range(0, len(strangers), MAX_ACKS_PER_CALL):
+            chunk = strangers[start : start + MAX_ACKS_PER_CALL]
+            queue.partition.release(name, chunk, mode="unstarted").run(client)
+        if strangers:
+            logger.info(
+                "Worker %s released %d messages of queue %s: the answer to their claim was lost.",
+                consumer,
+                len(strangers),
+                queue.name,
+                extra={"event": "unanswered_claim_released", "queue": queue.name},
+            )

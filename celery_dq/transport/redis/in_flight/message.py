@@ -36,7 +36,8 @@ class Message(StoredMessage):
         discard: Reason why the message must not run (``expired``, ``cancelled``, ``dead:…``), or ``""``.
         started: Whether the task has begun. Before that, the message can be released without an effect.
         settles: Whether :meth:`ack` comes before the task runs, so that it settles and does not finish.
-        dead_letter_reason: Reason with which a rejected message becomes a dead letter, or ``""``.
+        dead_letter_reason: Reason with which the message became a dead letter, or will if it is rejected;
+            ``""`` for none.
         crashed: Whether a requeue counts as a delivery, because a worker was lost.
         token: Fencing token of the term in which the message was claimed from a singleton queue; 0 for other
             queues.
@@ -172,6 +173,7 @@ class Message(StoredMessage):
 
     def dead_letter(self, reason: str) -> None:
         """Move the message to the dead letters with *reason*; a later ack or reject has no effect."""
+        self.dead_letter_reason = reason
         self.channel.dead_letter(self, reason)
 
     def finish(self) -> None:

@@ -28,7 +28,7 @@
 --@include tags
 --@include held_flags
 local consumer, stale, behind = ARGV[1], 0, 3
-local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner', 'settled', 'paused_until', 'sets')
+local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner', 'paused_until', 'sets', 'settled')
 local epoch = tonumber(known[1] or 0)
 if ARGV[2] ~= '0' then
   -- Deleting messages needs no memory, but marking them as settled does.
@@ -48,10 +48,10 @@ if finished == 0 then return stale end
 -- worker.
 local in_turn = others == 1 and call('EXISTS', P .. 'turn') or 0
 if others == in_turn and #members == 0 and (known[3] or '0') == '0' and (known[4] or '') == ''
-  and (known[6] or '0') == '0' then
+  and (known[5] or '0') == '0' then
   local held = digits((known[2] or 0) - finished)
   if settled > 0 then
-    call('HSET', KEYS[1], 'held', held, 'settled', digits((known[5] or 0) + settled))
+    call('HSET', KEYS[1], 'held', held, 'settled', digits((known[7] or 0) + settled))
   else
     call('HSET', KEYS[1], 'held', held)
   end
@@ -65,7 +65,7 @@ end
 --@uses in_flight
 --@uses wake
 --@ready end_finish wake
-keep_state(known, 'epoch', 'held', 'evict', 'next_look_owner', 'settled', 'paused_until', 'sets')
+keep_state(known, 'epoch', 'held', 'evict', 'next_look_owner', 'paused_until', 'sets', 'settled')
 dq.end_finish(finished, tenants, members, settled)
 -- A solo worker that was busy at the time of its planned look gets its wake-up here.
 dq.wake()

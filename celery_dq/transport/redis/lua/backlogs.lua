@@ -62,7 +62,7 @@ local function allowed_by_resources(set)
   local quotas, slots, arrivals = dq.standing_of(in_turn)
   local own = dq.singles_of(in_turn)
   for i = 1, #in_turn do
-    local most = allowed(quotas[i], tonumber(slots[i] or 0), tonumber(arrivals[i] or 0))
+    local most = allowed(quotas[i], slots[i] or 0, tonumber(arrivals[i] or 0))
     if most > 0 then
       local waiting = own[i] and 1 or call('ZCARD', P .. 'tenant:' .. in_turn[i])
       count = count + math.max(most - waiting, 0)
@@ -92,7 +92,7 @@ if (times[1] or 0) <= now and next(times) then
   local quotas, slots, arrivals = dq.standing_of(names)
   for i = 1, #names do
     if times[i] and times[i] <= now and not quotas[i].is_paused_by_quota then
-      local most = allowed(quotas[i], tonumber(slots[i] or 0), tonumber(arrivals[i] or 0))
+      local most = allowed(quotas[i], slots[i] or 0, tonumber(arrivals[i] or 0))
       reply[3] = reply[3] + math.min(backlogs[i][2], most)
     end
   end

@@ -55,8 +55,8 @@
 --@include plain_claim
 local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 --@include out_of_memory_guard
-local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'waits_alone',
-  'settled', 'paused_until', 'resume_at', 'sets')
+local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner',
+  'paused_until', 'resume_at', 'sets', 'claim_window', 'waits_alone', 'settled')
 local epoch = tonumber(known[1] or 0)
 local stale_settled, behind = settle_tags(consumer, 10, epoch)
 local is_plain = has_no_rare_keys()
@@ -68,8 +68,8 @@ if is_plain and want > 0 and (finished == 0 or #members == 0) then
 end
 --@include state
 -- Before the includes, because the delivery begins with the claim number.
-keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'waits_alone', 'settled',
-  'paused_until', 'resume_at', 'sets')
+keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'paused_until', 'resume_at',
+  'sets', 'claim_window', 'waits_alone', 'settled')
 --@include lease
 --@uses in_flight
 --@uses leader_lease
@@ -82,6 +82,7 @@ keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_ow
 --@uses serve_rotation
 --@uses place_served
 --@uses claim_discards
+--@uses claim_window
 --@uses next_look
 --@ready pack_held line header
 --@ready quotas_of read_quota singles_of read_single place_of permit_due take_permit is_unlimited
@@ -146,7 +147,7 @@ if #serving.discarded > 0 then
   dq.add_discards(serving.discarded)
   has_rare = true
 end
-dq.place_served()
+local leaves_backlog = dq.place_served()
 write('HDEL', P .. 'messages', serving.unreadable)
 if #serving.unreadable > 0 then state.dropped = state.dropped + #serving.unreadable end
 write('HDEL', P .. 'deliveries', serving.unreadable)
@@ -166,6 +167,9 @@ if delivery.count > 0 then
   dq.count_waits()
 end
 local is_busy = dq.close_busy_period() and not is_paused
+local window = state.claim_window
+local window_age = leaves_backlog and (#window == 48 and now - struct.unpack('>d', window) or math.huge) or 0
+if window_age >= CLAIM_WINDOW then dq.end_claim_window(window_age) end
 -- Behind messages that cannot run, the next claim removes more. Until then Redis has time for others.
 local pause = message_count == 0 and serving.leaves_skips and REMOVAL_PAUSE_US or nil
 if dq.has_limits then

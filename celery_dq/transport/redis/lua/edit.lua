@@ -1,4 +1,4 @@
--- Changes when a waiting or delayed message of a task is due, or its priority.
+-- Changes when a waiting or delayed message of a task is due, its priority, or its record.
 --
 -- KEYS
 --   state HASH: clock and counters of the partition
@@ -6,13 +6,17 @@
 --   messages HASH
 --   tenant:<tenant> ZSET
 --   delayed ZSET
+--   blocked ZSET
 -- ARGV
 --   id: the task id; the message ids '<id>~1' to '<id>~9' are looked at, too
 --   due_us: when it is due, µs; '' leaves that as it is
 --   for_us: after which time from now it is due, in place of due_us; '' leaves that as it is
 --   priority: 0 to 9; '' leaves it as it is
+--   record: its new record, with the same header and tenant; '' leaves it as it is
+--   before: the record that the caller has read; another message than this is not changed. For a new record only
 -- RETURNS
---   'waiting' or 'delayed' when the message was changed: its state now; 'other' when the task is here in another state,
+--   'waiting', 'delayed' or, only with a new record, 'blocked' (by a dedup lock) when the message was changed: its state
+--   now; 'other' when the task is here in another state, or with another record,
 --   'expires' when it expires before it would be due, and 'none' when it is not here: nothing was changed
 -- COST
 --   some 30 commands
@@ -26,6 +30,7 @@
 --@uses tenant_placement
 --@uses wake
 local due, length, new_priority = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local new_record, before = ARGV[5], ARGV[6]
 if length then due = now + length end
 if due and not (due >= 0 and due <= dq.LATEST) then
   return redis.error_reply('DQINVALID edit: the message cannot be due then')
@@ -41,11 +46,18 @@ for i = 1, #ids do
   local id, record = ids[i], records[i]
   local priority, _, expires, size = dq.header(record)
   if record and reply == 'none' then reply = 'other' end
+  if new_record ~= '' and record ~= before then priority = nil end
   local tenant = priority and dq.tenant_name(record, size)
   if tenant then dq.expand_singles({tenant}) end
   local score = tenant and call('ZSCORE', P .. 'tenant:' .. tenant, id)
   local at = tenant and not score and call('ZSCORE', P .. 'delayed', id)
-  if score or at then
+  if new_record ~= '' and tenant then
+    local is_blocked = not score and not at and call('ZSCORE', P .. 'blocked', id)
+    if score or at or is_blocked then
+      call('HSET', P .. 'messages', id, new_record)
+      return score and 'waiting' or at and 'delayed' or 'blocked'
+    end
+  elseif score or at then
     local is_later = due and due > now
     if is_later and expires > 0 and due >= expires then return 'expires' end
     if new_priority then record = string.sub(record, 1, 1) .. string.char(new_priority) .. string.sub(record, 3) end

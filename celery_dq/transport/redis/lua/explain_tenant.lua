@@ -23,6 +23,7 @@
 -- GUARANTEE
 --   Reads only.
 --@include state
+--@include running
 --@uses quota
 --@uses single_message
 local tenant = ARGV[1]
@@ -31,7 +32,7 @@ local key = P .. 'tenant:' .. tenant
 local single = dq.singles_of({tenant})[1]
 local waiting = single and 1 or call('ZCARD', key)
 local reply = {
-  'place', 'idle', 'waiting', tostring(waiting), 'slots', call('HGET', P .. 'running', tenant) or '0',
+  'place', 'idle', 'waiting', tostring(waiting), 'slots', text(slots_of(call('HGET', P .. 'running', tenant))),
   'interval_us', text(quota.interval), 'burst', text(quota.burst), 'weight', text(quota.weight),
   'concurrency', text(quota.concurrency), 'paused', quota.paused and '1' or '0', 'quota', quota.source,
   'now_us', text(now), 'discards', tostring(call('ZCARD', P .. 'discards')),

@@ -69,7 +69,10 @@ dq.count_waits()
 call('ZADD', P .. 'leases', now + tonumber(ARGV[2]) * 1000, consumer)
 dq.write_delivered(consumer)
 for i = 1, #names do
-  call('HINCRBY', P .. 'running', names[i], tenants[names[i]])
+  local entry = call('HGET', P .. 'running', names[i])
+  local slots = slots_of(entry) + tenants[names[i]]
+  local is_counted = entry and #entry == COUNTED
+  call('HSET', P .. 'running', names[i], is_counted and struct.pack('>d', slots) .. string.sub(entry, 9) or text(slots))
   call('ZREM', P .. 'tenant:' .. names[i], unpack(more[names[i]]))
 end
 write('ZREM', P .. 'delayed', delayed)

@@ -324,7 +324,11 @@ class Partition:
     ) -> ScriptCall[Edited]:
         """Change the due time (``due_us``, or ``for_us`` from now) or priority of a message that waits."""
         given = ("" if each is None else each for each in (due_us, for_us, priority))
-        return self._call("edit", (task_id, *given), read_edited)
+        return self._call("edit", (task_id, *given, "", ""), read_edited)
+
+    def edit_record(self, task_id: str, before: bytes, record: bytes) -> ScriptCall[Edited]:
+        """Replace the record of a message that waits and still has the record `before`."""
+        return self._call("edit", (task_id, "", "", "", record, before), read_edited)
 
     def purge(self, *, limit: int = MAX_CHUNK) -> ScriptCall[PurgeReply]:
         """Remove waiting and delayed messages and discards; in-flight messages stay."""

@@ -195,14 +195,7 @@ class RedisPublisher:
     def number(
         self, queue: str, task_id: str, record: bytes, request: DedupRequest | None = None
     ) -> StampedMessage:
-        """Stamp a message whose record is already packed.
-
-        Args:
-            queue: Name of the target queue.
-            task_id: Task id.
-            record: Packed record, with its dedup section.
-            request: Receives the verdict on a call with a dedup key.
-        """
+        """Stamp a message whose record is packed. The `request` receives the verdict on its dedup key."""
         self._reset_after_fork()
         number = self._numbers[queue] = self._numbers.get(queue, 0) + 1
         return StampedMessage(self._sequence, OutgoingRecord(number, task_id, record), request)
@@ -297,11 +290,7 @@ class RedisPublisher:
         else:
             return self._route_batch(queue, sequence, messages, marker_ttl_ms)
         call = self._call(home, sequence, messages, marker_ttl_ms, moving)
-        try:
-            return call.parse(self._exchange(_ask, call))
-        except BaseException:
-            self._maps.note_unanswered(queue.name, sequence, queue.homes)
-            raise
+        return call.parse(self._send(queue, sequence, _ask, call))
 
     def _route_batch(
         self,
@@ -321,11 +310,7 @@ class RedisPublisher:
             for (_, moving), (home, places) in routed.items()
         ]
         replies: dict[int, PushReply] = {}
-        try:
-            answers = self._exchange(_ask_together, calls)
-        except BaseException:
-            self._maps.note_unanswered(queue.name, sequence, queue.homes)
-            raise
+        answers = self._send(queue, sequence, _ask_together, calls)
         for (_, places), call, answer in zip(routed.values(), calls, answers, strict=True):
             replies.update(zip(places, call.parse(answer), strict=True))
         return [replies[place] for place in range(len(messages))]
@@ -342,8 +327,8 @@ class RedisPublisher:
         homes = home.partition.homes.text
         producer = sequence if homes == "1" else f"{sequence}.{homes}{MOVING * moving}"
         ttl_ms = marker_ttl_ms or self._options.producer_marker_ttl_us // 1000
-        marker = self._markers.get((home.partition, moving)) if sequence == self._sequence else None
-        if marker is None:
+        marker = self._markers.get((home.partition, moving)) if sequence == self._sequence else ""
+        if not marker:
             marker = home.partition.keys.producer(producer)
             if sequence == self._sequence:
                 self._markers[home.partition, moving] = marker
@@ -367,6 +352,19 @@ class RedisPublisher:
                 f"dq_confirm_replicas = {replicas}, but only {confirmed} replicas had the message within "
                 f"{CONFIRM_TIMEOUT_MS} ms: it is stored on the master and possibly sent"
             )
+
+    def _send(
+        self,
+        queue: PartitionedQueue,
+        sequence: str,
+        converse: Callable[[PipelinedConnection, T], R],
+        requests: T,
+    ) -> R:
+        try:
+            return self._exchange(converse, requests)
+        except BaseException:
+            self._maps.note_unanswered(queue.name, sequence, queue.homes)
+            raise
 
     def _exchange(self, converse: Callable[[PipelinedConnection, T], R], requests: T) -> R:
         """Lend the connection to a function that reads each answer; close it when one may be left.

@@ -13,7 +13,7 @@ from celery_dq.transport.redis.store.partition_map import PartitionMap
 _PushStatus = Literal[
     "seen", "accepted", "discarded", "declined", "blocked", "following", "refused", "misrouted"
 ]
-Edited: TypeAlias = Literal["waiting", "delayed", "other", "expires", "none"]
+Edited: TypeAlias = Literal["waiting", "delayed", "blocked", "other", "expires", "none"]
 Cancellation: TypeAlias = Literal["waiting", "delayed", "claimed", "discarded", "tombstone", "none"]
 
 

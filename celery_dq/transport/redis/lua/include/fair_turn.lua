@@ -6,6 +6,7 @@
 --   limiter ZSET
 --   running HASH
 --@include state
+--@include running
 --@uses tenant_placement
 -- The tenant with the smallest start tag is next. Of tenants with equal tags it is the one whose name is smaller byte
 -- by byte, as in the sorted set `turn`. This file only reads the set: a claim writes the messages that it took before
@@ -34,12 +35,12 @@ function dq.is_before(a, b)
 end
 
 -- The tenants in line:
---   names, tags, quotas, slots, arrivals, singles: a chunk of `turn`, in order
+--   names, tags, quotas, entries, arrivals, singles: a chunk of `turn`, in order
 --   fresh: the tenants of this chunk that were looked at
 --   gone: tenants that were served their single message and have left the line
 --   again: tenants that were served and are in line again, in order
 --   later: the same, not sorted yet: their order matters only when the smallest of their tags is reached
-local line = {names = {}, tags = {}, quotas = {}, slots = {}, arrivals = {}, singles = {}, fresh = {}, next_fresh = 1,
+local line = {names = {}, tags = {}, quotas = {}, entries = {}, arrivals = {}, singles = {}, fresh = {}, next_fresh = 1,
   offset = 0, complete = false, fetched = false, seen = {}, gone = {names = {}, tags = {}, slots = {}}, again = {},
   next_again = 1, later = {}, later_tag = nil}
 dq.line = line
@@ -56,7 +57,7 @@ function dq.read_line(size)
   line.names, line.tags, line.fresh, line.next_fresh, line.fetched = names, tags, {}, 1, false
   if #names == 0 then return end
   line.quotas = dq.quotas_of(names)
-  line.slots = call('HMGET', P .. 'running', unpack(names))
+  line.entries = call('HMGET', P .. 'running', unpack(names))
   line.singles = dq.singles_of(names)
   line.arrivals = {}
   for i = 1, #names do
@@ -73,7 +74,7 @@ function dq.fresh_at(i)
   if line.fresh[i] or not name then return line.fresh[i] end
   local tenant = {
     name = name, key = P .. 'tenant:' .. name, tag = line.tags[i], quota = quota, cost = 1 / quota.weight,
-    slots = tonumber(line.slots[i] or 0), arrival = tonumber(line.arrivals[i] or 0), single = single,
+    entry = line.entries[i], slots = slots_of(line.entries[i]), arrival = tonumber(line.arrivals[i] or 0), single = single,
     -- Its messages as far as they were read: ids and scores alternate; the next one to look at; whether these are
     -- all.
     ids = nil, next_id = 1, ended = false, record = nil,

@@ -26,13 +26,20 @@ end
 -- Frees `counts[tenant]` slots of each of these tenants.
 local function free_counted_slots(tenants, counts)
   if #tenants == 0 then return end
-  local slots = call('HMGET', P .. 'running', unpack(tenants))
+  local entries = call('HMGET', P .. 'running', unpack(tenants))
   local fewer, none = {}, {}
   for i = 1, #tenants do
-    local left = (slots[i] or 0) - counts[tenants[i]]
-    if left > 0 then
+    local entry, count = entries[i], counts[tenants[i]]
+    local left
+    if entry and #entry == 65 then
+      -- It has counts of claimed messages, see `running`.
+      left = struct.pack('>d', math.max(struct.unpack('>d', entry) - count, 0)) .. string.sub(entry, 9)
+    elseif entry and entry - count > 0 then
+      left = digits(entry - count)
+    end
+    if left then
       fewer[#fewer + 1] = tenants[i]
-      fewer[#fewer + 1] = digits(left)
+      fewer[#fewer + 1] = left
     else
       none[#none + 1] = tenants[i]
     end

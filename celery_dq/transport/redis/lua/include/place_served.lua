@@ -22,24 +22,41 @@ local function has_more(tenant)
   return not tenant.ended and call('ZCARD', tenant.key) > tenant.taken
 end
 
+-- Returns the entry in `running` of a tenant of which this claim took `served` messages and left some. The first such
+-- claim begins the counts and is not in them. The first one after the end of a window begins another.
+local function count_claimed(entry, slots, served)
+  if not entry or #entry ~= COUNTED then return struct.pack(RUNNING, slots, now, 0, now, 0) end
+  local _, since, count, before, count_before = struct.unpack(RUNNING, entry)
+  count = count + served
+  if now - since >= CLAIM_WINDOW then since, count, before, count_before = now, 0, since, count end
+  return struct.pack(RUNNING, slots, since, count, before, count_before)
+end
+
 -- Adds what is to be written of one tenant that was looked at.
 local function place_tenant(changes, tenant)
-  local name, slots, leave, into = tenant.name, changes.slots, changes.leave, changes.into
+  local name, entries, leave, into = tenant.name, changes.entries, changes.leave, changes.into
+  local has_own = has_more(tenant)
+  local has_backlog = has_own or dq.has_sets(name)
   if tenant.served > 0 then
-    slots[#slots + 1] = name
-    slots[#slots + 1] = text(tenant.slots)
+    entries[#entries + 1] = name
+    if has_backlog then
+      entries[#entries + 1] = count_claimed(tenant.entry, tenant.slots, tenant.served)
+      changes.leaves_backlog = true
+    else
+      entries[#entries + 1] = text(tenant.slots)
+    end
     if tenant.quota.interval > 0 then
       changes.arrivals[#changes.arrivals + 1] = text(tenant.arrival)
       changes.arrivals[#changes.arrivals + 1] = name
     end
   end
   local place, score
-  local has_own = has_more(tenant)
-  if has_own or dq.has_sets(name) then place, score = dq.place_of(tenant.quota, tenant.slots, tenant.arrival) end
+  if has_backlog then place, score = dq.place_of(tenant.quota, tenant.slots, tenant.arrival) end
   if not has_own then
     local list = tenant.single and changes.singles or changes.emptied
     list[#list + 1] = tenant.single and name or tenant.key
     tenant.taken = 0
+    if tenant.served == 0 and tenant.entry and not has_backlog then changes.idle[#changes.idle + 1] = name end
   end
   if place == 'turn' then
     score = tenant.tag
@@ -79,24 +96,28 @@ local function leave_sets()
       for i = 1, #set.resources do resources[#resources + 1] = set.resources[i] end
     end
   end
+  if #resources > 0 then dq.count_sets() end
   return resources
 end
 
+-- Returns whether a tenant that was served has a backlog.
 function dq.place_served()
   local resources = state.sets > 0 and leave_sets() or {}
   local into = {turn = {}, throttled = {}, at_concurrency = {}, paused = {}, finish_tags = {}}
-  local changes = {slots = {}, arrivals = {}, leave = {}, emptied = {}, singles = {}, into = into}
+  local changes = {entries = {}, arrivals = {}, leave = {}, emptied = {}, singles = {}, idle = {}, into = into,
+    leaves_backlog = false}
   for i = 1, #line.seen do place_tenant(changes, line.seen[i]) end
-  local slots, singles, leave, gone = changes.slots, changes.singles, changes.leave, line.gone
+  local entries, singles, leave, gone = changes.entries, changes.singles, changes.leave, line.gone
   for i = 1, #gone.names do
     local name, tag = gone.names[i], gone.tags[i]
-    slots[#slots + 1] = name
-    slots[#slots + 1] = text(gone.slots[i])
+    entries[#entries + 1] = name
+    entries[#entries + 1] = text(gone.slots[i])
     singles[#singles + 1] = name
     leave[#leave + 1] = name
     if tag > state.floor then state.floor = tag end
   end
-  write('HSET', P .. 'running', slots)
+  write('HSET', P .. 'running', entries)
+  if #changes.idle > 0 then dq.stop_counting(changes.idle) end
   write('ZADD', P .. 'limiter', changes.arrivals)
   write('ZADD', P .. 'throttled', into.throttled)
   write('ZADD', P .. 'paused', into.paused)
@@ -117,4 +138,5 @@ function dq.place_served()
   write('HDEL', P .. 'single', singles)
   -- The others that could have taken the last message of a set.
   dq.replace(resources)
+  return changes.leaves_backlog
 end

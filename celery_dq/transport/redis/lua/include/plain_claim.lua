@@ -29,14 +29,14 @@ local function has_no_rare_keys()
 end
 
 -- Claims up to `want` messages when all of them are plain: beside `has_no_rare_keys`, the queue has no pause, and each
--- of the first tenants in turn, if any, has a single message, which may run and has no dedup key. For such messages the
--- rules of the other includes come down to these commands; tests/lua/test_plain.py compares both. `known` are the texts
--- of `epoch`, `claim`, `held`, `v`, `floor`, `evict`, `next_look_owner`, `waits_alone`, `settled`, `paused_until`,
--- `resume_at` and `sets`; `finished` messages were finished before, `settled` of them settled. Returns the reply, or
--- nil, when nothing was written.
+-- of the first tenants in turn, if any, has a single message, which may run and has no dedup key, and no counts of
+-- claimed messages end (see `running`). For such messages the rules of the other includes come down to these commands;
+-- tests/lua/test_plain.py compares both. `known` are the texts of `epoch`, `claim`, `held`, `v`, `floor`, `evict`,
+-- `next_look_owner`, `paused_until`, `resume_at`, `sets`, `claim_window`, `waits_alone` and `settled`; `finished`
+-- messages were finished before, `settled` of them settled. Returns the reply, or nil, when nothing was written.
 local function claim_plain(consumer, lease_ms, want, known, finished, settled, stale)
-  if (known[1] or '0') ~= '0' or (known[6] or '0') ~= '0' or (known[7] or '') ~= '' or (known[12] or '0') ~= '0'
-    or (known[10] or '0') ~= '0' then return nil end
+  if (known[1] or '0') ~= '0' or (known[6] or '0') ~= '0' or (known[7] or '') ~= '' or (known[10] or '0') ~= '0'
+    or (known[8] or '0') ~= '0' then return nil end
   local found = call('ZRANGE', P .. 'turn', '0', digits(want - 1), 'WITHSCORES')
   local deadline = call('ZSCORE', P .. 'leases', consumer)
   if not deadline then return nil end
@@ -56,13 +56,18 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
       if not priority or string.byte(records[i], 3) >= 2 or (expires > 0 and expires <= now) then return nil end
       if priority > 0 then has_priorities = true end
     end
-    if n > 1 then slots = call('HMGET', P .. 'running', unpack(names)) end
+    if n > 1 then
+      slots = call('HMGET', P .. 'running', unpack(names))
+      for i = 1, n do
+        if slots[i] and #slots[i] == 65 then return nil end
+      end
+    end
   end
 
   local number, v, floor = (known[2] or 0) + math.min(n, 1), known[4] or 0, known[5] or 0
   local first = digits(number) .. '||'
   local reply, held, running = {'0', '-1', digits(stale), '0', '-1'}, {}, {}
-  local waits = n > 0 and unpack_waits(known[8])
+  local waits = n > 0 and unpack_waits(known[12])
   for i = 1, n do
     local tag, charge, score = found[2 * i], 1, struct.unpack('>d', singles[i])
     add_wait(waits, score, has_priorities and string.byte(records[i], 2) or 0)
@@ -75,8 +80,8 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
     end
     reply[3 * i + 3], reply[3 * i + 4], reply[3 * i + 5] = ids[i], first, records[i]
   end
-  -- First, because a count that is no number must change nothing.
-  if n == 1 then call('HINCRBY', P .. 'running', names[1], '1') end
+  -- First, because an entry that is no number must change nothing.
+  if n == 1 and type(redis.pcall('HINCRBY', P .. 'running', names[1], '1')) == 'table' then return nil end
   renew_lease(consumer, deadline, lease_ms)
   -- The claim has looked for work itself.
   call('DEL', P .. 'wake')
@@ -97,7 +102,7 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
   if n > 0 then state[9], state[10] = 'waits_alone', struct.pack(WAITS, unpack(waits)) end
   if settled > 0 then
     state[#state + 1] = 'settled'
-    state[#state + 1] = digits((known[9] or 0) + settled)
+    state[#state + 1] = digits((known[13] or 0) + settled)
   end
   write('HSET', KEYS[1], state)
   return reply

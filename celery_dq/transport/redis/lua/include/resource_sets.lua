@@ -26,7 +26,6 @@ end
 
 local function enter_rotations(set, resources)
   if call('ZADD', P .. 'resource_sets', 'NX', digits(next_seq()), set) == 0 then return end
-  state.sets = state.sets + 1
   for i = 1, #resources do
     local rotation = P .. 'rotation:' .. resources[i]
     call('ZADD', rotation, 'NX', digits(next_seq()), resources[i])
@@ -34,10 +33,15 @@ local function enter_rotations(set, resources)
   end
 end
 
--- Removes a set whose backlog is empty.
+-- Counts the sets, and writes their number at once: with a lower one, resources would leave their turn.
+function dq.count_sets()
+  state.sets = call('ZCARD', P .. 'resource_sets')
+  call('HSET', KEYS[1], 'sets', state.sets)
+end
+
+-- Removes a set whose backlog is empty. `count_sets` is called afterwards.
 function dq.leave_rotations(set, resources)
   if call('ZREM', P .. 'resource_sets', set) == 0 then return end
-  state.sets = state.sets - 1
   for i = 1, #resources do
     local rotation = P .. 'rotation:' .. resources[i]
     call('ZREM', rotation, set)
@@ -69,5 +73,6 @@ function dq.placed_for(tenants)
       for j = 1, #resources do add(resources[j]) end
     end
   end
+  dq.count_sets()
   return placed
 end

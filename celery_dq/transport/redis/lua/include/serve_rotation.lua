@@ -24,7 +24,7 @@ local function rotation_of(tenant)
     end
     rotation[i] = set
   end
-  if #rotation == 0 then rotation[1] = tenant end
+  if #names > 0 then tenant.rotated = {} else rotation[1] = tenant end
   return rotation
 end
 
@@ -32,7 +32,6 @@ end
 -- tenant that is in no set has its own messages only.
 function dq.serve_rotation(serving, tenant, run)
   tenant.rotation = tenant.rotation or rotation_of(tenant)
-  tenant.rotated = tenant.rotated or {}
   local rotation = tenant.rotation
   while run > 0 and #rotation > 0 do
     local backlog, served = rotation[1], tenant.served
@@ -40,7 +39,7 @@ function dq.serve_rotation(serving, tenant, run)
     if looked_at == 0 then
       table.remove(rotation, 1)
     elseif tenant.served > served then
-      tenant.rotated[#tenant.rotated + 1] = backlog.name
+      if tenant.rotated then tenant.rotated[#tenant.rotated + 1] = backlog.name end
       table.remove(rotation, 1)
       rotation[#rotation + 1] = backlog
     end

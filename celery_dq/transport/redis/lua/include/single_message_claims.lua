@@ -32,7 +32,7 @@ function dq.serve_singles(size, most)
     at = line.next_fresh
     local place, tag, cost = #gone.names + 1, line.tags[at], 1 / line.quotas[at].weight
     dq.deliver(ids[i], scores[i], 0, cost, line.names[at], nil, '', records[i], true)
-    gone.names[place], gone.slots[place] = line.names[at], tonumber(line.slots[at] or 0) + 1
+    gone.names[place], gone.slots[place] = line.names[at], slots_of(line.entries[at]) + 1
     gone.tags[place] = tag + cost
     if tag > state.v then state.v = tag end
     line.next_fresh = at + 1

@@ -11,6 +11,7 @@
 --   limiter ZSET
 --   running HASH
 --@include state
+--@include running
 --@uses quota
 --@uses single_message
 --@uses resource_sets
@@ -35,6 +36,7 @@ function dq.standing_of(tenants)
     rated = rated or quotas[i].interval > 0
   end
   local slots = capped and call('HMGET', P .. 'running', unpack(tenants)) or {}
+  for i = 1, #slots do slots[i] = slots_of(slots[i]) end
   local arrivals = rated and call('ZMSCORE', P .. 'limiter', unpack(tenants)) or {}
   return quotas, slots, arrivals, dq.has_limits and call('ZMSCORE', P .. 'finish_tags', unpack(tenants)) or {}
 end
@@ -82,7 +84,7 @@ function dq.enter_turn(tenants)
   local into = {turn = {}, throttled = {}, at_concurrency = {}, paused = {}}
   local finished = {}
   for i = 1, #tenants do
-    local place, score = dq.place_of(quotas[i], tonumber(slots[i] or 0), tonumber(arrivals[i] or 0))
+    local place, score = dq.place_of(quotas[i], slots[i] or 0, tonumber(arrivals[i] or 0))
     if place == 'turn' then
       score = dq.entry_tag(quotas[i], tonumber(tags[i] or 0))
       if tags[i] then finished[#finished + 1] = tenants[i] end
@@ -168,6 +170,22 @@ function dq.add_waiting(all, waiting)
   return #new > 0 and dq.enter_turn(new) or is_ready
 end
 
+-- Removes the counts of claimed messages from the entries of these tenants, which have no backlog.
+function dq.stop_counting(tenants)
+  local entries, kept, gone = call('HMGET', P .. 'running', unpack(tenants)), {}, {}
+  for i = 1, #tenants do
+    local slots = slots_of(entries[i])
+    if slots == 0 then
+      gone[#gone + 1] = tenants[i]
+    elseif #entries[i] == COUNTED then
+      kept[#kept + 1] = tenants[i]
+      kept[#kept + 1] = text(slots)
+    end
+  end
+  write('HSET', P .. 'running', kept)
+  write('HDEL', P .. 'running', gone)
+end
+
 -- Places these tenants again, wherever they are now and whether they have backlog or not. For a set, its resources are
 -- placed.
 function dq.replace(tenants)
@@ -177,11 +195,13 @@ function dq.replace(tenants)
   local starts, singles = call('ZMSCORE', P .. 'turn', unpack(tenants)), dq.singles_of(tenants)
   local into = {turn = {}, throttled = {}, at_concurrency = {}, paused = {}}
   local out = {turn = {}, throttled = {}, at_concurrency = {}, paused = {}}
-  local finish, finished = {}, {}
+  local finish, finished, idle = {}, {}, {}
   for i = 1, #tenants do
     local tenant, place, score = tenants[i], nil, nil
     if singles[i] or call('EXISTS', P .. 'tenant:' .. tenant) == 1 or dq.has_sets(tenant) then
-      place, score = dq.place_of(quotas[i], tonumber(slots[i] or 0), tonumber(arrivals[i] or 0))
+      place, score = dq.place_of(quotas[i], slots[i] or 0, tonumber(arrivals[i] or 0))
+    else
+      idle[#idle + 1] = tenant
     end
     local start = starts[i] and tonumber(starts[i])
     if place == 'turn' then
@@ -212,5 +232,6 @@ function dq.replace(tenants)
   write('ZREM', P .. 'throttled', out.throttled)
   write('ZREM', P .. 'at_concurrency', out.at_concurrency)
   write('ZREM', P .. 'paused', out.paused)
+  if #idle > 0 then dq.stop_counting(idle) end
   dq.close_busy_period()
 end

@@ -1,0 +1,104 @@
+"""The share of a claim and of an ack that the counters of a queue take.
+
+The scripts with their counters and the same scripts without them take turns, on one server.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from statistics import quantiles
+
+import redis
+
+from benchmarks.measure import Report, Series, dump, short
+from benchmarks.script_calls import Lives, ServerClock, partitions_of, push_and_claim_batches
+from celery_dq.errors import ScriptError
+from celery_dq.scripts import ScriptSet
+from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.redis.store.script_calls import load_scripts
+
+#: Script -> the text of its counters -> the text without them.
+COUNTERS: dict[str, dict[str, str]] = {
+    "claim": {
+        # The short path of plain messages.
+        "'claim_window', 'waits_alone', 'settled')\nlocal epoch": "'claim_window')\nlocal epoch",
+        "  local waits = n > 0 and unpack_waits(known[12])\n": "",
+        "    add_wait(waits, score, has_priorities and string.byte(records[i], 2) or 0)\n": "",
+        "  if n > 0 then state[9], state[10] = 'waits_alone', struct.pack(WAITS, unpack(waits)) end\n": "",
+        # The path of all others.
+        "  if reason == '' and is_alone then\n": "  if false then\n",
+        "  elseif reason == '' then\n    delivery.in_line": "  elseif false then\n    delivery.in_line",
+        "  dq.count_waits()\n": "",
+    },
+    "ack": {
+        "'sets', 'settled')\nlocal epoch": "'sets')\nlocal epoch",
+        "  if settled > 0 then\n    call('HSET', KEYS[1], 'held', held, 'settled'": (
+            "  if false then\n    call('HSET', KEYS[1], 'held', held, 'settled'"
+        ),
+    },
+}
+#: Turns before the first that counts: the first calls meet empty keys.
+WARM_UP = 3
+#: The calls in which the counters take part.
+CALLS = ("claim, single", "claim, quota", "claim, batch", "finish, single", "settle and finish, single")
+
+
+def counter_cost(quick: bool) -> Report:
+    """Microseconds in Redis per claim and ack, with the counters of the queue and without."""
+    report = Report("counter_cost")
+    report.header = ["call", "µs with counters", "µs without", "with / without"]
+    repeats = 60 if quick else 400
+    report.notes.append("µs: as in script_calls, pipelined, 32 calls at a time with and without in turns")
+    report.notes.append(f"medians (quartiles) of {repeats} turns; the ratio is that of the medians")
+    found = _times(repeats)
+    for call in CALLS:
+        times = [found[which][call].values for which in found]
+        cells = [quantiles(values, n=4) for values in times]
+        report.row(
+            call,
+            *(f"{short(each[1])} ({short(each[0])}-{short(each[2])})" for each in cells),
+            f"{short(cells[0][1] / cells[1][1])}x",
+        )
+    report.data = dump(found)
+    return report
+
+
+def _times(repeats: int) -> dict[str, dict[str, Series]]:
+    """Return with or without -> call -> µs of each turn."""
+    contenders = {"with": load_scripts(), "without": without_counters(load_scripts())}
+    found: dict[str, dict[str, Series]] = {which: {} for which in contenders}
+    with RedisServer() as server, redis.Redis(port=server.port, socket_timeout=None) as client:
+        clock = ServerClock(client, pipelined=True)
+        lives, batches = {}, {}
+        for which, scripts in contenders.items():
+            for name in scripts.names():
+                client.script_load(scripts[name].source)
+            lives[which] = [Lives(clock, scripts, kind, f"{which} {kind}") for kind in ("single", "quota")]
+            batches[which] = partitions_of(scripts, f"{which} batch", 1)
+        for repeat in range(-WARM_UP, repeats):
+            for which in contenders if repeat % 2 else reversed(contenders):
+                clock.forget()
+                for each in lives[which]:
+                    each.live(f"m{repeat}")
+                push_and_claim_batches(clock, batches[which], f"b{repeat}")
+                for call, us in clock.averages().items() if repeat >= 0 else ():
+                    found[which].setdefault(call, Series()).values.append(us)
+    return found
+
+
+def without_counters(scripts: ScriptSet) -> ScriptSet:
+    """Change the scripts, and return them: without the waiting times and the number of settled messages.
+
+    Raises:
+        ScriptError: A script has changed, so that the text of its counters is not found.
+    """
+    for name, counters in COUNTERS.items():
+        source = scripts[name].source
+        for text, without in counters.items():
+            if source.count(text) != 1:
+                raise ScriptError(
+                    f"script {name!r} has {source.count(text)} times the text {text!r}, not once"
+                )
+            source = source.replace(text, without)
+        scripts[name] = dataclasses.replace(scripts[name], source=source)
+    return scripts

@@ -1,0 +1,91 @@
+"""Changes of a task that waits: its place, and its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from celery_dq.app.api.task_body import shown_arguments, with_arguments
+from celery_dq.errors import InvalidRequest
+from celery_dq.inspector.messages import find_located
+from celery_dq.inspector.redis_values import Client
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.redis.store.replies import Edited
+from celery_dq.transport.redis.store.script_batches import run_all
+
+__all__ = ["CHANGED", "Arguments", "EditMessage", "edit_arguments", "edit_place", "editable_arguments"]
+
+#: The states of a task whose arguments may change; an outcome that is one of them is a change.
+CHANGED = ("waiting", "delayed", "blocked")
+#: How often a message is read again that was changed between its reading and its writing.
+_TRIES = 3
+
+
+class EditMessage(Protocol):
+    """A change of one task in the partitions of its queue."""
+
+    def __call__(self, partitions: Sequence[Partition], client: Client, task_id: str) -> Edited:
+        """Make the change, and return the state of the task."""
+        ...
+
+
+def edit_place(partitions: Sequence[Partition], client: Client, task_id: str, **changes: int) -> Edited:
+    """Change when a task is due, or its priority; `changes` as for :meth:`Partition.edit`.
+
+    Raises:
+        InvalidRequest: The task expires before it would be due.
+    """
+    # The tenant of the task is unknown, and a partition without the task changes nothing.
+    calls = [partition.edit(task_id, **changes) for partition in partitions]
+    outcome: Edited = next((each for each in run_all(calls, client) if each != "none"), "none")
+    if outcome == "expires":
+        raise InvalidRequest(
+            f"reschedule: task {task_id} expires before that, and would not run; give an earlier time"
+        )
+    return outcome
+
+
+class Arguments(NamedTuple):
+    """The arguments of a task; None for those that are not JSON."""
+
+    args: Any
+    kwargs: Any
+
+
+def editable_arguments(partitions: Sequence[Partition], client: Client, task_id: str) -> Arguments | None:
+    """Read the arguments of a task that waits."""
+    found = find_located(partitions, client, task_id)
+    if not found or found[0].message.state not in CHANGED:
+        return None
+    record = RedisRecord.unpack(found[0].record)
+    return Arguments(*shown_arguments(record.envelope, record.body))
+
+
+def edit_arguments(
+    partitions: Sequence[Partition],
+    client: Client,
+    task_id: str,
+    changes: Mapping[str, Any],
+    accept: Collection[str],
+) -> Edited:
+    """Change ``args`` or ``kwargs`` of a task; `accept` as for :func:`with_arguments`.
+
+    Raises:
+        InvalidMessage: The body cannot be decoded or encoded.
+    """
+    for _ in range(_TRIES):
+        found = find_located(partitions, client, task_id)
+        if not found or found[0].message.state in ("dead", "cancelled"):
+            return "none"
+        message, _, before = found[0]
+        if message.state not in CHANGED:
+            return "other"
+        record = RedisRecord.unpack(before)
+        packed, body = with_arguments(record.envelope, record.body, changes, accept)
+        after = record._replace(envelope=packed, body=body).pack()
+        call = partitions[message.partition].edit_record(task_id, before, after)
+        outcome: Edited = call.run(client)
+        if outcome in CHANGED:
+            return outcome
+    return "other"

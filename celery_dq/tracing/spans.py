@@ -1,0 +1,101 @@
+"""The spans of celery-dq, by the semantic conventions for messaging (1.27 and later).
+
+The context of a call is in the headers of its message, as the propagator of the application wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+__all__ = ["MOST_LINKS", "batch_span", "message_span"]
+
+#: Links of one span, as many as an SDK keeps by default.
+MOST_LINKS = 128
+_SYSTEM = "celery"
+
+
+def _tracer() -> trace.Tracer:
+    # The provider of the application may be set after this module was imported.
+    return trace.get_tracer("celery_dq")
+
+
+def _attributes(operation: str, kind: str, destination: str, **more: AttributeValue) -> dict[str, Any]:
+    return {
+        "messaging.system": _SYSTEM,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": destination,
+        **more,
+    }
+
+
+def _context_of(headers: Mapping[str, Any]) -> Context:
+    """Return the context of the call that made a message; an empty one if it has none."""
+    return propagate.extract(headers, context=Context())
+
+
+@contextmanager
+def batch_span(destination: str, count: int, headers: Iterable[Mapping[str, Any]]) -> Iterator[None]:
+    """Make a span of the block, in which a batch is sent.
+
+    Args:
+        destination: Name of the queue.
+        count: Number of messages.
+        headers: Headers of messages to link, at most :data:`MOST_LINKS`.
+    """
+    contexts = (trace.get_current_span(_context_of(each)).get_span_context() for each in headers)
+    links = [Link(context) for context in contexts if context.is_valid]
+    attributes = _attributes("send", "send", destination, **{"messaging.batch.message_count": count})
+    with _tracer().start_as_current_span(
+        f"send {destination}", Context(), SpanKind.CLIENT, attributes, links
+    ) as span:
+        try:
+            yield
+        except BaseException as exc:
+            span.set_attribute("error.type", type(exc).__qualname__)
+            raise
+
+
+def message_span(
+    operation: str,
+    kind: str,
+    destination: str,
+    headers: Mapping[str, Any],
+    *,
+    seconds: float = 0.0,
+    end_ns: int,
+    error: str = "",
+    **attributes: AttributeValue,
+) -> None:
+    """Record a span that is over, in the trace of the call that made the message.
+
+    Args:
+        operation: Name of the operation.
+        kind: Its type, ``receive`` or ``settle``.
+        destination: Name of the queue.
+        headers: Headers of the message.
+        seconds: Length of the span.
+        end_ns: Its end, in ns since 1970.
+        error: Why the task will not run, or not again; "" for a span without an error.
+        attributes: More attributes.
+    """
+    task_id = headers.get("id")
+    if isinstance(task_id, str):
+        attributes["messaging.message.id"] = task_id
+    span = _tracer().start_span(
+        f"{operation} {destination}",
+        _context_of(headers),
+        SpanKind.CLIENT,
+        _attributes(operation, kind, destination, **attributes),
+        start_time=end_ns - int(seconds * 1e9),
+    )
+    if error:
+        span.set_status(Status(StatusCode.ERROR, error))
+    span.end(end_ns)

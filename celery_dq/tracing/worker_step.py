@@ -1,0 +1,99 @@
+"""The boot step that makes spans in a worker of a tenant broker, with ``dq_otel``.
+
+The instrumentation of Celery makes a span of the run. It does not see for how long the message was in the
+worker before, nor which delivery it was, nor that a message became a dead letter. A worker that is killed
+loses the span of the run, so its deliveries and the dead letter are all that the trace shows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import bootsteps
+
+from celery_dq.clock import Clock, SystemClock
+from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.errors import MissingLibrary
+from celery_dq.keys import PartitionKeys
+from celery_dq.transport.aliases import TENANT_SCHEMES
+from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.worker.task_events import TaskSubscriber, task_events
+
+__all__ = ["TracingStep"]
+
+
+class TracingStep(bootsteps.Step):
+    """Follows the tasks of the worker. Without ``dq_otel``, and for other brokers, it does nothing."""
+
+    requires = ("celery_dq.worker.bootsteps:ConsumerStep",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
+        if (
+            isinstance(context, AppContext)
+            and consumer.conninfo.transport_cls in TENANT_SCHEMES
+            and context.options.otel
+        ):
+            task_events(consumer).subscribe(TaskTracing(SystemClock()))
+
+
+class TaskTracing(TaskSubscriber):
+    """Makes the spans of one worker.
+
+    Args:
+        clock: Its monotonic time is that of the deliveries.
+
+    Raises:
+        MissingLibrary: opentelemetry-api is not installed.
+    """
+
+    role = "tracing"
+
+    def __init__(self, clock: Clock) -> None:
+        try:
+            from celery_dq.tracing.spans import message_span
+        except ImportError as exc:
+            raise MissingLibrary.needed_by("dq_otel = True", "opentelemetry-api", "otel") from exc
+        self._clock = clock
+        self._message_span = message_span
+
+    def follows(self, request: Any) -> bool:
+        """See :class:`TaskSubscriber`."""
+        return isinstance(request.message, Message)
+
+    def accepted(self, request: Any) -> None:
+        """Record the time between the delivery and the start of the task."""
+        message: Message = request.message
+        self._record("receive", "receive", message, seconds=self._clock.monotonic() - message.claimed_at)
+
+    def ended(self, request: Any, info: Any) -> None:
+        """Record that the message became a dead letter."""
+        message: Message = request.message
+        if message.dead_letter_reason:
+            self._record("dead_letter", "settle", message, error=message.dead_letter_reason)
+
+    def exhausted(self, message: Any, why: str) -> None:
+        """Record that each of the deliveries of a message has lost a worker."""
+        if isinstance(message, Message):
+            self._record("dead_letter", "settle", message, error=why)
+
+    def _record(
+        self, operation: str, kind: str, message: Message, *, seconds: float = 0.0, error: str = ""
+    ) -> None:
+        attributes: dict[str, Any] = {"celery_dq.deliveries": message.deliveries}
+        if message.record.tenant:
+            attributes["celery_dq.tenant"] = message.record.tenant
+        keys = PartitionKeys.parse(message.prefix)
+        if keys is not None:
+            attributes["messaging.destination.partition.id"] = str(keys.partition)
+        self._message_span(
+            operation,
+            kind,
+            message.queue,
+            message.headers,
+            seconds=max(seconds, 0.0),
+            end_ns=int(self._clock.wall() * 1e9),
+            error=error,
+            **attributes,
+        )
