@@ -185,3 +185,14 @@ def test_a_buffered_call_to_a_set_is_rejected_by_several_partitions_and_others_a
     buffered.dq.buffer.flush(timeout=10)
     assert reported == [(refused.id, "rejected")]
     assert sorted(each.id for each in buffered.dq.queues["push"].peek()) == sorted([first.id, last.id])
+
+
+def test_buffered_calls_reach_the_shares_of_a_spread_tenant(buffered: Any) -> None:
+    buffered.conf.dq_queues = {"push": {"partitions": 4}}
+    buffered.dq.quotas.set("push", "42", concurrency=4, spread=2)
+    render = buffered.tasks["render"]
+    ids = [render.apply_async((number,), tenant="42").id for number in range(20)]
+    buffered.dq.buffer.flush(timeout=10)
+    push = buffered.dq.queues["push"]
+    assert sorted(each.id for each in push.peek(30)) == sorted(ids)
+    assert len([each for each in push.snapshot().partitions if each.waiting]) == 2

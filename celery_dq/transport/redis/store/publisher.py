@@ -286,7 +286,9 @@ class RedisPublisher:
         if queue.homes.total == 1:
             home, moving = queue.partitions[0], False
         elif len(messages) == 1:
-            home, moving = queue.route(messages[0].record, messages[0].id)
+            # A buffered message has the same places, but other names.
+            _, task_id, record = messages[0]
+            home, moving = queue.route(record, task_id)
         else:
             return self._route_batch(queue, sequence, messages, marker_ttl_ms)
         call = self._call(home, sequence, messages, marker_ttl_ms, moving)

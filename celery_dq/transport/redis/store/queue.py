@@ -8,6 +8,7 @@ from functools import cached_property
 
 from celery_dq.errors import InvalidMessage
 from celery_dq.transport.redis.store.partition import STRICT_PRIORITY_US, Partition
+from celery_dq.transport.redis.store.replies import read_text
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,17 @@ class PartitionedQueue:
         self._require_all()
         return self.partitions[self.homes.home(tenant)]
 
-    def route(self, record: bytes, task_id: str) -> tuple[Queue, bool]:
+    def route(self, record: bytes, task_id: str | bytes) -> tuple[Queue, bool]:
         """Return the partition for a message, and whether its tenant waits there: `PartitionMap.route`.
+
+        The task ids of buffered messages are encoded.
 
         Raises:
             InvalidMessage: This is one partition of a queue; a message has its place by its tenant.
             InvalidTenant: The tenant is a set of resources, and the queue has several partitions.
         """
         self._require_all()
-        number, moving = self.homes.route(self.name, record, task_id)
+        number, moving = self.homes.route(self.name, record, read_text(task_id))
         return self.partitions[number], moving
 
     def _require_all(self) -> None:
