@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -57,6 +58,31 @@ class ServiceRate:
     def share(self) -> str:
         """The share got, and the share by weight."""
         return _beside(spelled_share(self.share_got), spelled_share(self.share_by_weight))
+
+
+def total_service(found: Sequence[ServiceRate], rate: float | None) -> ServiceRate:
+    """Return how fast a spread tenant is served: the sum of the rates, and the mean of the parts of claims.
+
+    Args:
+        found: The service in each of its partitions, that of its state first.
+        rate: The rate of its whole quota; None for unlimited.
+    """
+    due = _known(each.due_per_s for each in found)
+    shares = _known(each.share_got for each in found)
+    by_weight = _known(each.share_by_weight for each in found)
+    got = _known(each.got_per_s for each in found)
+    return ServiceRate(
+        got_per_s=sum(got) if got else None,
+        due_per_s=min(sum(due), math.inf if rate is None else rate) if due else None,
+        share_got=sum(shares) / len(shares) if shares else None,
+        share_by_weight=sum(by_weight) / len(by_weight) if by_weight else None,
+        over_s=max(each.over_s for each in found),
+        capped_by=found[0].capped_by,
+    )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [each for each in values if each is not None]
 
 
 def _beside(got: str, due: str) -> str:
