@@ -88,8 +88,9 @@ class PartitionKeys:
     def state(self) -> str:
         """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, discards_at, resume_at.
 
-        A pause of the queue is in paused_since and paused_until, in µs. partitions is its map, sealed the seq
-        at which that came, opened the version after which no tenant arrives, sets the count of resource_sets.
+        A pause of the queue is in paused_since and paused_until, in µs. partitions is its map, spreads the
+        tenants in several partitions, sealed the seq at which these came, opened the version after which no
+        tenant arrives, sets the count of resource_sets.
         Its counters are those of :class:`~celery_dq.inspector.queue_counters.QueueCounters`.
         """
         return self.prefix + "state"
