@@ -32,7 +32,7 @@ $(VENV)/stamp-example: setup.cfg pyproject.toml
 
 $(VENV)/stamp-develop: setup.cfg pyproject.toml
 	@sh .ci/make-venv $(VENV)
-	$(PIP) -e '.[test,lint,example]'
+	$(PIP) -e '.[test,cluster,lint,example]'
 	@touch $@
 
 $(VENV)/stamp-docs: setup.cfg pyproject.toml

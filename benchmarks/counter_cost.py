@@ -21,7 +21,7 @@ from celery_dq.transport.redis.store.script_calls import load_scripts
 COUNTERS: dict[str, dict[str, str]] = {
     "claim": {
         # The short path of plain messages.
-        "'sets', 'claim_window', 'waits_alone', 'settled')\nlocal epoch": "'sets', 'claim_window')\nlocal epoch",
+        "'claim_window', 'waits_alone', 'settled')\nlocal epoch": "'claim_window')\nlocal epoch",
         "  local waits = n > 0 and unpack_waits(known[12])\n": "",
         "    add_wait(waits, score, has_priorities and string.byte(records[i], 2) or 0)\n": "",
         "  if n > 0 then state[9], state[10] = 'waits_alone', struct.pack(WAITS, unpack(waits)) end\n": "",

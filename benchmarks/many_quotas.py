@@ -51,9 +51,9 @@ CONSUMERS = 2
 #: Most that a rate may differ from its quota.
 TOLERANCE = 0.01
 #: Seconds of the windows: those of the fixed totals, those of the search.
-WINDOW_S, QUICK_WINDOW_S, PROBE_WINDOW_S = 60.0, 10.0, 30.0
+WINDOW_S, QUICK_WINDOW_S, PROBE_WINDOW_S = 60.0, 8.0, 30.0
 #: Seconds for which the backlog lasts beside window and warm-up: all consumers have begun by then.
-SLACK_S = 25.0
+SLACK_S = 20.0
 QUEUE = "push"
 
 
@@ -154,7 +154,7 @@ def measure(form: Form, kind: str, total: float, window_s: float) -> tuple[Accur
     """
     rate, broker = total / form.quotas, BROKERS["dq"]
     burst = max(2, math.ceil(rate * 0.1))
-    warm_up_s = max(3.0, 4 / rate)
+    warm_up_s = max(5.0, 4 / rate)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quotas-")))
         server = stack.enter_context(RedisServer())

@@ -10,14 +10,12 @@ slots: ``dq:{online/push/3.17}:state``.
 
 from __future__ import annotations
 
-import binascii
 import dataclasses
-import math
 import re
-from hashlib import blake2b
 from urllib.parse import quote, unquote
 
 from celery_dq.errors import ConfigurationError
+from celery_dq.hash_slots import place_of, slot_of
 
 ENVIRONMENTS = ("online", "sandbox")
 
@@ -28,39 +26,6 @@ CONFIG_QUOTA = "config"
 _PARTITION = re.compile(
     r"dq:\{(?P<environment>[a-z]+)/(?P<queue>[^/{}]+)/(?P<partition>[0-9]+)(?P<place>\.[0-9]+)?\}:"
 )
-
-#: Number of hash slots of a Redis Cluster.
-SLOTS = 16384
-#: Slots from the best one for a partition that are as good.
-_NEAR_SLOTS = 64
-#: Numbers to try for such a slot; of 130 slots in 16384, one is missed by all of them once in 60 partitions.
-_MOST_PLACES = 512
-
-
-def slot_of(key: str | bytes) -> int:
-    """Return the hash slot of a key; of a key with a hash tag, that of the tag."""
-    raw = key.encode() if isinstance(key, str) else key
-    start = raw.find(b"{")
-    end = raw.find(b"}", start + 1)
-    tag = raw[start + 1 : end] if start >= 0 and end > start + 1 else raw
-    return binascii.crc_hqx(tag, 0) % SLOTS
-
-
-def _place_of(environment: str, queue: str, partition: int) -> int:
-    """Return the number in the hash tag that brings a partition near its best slot.
-
-    Multiples of the golden ratio are spread evenly over a circle, however many there are. So a partition
-    keeps its slot when a queue gets more of them.
-    """
-    start = int.from_bytes(blake2b(queue.encode(), digest_size=8).digest(), "big") / 2**64
-    best = int((start + partition * (math.sqrt(5) - 1) / 2) % 1 * SLOTS)
-
-    def distance(place: int) -> int:
-        found = (slot_of(f"{environment}/{queue}/{partition}.{place}") - best) % SLOTS
-        return min(found, SLOTS - found)
-
-    places = range(_MOST_PLACES)
-    return next((each for each in places if distance(each) <= _NEAR_SLOTS), min(places, key=distance))
 
 
 def quota_field(tenant: str) -> str:
@@ -106,7 +71,7 @@ class PartitionKeys:
         queue = quote(self.queue, safe="").replace("~", "%7E")
         tag = f"{self.environment}/{queue}/{self.partition:d}"
         if self.on_cluster:
-            tag += f".{_place_of(self.environment, queue, self.partition)}"
+            tag += f".{place_of(self.environment, queue, self.partition)}"
         object.__setattr__(self, "prefix", f"{self.key_prefix}dq:{{{tag}}}:")
         object.__setattr__(self, "slot", slot_of(self.prefix))
 
@@ -393,11 +358,7 @@ def history_stream(environment: str, queue: str = "<queue>", key_prefix: str = "
 
 @dataclasses.dataclass(frozen=True)
 class MigrationKeys:
-    """The keys of ``celery dq migrate`` on the stock Redis broker, until the migration is complete.
-
-    Attributes:
-        prefix: ``global_keyprefix`` of kombu's transport.
-    """
+    """The keys of ``celery dq migrate`` on the stock broker; `prefix` is kombu's ``global_keyprefix``."""
 
     prefix: str = ""
 
@@ -408,7 +369,7 @@ class MigrationKeys:
 
     @property
     def arrived(self) -> str:
-        """HASH: ``consumer`` of migrations from tenant brokers to here, and their batches; 30 days."""
+        """HASH: ``consumer`` of migrations from tenant brokers to here, and their batches; expires."""
         return f"{self.prefix}dq:migration:arrived"
 
     def staged(self, queue: str) -> str:

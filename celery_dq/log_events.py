@@ -148,6 +148,7 @@ EVENTS: Final[dict[str, str]] = {
     "metrics_served": "A worker or an exporter serves metrics; the record names the address.",
     # Probes.
     "probe_file_outage_began": "A worker cannot write dq_probe_file; it goes on, and probes call it dead.",
+    "probe_file_shared": "Two workers keep one dq_probe_file, and each hides the end of the other one.",
     "probe_file_outage_over": "A worker writes dq_probe_file again.",
     # Publishing and the buffer.
     "publish_waits_for_broker": "A call of a running task waits until the broker answers.",

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -46,13 +47,25 @@ class ProbeState:
     answered_at: float | None = None
     lease_s: float = 0.0
 
+    @classmethod
+    def read(cls, path: Path) -> ProbeState:
+        """Return the state that a worker has written last.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is no such file.
+            TypeError: It is no such file.
+        """
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
     def write(self, path: Path) -> None:
         """Replace the file in one step, so that no reader sees a part of it.
 
         Raises:
             OSError: The file cannot be written.
         """
-        beside = path.with_name(f"{path.name}.{self.pid}")
+        # Another thread may write, too.
+        beside = path.with_name(f"{path.name}.{self.pid}.{threading.get_ident()}")
         beside.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
         beside.replace(path)
 
@@ -83,7 +96,7 @@ def ask_probe(
         clock: The clock of this machine.
     """
     try:
-        state = ProbeState(**json.loads(path.read_text(encoding="utf-8")))
+        state = ProbeState.read(path)
         now = (clock or SystemClock()).monotonic()
         silent_s = now - state.turned_at
     except FileNotFoundError:

@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 #: The lines that are no table rows: title, three headings with an empty line before each, three below.
 _FIXED = 10
+#: Lines below which a terminal shows queues and tenants only.
+_LOW = 16
 _KEYS = "↑↓ choose  Tab queue or tenant  s sort  p pause or resume  t rate  q quit"
 _WHY = {
     "eligible": "its turn",
@@ -31,8 +33,10 @@ _WHY = {
 
 def screen(state: TopState, height: int) -> RenderableType:
     """Return the screen, of at most `height` lines."""
+    if height < _LOW:
+        return _low_screen(state, height)
     workers = _workers(state)
-    rows = max(height - _FIXED, 6)
+    rows = height - _FIXED
     shown_workers = min(len(workers), 3)
     rows -= shown_workers
     queues = min(len(state.reading.queues), max(rows // 2, rows - len(state.reading.tenants)))
@@ -48,6 +52,18 @@ def screen(state: TopState, height: int) -> RenderableType:
         _buffer(state),
         _last_line(state),
     )
+
+
+def _low_screen(state: TopState, height: int) -> RenderableType:
+    """Return the screen of a low terminal: queues, tenants if they fit, and the keys or a question."""
+    rows = height - 4  # title, two headings, last line
+    if rows < 0:
+        return Group(_queue_table(state, 1), _last_line(state))
+    if rows < 2:
+        return Group(_title(state), _queue_table(state, rows + 1), _last_line(state))
+    queues = min(len(state.reading.queues), max(rows // 2, rows - len(state.reading.tenants)))
+    tables = (_queue_table(state, queues), _tenant_table(state, rows - queues))
+    return Group(_title(state), *tables, _last_line(state))
 
 
 def _title(state: TopState) -> Text:
@@ -128,7 +144,7 @@ def _reason(queue: QueueSnapshot) -> str:
         return ""
     if not any(each.lease_s > 0 for each in queue.consumers):
         return "a worker"
-    counts = {name: getattr(queue, name) for name in _WHY}
+    counts = {name: getattr(queue, "resource_sets" if name == "resource_set" else name) for name in _WHY}
     most = max(counts, key=lambda name: counts[name])
     return _WHY[most].replace("its", "tenants'") if counts[most] else "ETA"
 

@@ -34,7 +34,7 @@ class ServiceRate:
     Attributes:
         got_per_s: Claimed messages per second. None without a backlog, and in its first second.
         due_per_s: The lower one of the quota's rate and of the rate that its weight is worth beside the other
-            tenants; 0 in a pause. None without a rate while no claim has left a backlog of late.
+            tenants; 0 in a pause. None without a rate while the worth of a weight is not known.
         share_got: Its part of all claims of its partition, 0 to 1.
         share_by_weight: The part that its weight alone gives a tenant that always has a backlog, 0 to 1.
         over_s: Seconds for which ``got_per_s`` was counted; 0 without it.
@@ -148,7 +148,8 @@ class PartitionPace:
     Attributes:
         now_us: The server's time, µs.
         claimed_per_s: Claimed messages per second; None when that is not known.
-        per_weight: Messages per second that a weight of 1 is worth: the speed of virtual time.
+        per_weight: Messages per second that a weight of 1 is worth: the speed of virtual time; None when that
+            is not known.
         is_paused: Whether the queue is paused.
     """
 
@@ -170,9 +171,9 @@ class PartitionPace:
         if span_s * 1e6 < _SHORTEST_US:
             return cls(now_us, is_paused=is_paused)
         claimed = WaitingTimes.unpack(alone).count + WaitingTimes.unpack(in_line).count
-        return cls(
-            now_us, (claimed - claimed_before) / span_s, (float(v or 0) - v_before) / span_s, is_paused
-        )
+        # Until all tenants in line had a turn, nothing is known about the worth of a weight.
+        per_weight = (float(v or 0) - v_before) / span_s or None
+        return cls(now_us, (claimed - claimed_before) / span_s, per_weight, is_paused)
 
     def service(self, entry: RunningEntry, state: str, quota: Quota) -> ServiceRate:
         """Return how fast a tenant is served.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping
 
-from celery_dq.keys import SLOTS, slot_of
+from celery_dq.hash_slots import SLOTS, slot_of
 from celery_dq.testing.local_server import LocalServer, Startable
 from celery_dq.testing.processes import ChildProcess, bundled_servers, find_redis_server
 from celery_dq.testing.raw_redis import ErrorReply, Reply

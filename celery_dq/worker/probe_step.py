@@ -15,7 +15,7 @@ from celery_dq.compat.stopping import stops
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.outage import Outage
-from celery_dq.probe import Phase, ProbeState
+from celery_dq.probe import Phase, ProbeState, ask_probe
 
 __all__ = ["ProbeStep"]
 
@@ -48,8 +48,19 @@ class ProbeStep(bootsteps.StartStopStep):
         self._heartbeat: Any = None
         self._lease_s = 0.0
         self._answered_at: float | None = None
+        self._said_stopping = False
         self._outage = Outage(logger, "probe_file_outage")
         if self._path is not None:
+            other = self._other_worker()
+            if other is not None:
+                logger.warning(
+                    "Workers %s and %s keep one dq_probe_file, %s. Each hides the end of the other one: put "
+                    "%%n, the name of the worker, into the setting.",
+                    self._worker,
+                    other,
+                    self._path,
+                    extra={"event": "probe_file_shared", "worker": self._worker, "other": other},
+                )
             try:
                 self._state("connecting").write(self._path)
             except OSError as exc:
@@ -85,6 +96,9 @@ class ProbeStep(bootsteps.StartStopStep):
 
     def _note_answer(self, now: float) -> None:
         self._answered_at = now
+        # A task of a solo worker blocks the loop, but not this thread.
+        if stops() and not self._said_stopping:
+            self._write("stopping")
 
     def _state(self, phase: Phase) -> ProbeState:
         now = self._clock.monotonic()
@@ -92,6 +106,7 @@ class ProbeStep(bootsteps.StartStopStep):
 
     def _write(self, phase: Phase) -> None:
         assert self._path is not None
+        self._said_stopping = phase == "stopping"
         try:
             self._state(phase).write(self._path)
         except OSError as exc:
@@ -105,5 +120,15 @@ class ProbeStep(bootsteps.StartStopStep):
             self._outage.over("Worker %s writes dq_probe_file %s again.", self._worker, self._path)
 
     def _remove(self, **_: Any) -> None:
-        if self._path is not None:
+        if self._path is not None and self._other_worker() is None:
             self._path.unlink(missing_ok=True)
+
+    def _other_worker(self) -> str | None:
+        """Return the worker that has written the file last; None if it is this one, or is gone."""
+        assert self._path is not None
+        try:
+            other = ProbeState.read(self._path)
+        except (OSError, ValueError, TypeError):
+            return None
+        is_other = other.worker != self._worker and ask_probe("alive", self._path).ok
+        return other.worker if is_other else None

@@ -7,9 +7,11 @@ returns: reStructuredText about what exists now, so that no table can be out of 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -102,13 +104,18 @@ def keys() -> str:
 
 
 def cli() -> str:
-    """Every command below ``celery dq``, as its ``--help`` says."""
+    """Every command below ``celery dq``, as its ``--help`` says, and with its output in a small shop."""
     from celery_dq.cli import dq
 
+    outputs = json.loads((Path(__file__).parents[1] / "reference" / "cli_outputs.json").read_text("utf-8"))
     blocks = []
     for path, command in _commands(dq, "celery dq"):
         text = command.get_help(click.Context(command, info_name=path, max_content_width=90))
         blocks.append(f"{_heading(path)}\n\n.. code-block:: none\n\n{_indented(text)}\n")
+        found = outputs.get(path.removeprefix("celery dq "), ())
+        shown = "\n".join(f"$ celery -A shop dq {line}\n{output}" for line, output in found)
+        if shown:
+            blocks.append(f".. code-block:: console\n\n{_indented(shown)}\n")
     return "\n".join(blocks)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import importlib
+import json
 import os
 import re
 import signal
@@ -315,3 +316,20 @@ def assert_prints(command: str, expected: list[str], folder: Path, environment: 
     # `explain` is asked again: at its next allowed time, it may be the tenant's turn.
     again = 40.0 if " explain " in command else 0.0
     wait_until(matches, again, what=lambda: f"{command} printed {found}, not {wanted}")
+
+
+#: Commands that serve, draw on a terminal, or need another server, a file or a fault to show something.
+SILENT = {
+    *("alive", "ready", "exporter", "top", "web", "zookeeper", "workers", "dead edit", "dedup release"),
+    *("quotas apply", "quotas import", "spill replay"),
+    *("spill quarantine replay", "spill quarantine rm", "spill quarantine show"),
+}
+
+
+def test_the_reference_shows_the_output_of_each_command() -> None:
+    outputs = json.loads((DOCS / "reference" / "cli_outputs.json").read_text(encoding="utf-8"))
+    known = {path.removeprefix("celery dq ") for path in commands(dq)}
+    assert known - SILENT == outputs.keys()
+    for name, shown in outputs.items():
+        assert all(line.startswith(name) and output for line, output in shown)
+        assert not any("Error" in output or "Usage:" in output for _, output in shown), name

@@ -29,6 +29,7 @@ PURE = (
     "errors",
     "clock",
     "duration",
+    "hash_slots",
     "keys",
     "znodes",
     "context",
@@ -36,6 +37,7 @@ PURE = (
     "waker",
     "protocols",
     "options",
+    "transport.resource_set",
     "transport.tenant",
     "transport.redis.store.home",
     "transport.redis.store.record",
@@ -200,6 +202,19 @@ def imported_at_run_time(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             yield str(node.module).partition(".")[0]
         yield from imported_at_run_time(node)
+
+
+def test_only_modules_of_the_oldest_redis_py_are_loaded() -> None:
+    known = {
+        f"redis.{name}" for name in ("backoff", "client", "connection", "exceptions", "retry", "sentinel")
+    }
+    strange = {
+        (str(path.relative_to(PACKAGE)), node.module)
+        for path in MODULES
+        for node in parse(path.read_text()).body
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("redis.")
+    }
+    assert {module for _, module in strange} <= known, strange
 
 
 def test_only_installed_packages_are_imported() -> None:

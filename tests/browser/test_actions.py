@@ -71,7 +71,7 @@ ACTIONS = {
         "Preview the change",
         "Change the arguments",
         "edited",
-        {"Arguments": '["z"]'},
+        {"Named arguments": '{"note": 1}'},
     ),
     "move": Action(
         "message/?id={task}", "edit_messages", "Move…", "Move the task", "moved", {"Move to queue": "mail"}

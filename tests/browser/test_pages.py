@@ -29,6 +29,7 @@ PAGES = {
     "audit/": "tbody th",
     "message/?id=nowhere": ".explanation",
     "message/?id={waiting}": ".edits",
+    "message/arguments/?queue=push&id={waiting}": "textarea",
     "dead-letters/letter/?queue=push&id={dead}": "textarea",
 }
 
@@ -92,6 +93,30 @@ def test_a_quota_is_changed_with_the_keyboard_alone(busy: Any, look: Look) -> No
         assert busy.dq.quotas.get("push", "kaffee-werk").rate == 33
         # A reload or a bookmark does not show the notice again.
         assert "notice" not in page.url
+        assert window.problems == []
+
+
+def test_shortcuts_lead_through_the_dashboard(busy: Any, look: Look) -> None:
+    with look("view_queues") as window:
+        page, press = window.page, window.page.keyboard.press
+        page.goto("")
+        panel = page.locator("#shortcuts")
+        press("?")
+        expect(panel).to_be_visible()
+        assert violations(page) == []
+        press("Escape")
+        expect(panel).to_be_hidden()
+        press("s")
+        expect(page.locator("[data-updates-button]")).to_have_text("Go on updating")
+        press("g")
+        press("d")
+        expect(page.locator("h1")).to_have_text("Dead letters")
+        press("/")
+        assert page.evaluate("document.activeElement.type") == "search"
+        # A user who types gets the letters.
+        page.keyboard.type("g?q")
+        assert page.evaluate("document.activeElement.value") == "g?q"
+        expect(panel).to_be_hidden()
         assert window.problems == []
 
 

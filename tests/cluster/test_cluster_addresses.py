@@ -152,3 +152,19 @@ def test_the_rights_of_a_role_suffice_on_a_cluster(redis_cluster: RedisCluster, 
     finally:
         for node in redis_cluster.nodes:
             node.ask("ACL", "DELUSER", "limited")
+
+
+def test_a_right_that_one_node_denies_is_found(redis_cluster: RedisCluster) -> None:
+    role = next(each for each in ROLES if each.name == "publisher")
+    last = max(redis_cluster.masters(), key=lambda node: node.port)
+    for node in redis_cluster.nodes:
+        rights = role.acl(on_cluster=True).split() + (["-evalsha"] if node.port == last.port else [])
+        node.ask("ACL", "SETUSER", "limited", "reset", "on", ">pw", *rights)
+    try:
+        url = redis_cluster.url().replace("://", "://limited:pw@")
+        with Connection(url) as connection:
+            channel: Any = connection.default_channel
+            assert {*denied_commands(channel.pool, role, channel.context.options)} == {"evalsha"}
+    finally:
+        for node in redis_cluster.nodes:
+            node.ask("ACL", "DELUSER", "limited")

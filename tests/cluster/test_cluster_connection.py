@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dq.keys import slot_of
+from celery_dq.hash_slots import slot_of
 from celery_dq.testing.redis_cluster import ClusterNode, RedisCluster
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.cluster_client import ClusterClient, cluster_pool, slots_of
@@ -177,3 +177,14 @@ def _answer(wire: PipelinedConnection) -> Any:
         return wire.read()
     except redis.ResponseError as exc:
         return exc
+
+
+def test_a_scan_finds_the_keys_of_all_masters(client: ClusterClient) -> None:
+    names = {f"scanned-{number}".encode() for number in range(30)}
+    for name in names:
+        client.set(name, 1)
+    try:
+        assert {*client.scan_iter(match="scanned-*")} == names
+    finally:
+        for name in names:
+            client.delete(name)

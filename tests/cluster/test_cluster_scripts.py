@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from celery_dq.keys import SLOTS, PartitionKeys
+from celery_dq.hash_slots import SLOTS
+from celery_dq.keys import PartitionKeys
 from celery_dq.testing.redis_cluster import ClusterNode, RedisCluster
 from celery_dq.transport.redis.store.cluster_client import ClusterClient, cluster_pool, slots_of
 from celery_dq.transport.redis.store.partition import Partition

@@ -186,7 +186,11 @@ def test_assets_are_served_and_nothing_else(shop: Any, operator: Any) -> None:
     from django.test import Client
 
     page = operator.get("/dq/").content.decode()
-    for name, kind in (("dashboard.css", "text/css"), ("dashboard.js", "text/javascript")):
+    for name, kind in (
+        ("dashboard.css", "text/css"),
+        ("dashboard.js", "text/javascript"),
+        ("shortcuts.js", "text/javascript"),
+    ):
         (address,) = re.findall(rf'"(/dq/assets/{name}\?v=[0-9a-f]{{8}})"', page)
         answer = Client().get(address)
         assert (answer.status_code, answer["Content-Type"]) == (200, f"{kind}; charset=utf-8")

@@ -12,7 +12,7 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 import celery_dq
-from celery_dq.app.api import map_change
+from celery_dq.app.api import map_change, tenant_moves
 from celery_dq.app.checks.doctor import Finding, check_server
 from celery_dq.app.checks.status import read_status
 from celery_dq.cli import dq as dq_command
@@ -164,6 +164,32 @@ def test_a_queue_with_live_quotas_is_not_split_by_the_settings_alone(shop: Any) 
         assert problems(later) == []
 
 
+@pytest.mark.parametrize(
+    "remove",
+    [
+        lambda queue: queue.purge(),
+        lambda queue: sum(queue.cancel_tenant(tenant) for tenant in TENANTS),
+        lambda queue: queue.cancel_task_name("notify"),
+    ],
+    ids=["purge", "cancel_tenant", "cancel_task_name"],
+)
+def test_messages_that_a_killed_mover_had_taken_out_are_found(
+    wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch, remove: Any
+) -> None:
+    send(wide, *TENANTS * 3)
+
+    def killed(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tenant_moves, "import_messages", killed)
+        with pytest.raises(KeyboardInterrupt):
+            queue.set_partitions(9)
+    assert remove(queue) == 3 * len(TENANTS)
+    assert queue.set_partitions(9).is_complete
+    assert queue.snapshot().waiting == 0
+
+
 # The doctor, and the command line.
 
 
@@ -186,6 +212,11 @@ def test_the_doctor_names_partitions_with_another_quota_or_without_a_worker(wide
     assert waiting == "Messages wait in 'push/1', 'push/2', 'push/3' (3), and no living worker consumes them."
     wide.dq.quotas.set_default("push", rate=8)
     assert [each.code for each in problems(wide)] == ["W025"]
+    with opened(wide) as (partitions, client):
+        for partition in partitions:  # each has a worker that reconnects, since a moment ago
+            now_us = int(client.time()[0]) * 1_000_000
+            client.zadd(partition.keys.leases, {"worker:2": now_us - 2_000_000})
+    assert problems(wide) == []
 
 
 def test_the_doctor_names_partitions_without_the_pause_of_the_queue(wide: Any, queue: Any) -> None:

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import yaml
 from celery.bin.celery import celery as celery_command
 
@@ -20,10 +22,13 @@ from celery_dq.probe import ProbeState, ask_probe, main
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import BROKERS
-from tests.workers import WorkerProcess
+from tests.workers import WorkerProcess, make_app
 
 MODULE = "tests.migration.worker_app"
 MANIFESTS = Path(__file__).parents[2] / "example_project" / "kubernetes"
+
+
+STATE = ProbeState("w1", os.getpid(), "consuming", 100.0, 99.0, 15.0)
 
 
 @pytest.fixture
@@ -34,7 +39,12 @@ def server() -> Iterator[RedisServer]:
 
 
 def worker_on(url: str, file: Path, pool: str, broker: str = "dq") -> WorkerProcess:
-    conf = {"broker_url": url, "ledger_url": url, "dq_probe_file": str(file), "dq_lease": "1s"}
+    conf = {
+        "broker_url": url,
+        "ledger_url": url.removeprefix("dq-"),
+        "dq_probe_file": str(file),
+        "dq_lease": "1s",
+    }
     return WorkerProcess(MODULE, broker=BROKERS[broker], conf=conf, pool=pool, preloaded=True)
 
 
@@ -57,6 +67,37 @@ def test_a_worker_through_an_outage_and_its_end(server: RedisServer, tmp_path: P
         wait_until(lambda: ask_probe("ready", file).ok, 30)
         worker.stop()
     assert not file.exists()
+
+
+def test_a_solo_worker_in_a_task_says_that_it_stops(redis_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "worker"
+    url = redis_url.replace("redis", "dq-redis", 1)
+    with redis.Redis.from_url(redis_url) as ledger, worker_on(url, file, "solo") as worker:
+        wait_until(lambda: ask_probe("ready", file).ok, 20)
+        app = make_app("moving", BROKERS["dq"], {"broker_url": url})
+        app.send_task("wait")
+        wait_until(lambda: ledger.exists("waits"), 20)
+        worker.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
+        wait_until(lambda: "stops after its running tasks" in ask_probe("ready", file).reason, 20)
+        assert ask_probe("alive", file).ok
+        ledger.rpush("go", 1)
+        worker.wait()
+        app.pool.force_close_all()  # type: ignore[attr-defined]
+    assert not file.exists()
+
+
+def test_a_worker_leaves_the_file_of_another_one_and_warns(redis_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "worker"
+    other = replace(STATE, worker="w2@host", turned_at=SystemClock().monotonic())
+    other.write(file)
+    with worker_on(redis_url, file, "threads", "stock") as worker:
+        worker.wait_for_log("keep one dq_probe_file", 20)
+        wait_until(lambda: json.loads(file.read_text())["phase"] == "consuming", 20)
+        worker.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
+        # The other one writes the file again, before this worker is gone.
+        while worker.alive:
+            other.write(file)
+    assert ProbeState.read(file) == other
 
 
 def test_a_pool_of_greenlets_keeps_the_file_too(redis_url: str, tmp_path: Path) -> None:
@@ -95,9 +136,6 @@ def test_a_file_that_cannot_be_written_ends_the_worker(redis_url: str) -> None:
     assert worker.wait() != 0
     assert "dq_probe_file = '/nowhere/worker' cannot be written" in worker.log
     worker.discard()
-
-
-STATE = ProbeState("w1", os.getpid(), "consuming", 100.0, 99.0, 15.0)
 
 
 @pytest.mark.parametrize(

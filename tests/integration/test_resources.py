@@ -54,7 +54,7 @@ def test_a_set_is_shown_with_its_backlog_and_its_resources(shop: Any) -> None:
     assert "a resource" in run(shop, "top", "--once")
 
 
-def test_an_explanation_names_what_each_resource_waits_for(shop: Any) -> None:
+def test_an_explanation_names_the_wait_of_each_resource(shop: Any) -> None:
     shop.dq.quotas.set("push", "a", concurrency=1)
     shop.dq.quotas.pause("push", "b")
     ids = send(shop, A_B, A_B)

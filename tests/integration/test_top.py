@@ -121,6 +121,15 @@ def test_a_tenant_gets_a_rate(state: TopState, busy: Any) -> None:
     assert busy.dq.quotas.get("push", "acme").rate == 7
 
 
+@pytest.mark.parametrize("height", [3, 5, 6, 12, 15, 16])
+def test_the_screen_fits_a_low_terminal(state: TopState, height: int) -> None:
+    text = text_of(state, height=height)
+    assert len(text.splitlines()) <= height
+    assert "> push" in text  # the chosen queue
+    press(state, "p")
+    assert state.prompt in text_of(state, height=height)
+
+
 def test_the_screen_fits_a_small_terminal(state: TopState, busy: Any) -> None:
     for number in range(30):
         send(busy, f"tenant-{number}", queue=f"queue-{number:02}\x1b[31m")

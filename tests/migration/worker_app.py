@@ -26,6 +26,12 @@ def add_work(app: Celery) -> Celery:
             ledger = ledgers[os.getpid()] = redis.Redis.from_url(app.conf["ledger_url"])
         ledger.hincrby("runs", str(number), 1)
 
+    @app.task(name="wait", shared=False, ignore_result=True)
+    def wait() -> None:
+        with redis.Redis.from_url(app.conf["ledger_url"]) as ledger:
+            ledger.set("waits", 1)
+            ledger.blpop("go", 60)
+
     return app
 
 

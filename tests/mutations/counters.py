@@ -45,4 +45,28 @@ MUTATIONS: tuple[Mutation, ...] = (
         "if true then break end",
         ("tests/lua/test_counters.py",),
     ),
+    Mutation(
+        "fairness",
+        "the counts of a tenant's claims outlive its backlog",
+        "transport/redis/lua/include/tenant_placement.lua",
+        "  if #idle > 0 then dq.stop_counting(idle) end\n",
+        "",
+        ("tests/lua/test_claim_rates.py",),
+    ),
+    Mutation(
+        "fairness",
+        "the messages of the claim that ends a window are not counted",
+        "transport/redis/lua/include/place_served.lua",
+        "since, count, before, count_before = now, 0, since, count end",
+        "since, count, before, count_before = now, 0, since, count - served end",
+        ("tests/lua/test_claim_rates.py",),
+    ),
+    Mutation(
+        "custody",
+        "a record is replaced although it has changed since it was read",
+        "transport/redis/lua/edit.lua",
+        "if new_record ~= '' and record ~= before then priority = nil end",
+        "",
+        ("tests/lua/test_edit.py",),
+    ),
 )

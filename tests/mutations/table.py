@@ -18,6 +18,7 @@ from tests.mutations import (
     partitioned_queues,
     partitions,
     publishing,
+    pushes,
     resources,
     scripts,
     shared,
@@ -33,6 +34,7 @@ from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     *scripts.MUTATIONS,
+    *pushes.MUTATIONS,
     *heartbeats.MUTATIONS,
     *counters.MUTATIONS,
     *dashboard.MUTATIONS,

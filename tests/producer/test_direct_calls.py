@@ -16,6 +16,7 @@ from kombu.exceptions import OperationalError
 
 import celery_dq
 from celery_dq.app.publishing.direct_stage import CircuitBreaker, DirectStage
+from celery_dq.app.publishing.task_apply_async import TaskApplyAsync
 from celery_dq.producer.errors import BrokerUnavailable
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
@@ -94,6 +95,26 @@ def test_a_silent_broker_costs_one_deadline_and_then_nothing(url: str, kind: str
             assert refused[0][1] < TIMEOUT_S
             assert min(took for _, took in refused) < TIMEOUT_S / 3
         finally:
+            app.close()
+            pools.reset()
+
+
+def test_a_quick_call_of_a_task_has_the_deadline_and_the_breaker() -> None:
+    patient = {"max_retries": 1000, "interval_start": 0, "interval_step": 0}
+    with RedisServer() as server:
+        url = server.url(scheme="dq-redis")
+        app = make_app(url, dq_publish_timeout=TIMEOUT_S, task_publish_retry_policy=patient)
+        try:
+            for _ in range(3):
+                app.tasks["notify"].apply_async((1,))
+            assert isinstance(app.tasks["notify"].apply_async, TaskApplyAsync)
+            server.pause()
+            late, took = failure(app)
+            assert "within dq_publish_timeout" in str(late)
+            assert took < TIMEOUT_S + SLACK_S
+            assert "has not answered lately" in str(failure(app)[0])
+        finally:
+            server.resume()
             app.close()
             pools.reset()
 

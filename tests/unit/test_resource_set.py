@@ -17,7 +17,7 @@ from celery_dq.transport.tenant import check_tenant, tenant_rule
 def render(scene: str, node: int = 1) -> None: ...
 
 
-def test_a_set_is_a_name_whatever_the_order_of_its_resources() -> None:
+def test_a_set_has_one_name_in_any_order_of_its_resources() -> None:
     assert AnyOf("b", "a", "b") == AnyOf("a", "b") == "any_of(a,b)"
     assert AnyOf("b", 7).resources == ("7", "b")
     assert repr(AnyOf("b", "a")) == "AnyOf('a', 'b')"

@@ -48,9 +48,9 @@ class AuditEntry:
         door: Interface of the change: ``app.dq``, ``celery dq``, or the name that the program gave.
         action: The change: ``quota_set``, ``quota_removed``, ``default_set``, ``default_removed``,
             ``quotas_made`` (import or copy), ``settings_applied``, ``paused``, ``resumed``, ``cancelled``,
-            ``purged``, ``moved``, ``migrated``, ``migrated_back``, ``rescheduled``, ``reprioritised``, ``edited``,
-            ``partitions_set``, ``dead_replayed``, ``dead_edited``, ``dead_purged``, ``dedup_evicted`` or
-            ``forgotten`` (a queue).
+            ``purged``, ``moved``, ``migrated``, ``migrated_back``, ``rescheduled``, ``reprioritised``,
+            ``edited``, ``partitions_set``, ``dead_replayed``, ``dead_edited``, ``dead_purged``,
+            ``dedup_evicted`` or ``forgotten`` (a queue).
         queue: Name of the queue.
         tenant: Tenant; "" when the change was not for one tenant.
         details: The new quota, the end of a pause, the task id or task name, the destination, a filter of
@@ -88,22 +88,24 @@ class AuditTrail:
     Args:
         options: Returns the app's settings.
         channel: Borrows a channel of the tenant broker.
+        door: Interface, user and reason of the changes; default: a variable of its own.
     """
 
     def __init__(
-        self, options: Callable[[], Options], channel: Callable[[], AbstractContextManager[Any]]
+        self,
+        options: Callable[[], Options],
+        channel: Callable[[], AbstractContextManager[Any]],
+        door: ContextVar[tuple[str, str, str]] | None = None,
     ) -> None:
         self._options = options
         self._channel = channel
-        self._door: ContextVar[tuple[str, str, str]] = ContextVar("dq_audit_door", default=("app.dq", "", ""))
+        self._door = door or ContextVar("dq_audit_door", default=("app.dq", "", ""))
 
     def of_environment(
         self, options: Callable[[], Options], channel: Callable[[], AbstractContextManager[Any]]
     ) -> AuditTrail:
         """Return the trail of another environment, with the interface and the user of this one."""
-        other = AuditTrail(options, channel)
-        other._door = self._door
-        return other
+        return AuditTrail(options, channel, self._door)
 
     def __call__(
         self, *, since: datetime | None = None, queue: str | None = None, limit: int = 100

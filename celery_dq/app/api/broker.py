@@ -84,12 +84,12 @@ class OpenQueue(NamedTuple):
 class BrokerAccess:
     """Borrows connections from the app's pool. Thread-safe; a forked process gets new connections."""
 
-    def __init__(self, app: Any, context: AppContext) -> None:
+    def __init__(self, app: Any, context: AppContext, connection: Any = None) -> None:
         self._app = app
         self._context = context
         self.audit = AuditTrail(lambda: self.options, self.channel)
         self._unreadable: set[str] = set()
-        self._connection: Any = None
+        self._connection = connection
 
     @property
     def options(self) -> Options:
@@ -112,9 +112,8 @@ class BrokerAccess:
         context = AppContext(f"{self._context} in {environment}", self._options_in(environment))
         with self._app.connection_for_write() as connection:
             connection.transport_options[APP_CONTEXT] = context
-            other = BrokerAccess(self._app, context)
+            other = BrokerAccess(self._app, context, connection)
             other.audit = self.audit.of_environment(lambda: other.options, other.channel)
-            other._connection = connection
             yield other
 
     def _options_in(self, environment: str) -> Callable[[], Options]:

@@ -105,11 +105,19 @@ class TenantMoves:
                 return False
         return True
 
+    def deliver_outboxes(self) -> None:
+        """Store the messages in their homes that were taken out of the former ones."""
+        for source in self._partitions[: self._homes.before]:
+            self._deliver_outbox(source)
+
     # -- out of the former home
+
+    def _deliver_outbox(self, source: Partition) -> None:
+        self._deliver(source, export_messages(source, "", 0).run(self._client))
 
     def _empty(self, source: Partition) -> set[str]:
         """Move what can be moved out of a partition; return the tenants of which something may be left."""
-        self._deliver(source, export_messages(source, "", 0).run(self._client))
+        self._deliver_outbox(source)
         letters = self._by_place(source, run_one(self._client, scan_all("hash", source.keys.dead)))
         for tenant in [each for each in letters if self._stays(source, each)]:
             del letters[tenant]  # a dead letter is found and replayed in each partition of its tenant
@@ -294,3 +302,15 @@ def _records(key: str, ids: Sequence[bytes]) -> Rounds[list[bytes | None]]:
 
 def _put_records(pipe: Any, *, key: str, ids: Sequence[bytes]) -> None:
     pipe.hmget(key, ids)
+
+
+def deliver_outboxes(partitions: Sequence[Partition], client: Client, head_start_us: int) -> None:
+    """Store the messages in their homes that a killed mover had taken out, so that others find them.
+
+    Args:
+        partitions: All partitions of a queue, with its map.
+        client: A redis-py client.
+        head_start_us: As for :class:`TenantMoves`.
+    """
+    if partitions[0].homes.before is not None:
+        TenantMoves(client, partitions, head_start_us).deliver_outboxes()

@@ -47,7 +47,7 @@ def partitions(app: Any, channel: Any) -> Iterator[Finding]:
                 found = queue_snapshot(queue.partitions, queue.client, ages=False).partitions
                 yield from _differences(name, queue)
                 yield from _paused_in_part(name, found)
-                yield from _unconsumed(name, found)
+                yield from _unconsumed(name, found, broker.options.lease_us / 1e6)
 
 
 def _is_declared(queue: OpenQueue) -> bool:
@@ -117,8 +117,9 @@ def _paused_in_part(name: str, found: Sequence[QueueSnapshot]) -> Iterator[Findi
         )
 
 
-def _unconsumed(name: str, found: Sequence[QueueSnapshot]) -> Iterator[Finding]:
-    consumed = [any(consumer.lease_s > 0 for consumer in each.consumers) for each in found]
+def _unconsumed(name: str, found: Sequence[QueueSnapshot], lease_s: float) -> Iterator[Finding]:
+    # A worker that reconnects, as after a failover, may be late by less than a lease.
+    consumed = [any(consumer.lease_s > -lease_s for consumer in each.consumers) for each in found]
     left = [
         number
         for number, (each, is_consumed) in enumerate(zip(found, consumed, strict=True))

@@ -102,9 +102,17 @@ class StoreChannel(ThreadedChannel):
         return self._transport.consume(self, queue)
 
     def room(self, source: Any) -> int:
-        """How many messages to claim now; none while the worker stops."""
-        capacity = self._transport.capacity
-        return 0 if capacity is not None and capacity.closing else super().room(source)
+        """How many messages to claim now; none while the worker stops.
+
+        In a worker, tasks that run count against the prefetch count also after an early ack: a message that
+        waits in the store may be overtaken by an urgent one, and one that waits here may not.
+        """
+        room, capacity, limit = super().room(source), self._transport.capacity, self.qos.prefetch_count
+        if capacity is None:
+            return room
+        if capacity.closing:
+            return 0
+        return max(min(room, limit - len(self.in_flight)), 0) if limit else room
 
     def read_message(self, queue: str, claimed: tuple[ClaimedEntry, str]) -> Message | None:
         """Make the message; None for one that is released, lost or unreadable."""

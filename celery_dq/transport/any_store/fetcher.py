@@ -7,6 +7,7 @@ consumers get the messages when they expire.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -157,8 +158,11 @@ class StoreFetcher:
         self._renew_at = -math.inf
         #: Delivery tag of the suspect in flight; no other one is claimed beside it.
         self._suspect = ""
-        self._woken = threading.Event()
-        self._flushed = threading.Event()
+        #: Free when a round is to begin. A signal handler closes the connection at a cold shutdown, and may
+        #: have interrupted a call of an Event, whose lock would stay taken.
+        self._wake_lock = threading.Lock()
+        #: One lock for each waiting :meth:`flush`, released by the fetcher.
+        self._flushes: deque[threading.Lock] = deque()
         #: The source that got messages last: the one behind it has the next turn.
         self._served: StoreSource | None = None
         self._stopping = False
@@ -178,8 +182,9 @@ class StoreFetcher:
         self.wake()
 
     def wake(self) -> None:
-        """Begin the next round now."""
-        self._woken.set()
+        """Begin the next round now; callable from signal handlers."""
+        with contextlib.suppress(RuntimeError):  # it is awake
+            self._wake_lock.release()
 
     def add(self, source: StoreSource) -> None:
         """Start to claim messages for a source."""
@@ -198,9 +203,11 @@ class StoreFetcher:
     def flush(self) -> None:
         """Wait until the acks are confirmed, or the store does not answer."""
         if self.failure is None and self._thread is not None:
-            self._flushed.clear()
+            flushed = threading.Lock()
+            flushed.acquire()
+            self._flushes.append(flushed)
             self.wake()
-            self._flushed.wait(FLUSH_S)
+            flushed.acquire(timeout=FLUSH_S)
 
     def stop(self) -> None:
         """Send the acks, end the leases on queues without running messages, and end the thread."""
@@ -217,11 +224,13 @@ class StoreFetcher:
         try:
             client = self._store.connect()
             while not self._stopping:
-                self._woken.clear()
+                while self._wake_lock.acquire(blocking=False):
+                    pass  # the lock of a green thread counts its releases
+                flushes = len(self._flushes)
                 version = self._store.version(client)
                 wait_s = self._round(client)
                 if not self._consumer.in_flight.partitions_with_acks():
-                    self._flushed.set()
+                    self._end_flushes(flushes)
                 if wait_s > 0:
                     self._wait(client, version, wait_s)
             self._end(client)
@@ -235,15 +244,19 @@ class StoreFetcher:
             )
             self._deliver()
         finally:
-            self._flushed.set()
+            self._end_flushes(len(self._flushes))
             if client is not None:
                 client.close()
+
+    def _end_flushes(self, count: int) -> None:
+        for _ in range(count):
+            self._flushes.popleft().release()
 
     def _wait(self, client: StoreClient, version: object, wait_s: float) -> None:
         """Wait for a wake-up, a change in the store, or the time of the next round."""
         until = self._clock.monotonic() + wait_s
-        while not self._woken.wait(max(min(until - self._clock.monotonic(), self._store.look_every_s), 0.0)):
-            if self._clock.monotonic() >= until or self._store.version(client) != version:
+        while self._clock.monotonic() < until and self._store.version(client) == version:
+            if self._wake_lock.acquire(timeout=self._store.look_every_s):
                 return
 
     def _round(self, client: StoreClient) -> float:

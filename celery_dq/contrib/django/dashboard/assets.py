@@ -15,7 +15,12 @@ from django.urls import reverse
 __all__ = ["asset", "asset_address"]
 
 _FOLDER = Path(__file__).parents[1] / "assets"
-_TYPES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript", "icon.svg": "image/svg+xml"}
+_TYPES = {
+    "dashboard.css": "text/css",
+    "dashboard.js": "text/javascript",
+    "shortcuts.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
 
 
 def asset_address(name: str) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import redis
 from redis.client import PubSub
-from redis.maint_notifications import MaintNotificationsConfig
 
 from celery_dq.transport.redis.store.cluster_commands import BROADCAST_SLOT
 from celery_dq.transport.redis.store.cluster_connection import ClusterConnection
@@ -20,6 +19,13 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 1.0
 #: Seconds after a failed connection until the next attempt, and more where the attempt itself took long.
 RECONNECT_S, RECONNECT_SHARE = 0.1, 4
+
+
+def _no_notifications() -> Any:
+    # Older releases of redis-py, which are refused for a cluster only, load this module, too.
+    from redis.maint_notifications import MaintNotificationsConfig
+
+    return MaintNotificationsConfig(enabled=False)
 
 
 def cluster_pool(slots: SlotMap, node_class: Any, **arguments: Any) -> redis.ConnectionPool:
@@ -34,7 +40,7 @@ def cluster_pool(slots: SlotMap, node_class: Any, **arguments: Any) -> redis.Con
         connection_class=ClusterConnection,
         slots=slots,
         node_class=node_class,
-        maint_notifications_config=MaintNotificationsConfig(enabled=False),
+        maint_notifications_config=_no_notifications(),
         **arguments,
     )
 
@@ -56,7 +62,7 @@ def node_pool(pool: redis.ConnectionPool, node: NodeAddress, **arguments: Any) -
     del given["slots"]
     return redis.ConnectionPool(
         connection_class=given.pop("node_class"),
-        maint_notifications_config=MaintNotificationsConfig(enabled=False),
+        maint_notifications_config=_no_notifications(),
         host=node.host,
         port=node.port,
         **{name: each for name, each in given.items() if name != "maint_notifications_config"},
@@ -109,6 +115,11 @@ class ClusterClient(redis.Redis):
     """A client of a Redis Cluster. Each command goes to the master of its key."""
 
     on_cluster = True
+
+    def scan_iter(self, *args: Any, **options: Any) -> Iterator[Any]:
+        """Yield the keys of all masters. A key whose slot moves meanwhile may come twice, or be missed."""
+        for _, client in master_clients(self):
+            yield from client.scan_iter(*args, **options)
 
     def pubsub(self, **kwargs: Any) -> PubSub:
         """Return a subscriber on the node that carries the broadcasts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from celery_dq.keys import slot_of
+from celery_dq.hash_slots import slot_of
 
 #: Commands without a key. Any node can answer them.
 WITHOUT_KEY = frozenset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -218,12 +219,22 @@ def denied_commands(pool: redis.ConnectionPool, role: Role, options: Options) ->
     }
     names = {*role.commands, *(ON_CLUSTER if is_cluster(pool) else ())} - {"EXEC", "INFO", "MULTI"}
     commands = ["MULTI", *sorted(names)]
+    if not is_cluster(pool):
+        return _denied_by(pool, commands, samples, key)
+    samples |= {"SSUBSCRIBE": (key,), "SUNSUBSCRIBE": (key,), "SPUBLISH": (key, ""), "ASKING": ()}
+    samples["CLUSTER|SLOTS"] = ()
+    # Each node has users of its own. It checks the rights before it looks for the node of a key.
+    denied: dict[str, str] = {}
+    for node in slots_of(pool).masters:
+        denied = _denied_by(node_pool(pool, node), commands, samples, key) | denied
+    return denied
+
+
+def _denied_by(
+    pool: redis.ConnectionPool, commands: Sequence[str], samples: Mapping[str, tuple[str, ...]], key: str
+) -> dict[str, str]:
+    """Ask one server which of these commands it denies; see :func:`denied_commands`."""
     denied = {}
-    if is_cluster(pool):
-        # A node checks the rights before it looks for the node of a key.
-        pool = node_pool(pool, slots_of(pool).masters[0])
-        samples |= {"SSUBSCRIBE": (key,), "SUNSUBSCRIBE": (key,), "SPUBLISH": (key, ""), "ASKING": ()}
-        samples["CLUSTER|SLOTS"] = ()
     connection = PipelinedConnection(pool)
     connection.open()
     try:

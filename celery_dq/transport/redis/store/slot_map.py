@@ -10,7 +10,7 @@ import redis
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import ServerError
-from celery_dq.keys import SLOTS, slot_of
+from celery_dq.hash_slots import SLOTS, slot_of
 
 #: Shortest time in seconds between two questions for the map.
 REFRESH_EVERY_S = 0.05

@@ -1,0 +1,56 @@
+"""The push script and its short path for a plain message."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import Mutation
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "once",
+        "a push accepts a sequence that the partition has seen",
+        "transport/redis/lua/push.lua",
+        "if producer ~= '' and sequence <= last then",
+        "if producer ~= '' and sequence < last then",
+        ("tests/lua/test_push.py",),
+    ),
+    Mutation(
+        "fairness",
+        "a plain message goes before the tenants that were served",
+        "transport/redis/lua/include/plain_push.lua",
+        "if v ~= floor then v = digits(math.max(v, math.min(floor, v + 1))) end\n",
+        "\n",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "once",
+        "a plain push takes a partition with messages for an idle one",
+        "transport/redis/lua/include/plain_push.lua",
+        "P .. 'limiter', single, dead, backlog, wake)",
+        "P .. 'limiter', dead, wake)",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "once",
+        "a plain push accepts a sequence that the partition has seen",
+        "transport/redis/lua/include/plain_push.lua",
+        "if last and not (tonumber(sequence) > (tonumber(last) or math.huge)) then",
+        "if false then",
+        ("tests/lua/test_plain.py", "tests/lua/test_push.py"),
+    ),
+    Mutation(
+        "once",
+        "a plain push keeps the record of a sequence that the partition has seen",
+        "transport/redis/lua/include/plain_push.lua",
+        "      call('HDEL', messages, id)\n",
+        "",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "once",
+        "a plain push forgets the last sequence for an earlier one",
+        "transport/redis/lua/include/plain_push.lua",
+        "      call('SET', marker, last, 'PX', marker_ttl_ms)\n",
+        "",
+        ("tests/lua/test_plain.py",),
+    ),
+)
