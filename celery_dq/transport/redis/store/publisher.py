@@ -286,8 +286,7 @@ class RedisPublisher:
         if queue.homes.total == 1:
             home, moving = queue.partitions[0], False
         elif len(messages) == 1:
-            # A buffered message has the same places, but other names.
-            _, task_id, record = messages[0]
+            _, task_id, record = messages[0]  # a buffered one has other names
             home, moving = queue.route(record, task_id)
         else:
             return self._route_batch(queue, sequence, messages, marker_ttl_ms)
