@@ -157,7 +157,7 @@ def test_a_dead_letter_is_replayed_in_a_partition_of_its_tenant(heavy: Any, queu
     assert {each.partition for each in queue.peek(tenant=A, limit=20)} == {0}
 
 
-def test_a_tenant_waits_for_its_running_tasks_and_the_doctor_says_so(heavy: Any, queue: Any) -> None:
+def test_the_doctor_names_a_tenant_that_waits_for_its_running_tasks(heavy: Any, queue: Any) -> None:
     heavy.dq.quotas.set("push", A, concurrency=12)
     claimed = claim_everywhere(heavy)
     with pytest.raises(TenantMoving, match="tenant 'shop-0' of 'push' still runs tasks"):

@@ -139,7 +139,7 @@ def test_rate_and_share_stand_beside_those_that_the_quota_allows(scripts: Partit
     assert rated.due_per_s == pytest.approx(1.0, rel=0.05)
 
 
-def test_without_claims_only_the_rate_says_what_is_due(scripts: PartitionScripts) -> None:
+def test_without_claims_only_the_rate_gives_a_due_rate(scripts: PartitionScripts) -> None:
     scripts.set_quota("t", 5, burst=1)
     scripts.push(*"abc", tenant="t")
     scripts.push(*"def", tenant="free")

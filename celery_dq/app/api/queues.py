@@ -127,9 +127,7 @@ class QueueApi:
         """
         check_count("limit", limit)
         if delayed and tenant is not None:
-            raise InvalidRequest(
-                "peek: delayed messages cannot be listed by tenant; leave out delayed or tenant"
-            )
+            raise InvalidRequest("peek: delayed messages cannot be listed by tenant: leave one out")
         name = None if tenant is None else check_tenant(tenant)
         with self._broker.open(self.name) as opened:
             if partition is not None and not 0 <= partition < len(opened.partitions):
