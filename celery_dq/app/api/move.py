@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import redis
 
+from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import OpenQueue
 from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.inspector.messages import find
@@ -144,6 +145,7 @@ def move_chosen(
     task_id: str | None,
     tenant: str | None,
     head_start_us: int,
+    change: AuditedChange,
     on_progress: OnProgress,
 ) -> None:
     """Move a task, or all waiting messages of a tenant, to the end of another queue.
@@ -154,6 +156,7 @@ def move_chosen(
         task_id: The task, unless `tenant` is given.
         tenant: The tenant.
         head_start_us: As for :class:`Mover`.
+        change: Counts the messages.
         on_progress: Called with the number of messages that have moved so far.
     """
     client = source.client
@@ -163,11 +166,13 @@ def move_chosen(
         for each in source.of(tenant)[::-1]:
 
             def moved(count: int, before: int = done) -> None:
-                on_progress(before + count)
+                change.count = before + count
+                on_progress(change.count)
 
             mover = Mover(each, destination.partitions, client, head_start_us)
             done += mover.move_tenant(tenant, moved)
     elif found := find(*source, task_id or ""):
         place = source.partitions[found[0].partition]
         mover = Mover(place, destination.partitions, client, head_start_us)
-        on_progress(mover.move([found[0].id]))
+        change.count = mover.move([found[0].id])
+        on_progress(change.count)

@@ -440,10 +440,5 @@ class QueueApi:
             self._broker.declare(source.client, to)
             details = f"to {to}" if task_id is None else f"to {to}: {task_id}"
             with self._change(source, "moved", name, details=details) as change:
-
-                def moved(count: int) -> None:
-                    change.count = count
-                    on_progress(count)
-
-                move_chosen(source, destination, task_id, name, head_start, moved)
+                move_chosen(source, destination, task_id, name, head_start, change, on_progress)
             return change.count
