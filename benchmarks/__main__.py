@@ -29,6 +29,7 @@ from benchmarks.fleet import model
 from benchmarks.fleet_check import fleet_check
 from benchmarks.flow_files import flow_files
 from benchmarks.instrumented import instrumented
+from benchmarks.lookups import lookups
 from benchmarks.many_queues import many_queues
 from benchmarks.many_quotas import many_quotas
 from benchmarks.measure import Report
@@ -62,6 +63,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "many_queues": many_queues,
     "many_quotas": many_quotas,
     "partitions": partitions,
+    "lookups": lookups,
     "cluster": cluster,
     "fleet": model,
     "fleet_check": fleet_check,

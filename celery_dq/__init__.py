@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         ServerError as ServerError,
         SpillFailed as SpillFailed,
         StoreUnreachable as StoreUnreachable,
+        TenantMoving as TenantMoving,
         TooFewReplicas as TooFewReplicas,
         ZooKeeperUnreachable as ZooKeeperUnreachable,
     )
@@ -94,6 +95,7 @@ _HOMES = (
     ("ScriptError", "celery_dq.errors"),
     ("ServerError", "celery_dq.errors"),
     ("SpillFailed", "celery_dq.errors"),
+    ("TenantMoving", "celery_dq.errors"),
     ("TooFewReplicas", "celery_dq.errors"),
     ("BrokerUnavailable", "celery_dq.producer.errors"),
     ("BufferFull", "celery_dq.producer.errors"),

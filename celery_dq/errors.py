@@ -55,6 +55,10 @@ class InvalidQuota(DQError, ValueError):
     """A part of a quota is unknown, has the wrong type, or is out of range."""
 
 
+class TenantMoving(DQError):
+    """A tenant has not arrived in its new partitions yet. The same call goes on with its moves."""
+
+
 class CorruptRecord(DQError, ValueError):
     """A stored record cannot be read; the message becomes a dead letter."""
 

@@ -88,8 +88,9 @@ class PartitionKeys:
     def state(self) -> str:
         """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, discards_at, resume_at.
 
-        A pause of the queue is in paused_since and paused_until, in µs. partitions is its map, sealed the seq
-        at which that came, opened the version after which no tenant arrives, sets the count of resource_sets.
+        A pause of the queue is in paused_since and paused_until, in µs. partitions is its map, spreads the
+        tenants in several partitions, sealed the seq at which these came, opened the version after which no
+        tenant arrives, sets the count of resource_sets.
         Its counters are those of :class:`~celery_dq.inspector.queue_counters.QueueCounters`.
         """
         return self.prefix + "state"
@@ -357,11 +358,7 @@ def history_stream(environment: str, queue: str = "<queue>", key_prefix: str = "
 
 @dataclasses.dataclass(frozen=True)
 class MigrationKeys:
-    """The keys of ``celery dq migrate`` on the stock Redis broker, until the migration is complete.
-
-    Attributes:
-        prefix: ``global_keyprefix`` of kombu's transport.
-    """
+    """The keys of ``celery dq migrate`` on the stock broker; `prefix` is kombu's ``global_keyprefix``."""
 
     prefix: str = ""
 
@@ -372,7 +369,7 @@ class MigrationKeys:
 
     @property
     def arrived(self) -> str:
-        """HASH: ``consumer`` of migrations from tenant brokers to here, and their batches; 30 days."""
+        """HASH: ``consumer`` of migrations from tenant brokers to here, and their batches; expires."""
         return f"{self.prefix}dq:migration:arrived"
 
     def staged(self, queue: str) -> str:

@@ -21,6 +21,14 @@ from celery_dq.inspector.tenants import QuotaOrigin
 from celery_dq.keys import ENVIRONMENTS
 from celery_dq.options.quota import MAX_CONCURRENCY, Quota
 
+_timeout = click.option(
+    "--timeout",
+    type=click.FloatRange(0, 86_400),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for the moves of a tenant whose spread changes.",
+)
+
 
 @click.group()
 def quotas() -> None:
@@ -75,19 +83,24 @@ def _row(quota: Quota, origin: QuotaOrigin) -> dict[str, Any]:
 )
 @click.option("--weight", type=float, help="Share relative to other tenants, 0.001 to 1000.")
 @click.option("--concurrency", help="Messages that may run at once, 1 to 1000000, or 'unlimited'.")
+@click.option("--spread", type=int, help="Number of partitions of QUEUE in which TENANT lives, from 1.")
+@_timeout
 @click.option(
     "--paused/--no-paused", default=None, help="As 'celery dq pause' and 'resume' do without an end."
 )
 @command
-def quota_set(dq: DQ, as_json: bool, queue: str, tenant: str | None, **parts: Any) -> None:
+def quota_set(dq: DQ, as_json: bool, queue: str, tenant: str | None, timeout: float, **parts: Any) -> None:
     """Set the quota of TENANT, or without TENANT the default. Parts without an option stay.
 
-    TENANT need not have a message yet. --paused without TENANT pauses all tenants without a quota of their
-    own.
+    TENANT need not have a message yet. With another --spread, its messages move. --paused without TENANT
+    pauses all tenants without a quota of their own.
     """
     given = {name: value for name, value in parts.items() if value is not None}
     if not given:
-        raise click.UsageError("Name at least one of --rate, --burst, --weight, --concurrency, --paused.")
+        parts_named = "--rate, --burst, --weight, --concurrency, --spread, --paused"
+        raise click.UsageError(f"Name at least one of {parts_named}.")
+    if tenant is None and "spread" in given:
+        raise click.UsageError("--spread needs a TENANT: it belongs to the quota of one tenant.")
     for name in ("rate", "concurrency"):
         if given.get(name) == "unlimited":
             given[name] = None
@@ -102,7 +115,10 @@ def quota_set(dq: DQ, as_json: bool, queue: str, tenant: str | None, **parts: An
         given["rate"] = rate_number(given["rate"])
     require_queue(queue, dq.queues)
     unknown = "" if tenant is None else unknown_tenant(dq, queue, tenant)
-    quota = dq.quotas.set_default(queue, **given) if tenant is None else dq.quotas.set(queue, tenant, **given)
+    if tenant is None:
+        quota = dq.quotas.set_default(queue, **given)
+    else:
+        quota = dq.quotas.set(queue, tenant, timeout=timeout, **given)
     show(as_json, quota, str(quota))
     if unknown:
         click.echo(f"Note: before this, {unknown[0].lower()}{unknown[1:]}", err=True)

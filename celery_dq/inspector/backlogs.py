@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
+from itertools import islice
 from typing import Any, NamedTuple
 
 from celery_dq.inspector.queue_counters import MOST_TENANTS, TENANTS_PER_TRIP, oldest_waiting_of
 from celery_dq.inspector.redis_values import Client
-from celery_dq.inspector.tenants import TenantState
+from celery_dq.inspector.tenants import BACKLOG_STATES, TenantState
 from celery_dq.transport.redis.store.partition import TENANTS_PER_COUNT, Partition
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
 
@@ -96,20 +98,27 @@ def queue_backlogs(partitions: Sequence[Partition], client: Client, largest: int
     most = -(-(MOST_COUNTED if largest else MOST_TENANTS) // len(busy))
     step = min(max(TENANTS_PER_TRIP // len(busy), FEWEST_PER_COUNT), TENANTS_PER_COUNT, most)
     counts = [_count(each, head, largest, most, step) for each, head in busy]
-    found: list[tuple[int, Partition, str, TenantState]] = []
+    #: A spread tenant has a backlog in each of its partitions.
+    found: dict[str, list[tuple[int, TenantState, Partition]]] = defaultdict(list)
     counted = run_rounds(client, counts, at_once=TENANTS_PER_TRIP // step)
     for (partition, _), (more, backlogs) in zip(busy, counted, strict=True):
         runnable += more
-        found += [(waiting, partition, tenant, state) for tenant, (waiting, state) in backlogs.items()]
-    chosen = nlargest(largest, found, key=lambda each: each[0])
-    ages = run_chosen(client, [(partition, tenant) for _, partition, tenant, _ in chosen], oldest_waiting_of)
-    return QueueBacklogs(
-        runnable,
-        tuple(
-            TenantBacklog(partition.keys.queue, tenant, state, waiting, age)
-            for (waiting, partition, tenant, state), age in zip(chosen, ages, strict=True)
-        ),
-    )
+        for tenant, (waiting, state) in backlogs.items():
+            found[tenant].append((waiting, state, partition))
+    chosen = nlargest(largest, found.items(), key=lambda each: sum(waiting for waiting, _, _ in each[1]))
+    places = [(partition, tenant) for tenant, parts in chosen for _, _, partition in parts]
+    ages = iter(run_chosen(client, places, oldest_waiting_of))
+    return QueueBacklogs(runnable, tuple(_backlog(tenant, parts, ages) for tenant, parts in chosen))
+
+
+def _backlog(
+    tenant: str, parts: Sequence[tuple[int, TenantState, Partition]], ages: Iterator[float | None]
+) -> TenantBacklog:
+    """Return the backlog of a tenant in all of its partitions; takes an age for each of them."""
+    oldest = [age for age in islice(ages, len(parts)) if age is not None]
+    _, state, partition = min(parts, key=lambda each: BACKLOG_STATES.index(each[1]))
+    waiting = sum(each for each, _, _ in parts)
+    return TenantBacklog(partition.keys.queue, tenant, state, waiting, max(oldest, default=None))
 
 
 def _head(partition: Partition, largest: int) -> Rounds[_Head]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -33,7 +34,7 @@ class ServiceRate:
     Attributes:
         got_per_s: Claimed messages per second. None without a backlog, and in its first second.
         due_per_s: The lower one of the quota's rate and of the rate that its weight is worth beside the other
-            tenants; 0 in a pause. None without a rate while no claim has left a backlog of late.
+            tenants; 0 in a pause. None without a rate while the worth of a weight is not known.
         share_got: Its part of all claims of its partition, 0 to 1.
         share_by_weight: The part that its weight alone gives a tenant that always has a backlog, 0 to 1.
         over_s: Seconds for which ``got_per_s`` was counted; 0 without it.
@@ -57,6 +58,31 @@ class ServiceRate:
     def share(self) -> str:
         """The share got, and the share by weight."""
         return _beside(spelled_share(self.share_got), spelled_share(self.share_by_weight))
+
+
+def total_service(found: Sequence[ServiceRate], rate: float | None) -> ServiceRate:
+    """Return how fast a spread tenant is served: the sum of the rates, and the mean of the parts of claims.
+
+    Args:
+        found: The service in each of its partitions, that of its state first.
+        rate: The rate of its whole quota; None for unlimited.
+    """
+    due = _known(each.due_per_s for each in found)
+    shares = _known(each.share_got for each in found)
+    by_weight = _known(each.share_by_weight for each in found)
+    got = _known(each.got_per_s for each in found)
+    return ServiceRate(
+        got_per_s=sum(got) if got else None,
+        due_per_s=min(sum(due), math.inf if rate is None else rate) if due else None,
+        share_got=sum(shares) / len(shares) if shares else None,
+        share_by_weight=sum(by_weight) / len(by_weight) if by_weight else None,
+        over_s=max(each.over_s for each in found),
+        capped_by=found[0].capped_by,
+    )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [each for each in values if each is not None]
 
 
 def _beside(got: str, due: str) -> str:
@@ -122,7 +148,8 @@ class PartitionPace:
     Attributes:
         now_us: The server's time, µs.
         claimed_per_s: Claimed messages per second; None when that is not known.
-        per_weight: Messages per second that a weight of 1 is worth: the speed of virtual time.
+        per_weight: Messages per second that a weight of 1 is worth: the speed of virtual time; None when that
+            is not known.
         is_paused: Whether the queue is paused.
     """
 
@@ -144,9 +171,9 @@ class PartitionPace:
         if span_s * 1e6 < _SHORTEST_US:
             return cls(now_us, is_paused=is_paused)
         claimed = WaitingTimes.unpack(alone).count + WaitingTimes.unpack(in_line).count
-        return cls(
-            now_us, (claimed - claimed_before) / span_s, (float(v or 0) - v_before) / span_s, is_paused
-        )
+        # Until all tenants in line had a turn, nothing is known about the worth of a weight.
+        per_weight = (float(v or 0) - v_before) / span_s or None
+        return cls(now_us, (claimed - claimed_before) / span_s, per_weight, is_paused)
 
     def service(self, entry: RunningEntry, state: str, quota: Quota) -> ServiceRate:
         """Return how fast a tenant is served.

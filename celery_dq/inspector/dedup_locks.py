@@ -58,6 +58,12 @@ def scope(tenant: str, key: str) -> bytes:
     return str(len(name)).encode() + b":" + name + key.encode()
 
 
+def tenant_and_key(field: bytes) -> tuple[str, str]:
+    """Return the tenant and the dedup key of a field of the hash of dedup locks."""
+    size, _, rest = field.partition(b":")
+    return text(rest[: int(size)]), text(rest[int(size) :])
+
+
 def inspect(partition: Partition, client: Client, tenant: str, key: str) -> DedupLockSnapshot | None:
     """Return the dedup lock of a key; None when no call holds it."""
     field = scope(tenant, key)
@@ -171,10 +177,10 @@ def _snapshots(partition: Partition, locks: Sequence[tuple[bytes, bytes]]) -> Ro
     now_us = int(seconds) * 1_000_000 + int(micros)
     snapshots = []
     for (field, (since, number, timeout), (head, heir, tail)), count in zip(unpacked, followers, strict=True):
-        size, _, rest = field.partition(b":")
+        tenant, key = tenant_and_key(field)
         snapshot = DedupLockSnapshot(
-            tenant=rest[: int(size)].decode(),
-            key=rest[int(size) :].decode(),
+            tenant=tenant,
+            key=key,
             head=task_id_of(head),
             heir=task_id_of(heir),
             tail=task_id_of(tail),

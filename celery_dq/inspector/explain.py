@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import TypeAlias
 
 from celery_dq.inspector.dedup_locks import dedup_lock_of
 from celery_dq.inspector.messages import MessageSnapshot
 from celery_dq.inspector.pauses import queue_pause
 from celery_dq.inspector.redis_values import Client, server_time_us, text
-from celery_dq.inspector.tenants import TenantSnapshot, stored_quota, tenant_snapshot
+from celery_dq.inspector.tenants import TenantSnapshot, stored_quota, tenant_snapshot, total_of
 from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.resource_set import resources_of
+
+_Why: TypeAlias = "tuple[str, str, datetime | None]"
+#: Partitions of a spread tenant that an explanation names for each reason.
+MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,19 @@ class Explanation:
         return self.sentence
 
 
-def explain_tenant(partition: Partition, client: Client, tenant: str) -> Explanation:
-    """Explain why a tenant's messages wait, and mention the discards that workers have still to record."""
-    found = _placed(_standing(partition, client, tenant), partition, client)
-    discards = int(client.zcard(partition.keys.discards))
+def explain_tenant(partitions: Sequence[Partition], client: Client, tenant: str) -> Explanation:
+    """Explain why a tenant's messages wait, and mention the discards that workers have still to record.
+
+    Args:
+        partitions: The partitions in which the tenant lives.
+        client: A redis client.
+        tenant: The tenant.
+    """
+    if len(partitions) == 1:
+        found = _placed(_standing(partitions[0], client, tenant), partitions[0], client)
+    else:
+        found = _spread(partitions, client, tenant)
+    discards = sum(int(client.zcard(each.keys.discards)) for each in partitions)
     if not discards:
         return found
     besides = (
@@ -66,12 +80,41 @@ def explain_tenant(partition: Partition, client: Client, tenant: str) -> Explana
 
 
 def _standing(partition: Partition, client: Client, tenant: str) -> Explanation:
-    queue = partition.keys.queue
     found = tenant_snapshot(partition, client, tenant)
-    reason, why, until = _why(found, partition, client)
+    reason, why, until = _reason(found, partition, client)
     waiting = _count(found.waiting, "message")
     sentence = f"Tenant {tenant!r} has {waiting} waiting in {partition.name!r}: {why}."
-    return Explanation(queue, found.state, reason, sentence, tenant=tenant, until=until)
+    return Explanation(partition.keys.queue, found.state, reason, sentence, tenant=tenant, until=until)
+
+
+def _spread(partitions: Sequence[Partition], client: Client, tenant: str) -> Explanation:
+    """Explain a spread tenant by its partitions, those with one reason together."""
+    shares = [(each, tenant_snapshot(each, client, tenant)) for each in partitions]
+    total = total_of([found for _, found in shares])
+    busy = [(each, found) for each, found in shares if found.state != "idle"] or shares[:1]
+    reasons = [(each, *_reason(found, each, client)) for each, found in busy]
+    queue, parts = partitions[0].keys.queue, []
+    for reason in dict.fromkeys(reason for _, reason, _, _ in reasons):
+        same = [(each.name, why) for each, other, why, _ in reasons if other == reason]
+        names = ", ".join(name for name, _ in same[:MOST_NAMED])
+        others = f" and {len(same) - MOST_NAMED} more" if len(same) > MOST_NAMED else ""
+        parts.append(f"in {names}{others}: {same[0][1]}")
+    partition, reason, _, until = min(
+        reasons, key=lambda each: math.inf if each[3] is None else each[3].timestamp()
+    )
+    sentence = (
+        f"Tenant {tenant!r} lives in {len(partitions)} partitions of {queue!r} and has "
+        f"{_count(total.waiting, 'message')} waiting; {'; '.join(parts)}."
+    )
+    explained = Explanation(queue, total.state, reason, sentence, tenant=tenant, until=until)
+    return replace(explained, partition=partition.keys.partition)
+
+
+def _reason(found: TenantSnapshot, partition: Partition, client: Client) -> _Why:
+    pauses = [] if found.state == "idle" else _pauses(found, partition, client)
+    if pauses:
+        return max(pauses, key=_end_of_pause)
+    return _TENANT[found.state](found, partition, client)
 
 
 def explain_message(partition: Partition, client: Client, message: MessageSnapshot) -> Explanation:
@@ -114,16 +157,6 @@ def explain_unknown(task_id: str, queues: list[str]) -> Explanation:
     )
 
 
-_Why = tuple[str, str, "datetime | None"]
-
-
-def _why(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
-    pauses = [] if tenant.state == "idle" else _pauses(tenant, partition, client)
-    if pauses:
-        return max(pauses, key=_end_of_pause)
-    return _TENANT[tenant.state](tenant, partition, client)
-
-
 def _eligible(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
     keys = partition.keys
     now = server_time_us(client)
@@ -137,19 +170,23 @@ def _eligible(tenant: TenantSnapshot, partition: Partition, client: Client) -> _
 
 def _throttled(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
     rate = tenant.quota.rate
-    spelled = "its rate" if rate is None else f"its rate of {rate:g}/s"
+    part = f"its share, 1 of {tenant.quota.spread}," if tenant.quota.spread > 1 else "its rate"
+    spelled = part if rate is None else f"{part} of {rate:g}/s"
     return "rate", f"{spelled} is used up, the next may start at {_clock(tenant.until)}", tenant.until
 
 
 def _limited(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
-    slots = f"{tenant.running} of {tenant.quota.concurrency} run at once"
+    homes, quota = partition.homes, tenant.quota
+    share = homes.numbers(tenant.tenant).get(partition.keys.partition, 0)
+    limit = quota.share_of_concurrency(share, homes.widest(tenant.tenant))
+    slots = f"{tenant.running} of {limit} run at once"
     return "concurrency", f"{slots}, the next starts when one of them ends", None
 
 
 def _by_resources(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
     """Explain what each resource of a set waits for. Those without a limit that holds them come first."""
     names = resources_of(tenant.tenant) or ()
-    found = [(each, _why(tenant_snapshot(partition, client, each), partition, client)) for each in names]
+    found = [(each, _reason(tenant_snapshot(partition, client, each), partition, client)) for each in names]
     for reason in ("no-worker", "turn"):
         for name, why in found:
             if why[0] == reason:

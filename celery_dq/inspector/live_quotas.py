@@ -27,6 +27,7 @@ __all__ = [
     "compare",
     "live_quotas",
     "read_document",
+    "refuse_default_spread",
     "spelled_rate",
     "written",
 ]
@@ -120,6 +121,8 @@ def _line(quota: Quota | None) -> str:
         return "null"
     parts: dict[str, Any] = {"rate": spelled_rate(quota.rate)}
     parts |= {"burst": quota.burst, "weight": quota.weight, "concurrency": quota.concurrency}
+    if quota.spread > 1:
+        parts["spread"] = quota.spread
     if quota.paused:
         parts["paused"] = True
     whole = {key: int(each) for key, each in parts.items() if isinstance(each, float) and each.is_integer()}
@@ -174,8 +177,27 @@ def _section(section: dict[str, Any], where: str) -> LiveQuotas:
         if resources_of(checked) is not None:
             raise InvalidQuota(f"{where}: tenant {name!r} is a set of resources: give its resources quotas")
         tenants[name] = _quota(quota, f"{where}, tenant {name!r}")
-    default = section.get("default")
-    return LiveQuotas(None if default is None else _quota(default, f"{where}, default"), tenants)
+    given = section.get("default")
+    default = None if given is None else _quota(given, f"{where}, default")
+    if default is not None:
+        refuse_default_spread(default, f"{where}, default")
+    return LiveQuotas(default, tenants)
+
+
+def refuse_default_spread(quota: Quota, where: str) -> None:
+    """Refuse a spread in a quota of many tenants.
+
+    Args:
+        quota: The quota.
+        where: Its name, for the error.
+
+    Raises:
+        InvalidQuota: It has a spread.
+    """
+    if quota.spread > 1:
+        raise InvalidQuota(
+            f"{where}: spread = {quota.spread} belongs to the quota of one tenant: give it to the heavy ones"
+        )
 
 
 def _quota(parts: Any, where: str) -> Quota:

@@ -68,14 +68,15 @@ def peek(
     """Read the next waiting messages, roughly in order of service, without claiming them.
 
     Args:
-        partitions: The partitions of the queue; with a tenant, the one in which it lives.
+        partitions: The partitions of the queue; with a tenant, those that concern it.
         client: A redis client.
         limit: Number of messages, at most.
-        tenant: Only messages of this tenant, in order. Default: one message of each tenant in order of turn,
-            those of throttled, limited and paused tenants last; then the second of each tenant, and so on.
+        tenant: Only messages of this tenant, in order within each partition. Default: one message of each
+            tenant in order of turn, those of throttled, limited and paused tenants last; then the second of
+            each tenant, and so on.
     """
     if tenant is not None:
-        tenants = [(partitions[0], tenant)]
+        tenants = [(partition, tenant) for partition in partitions]
     else:
         in_order = in_order_of_service(partitions, client, limit)
         tenants = [(partition, each.tenant) for partition, each in in_order]

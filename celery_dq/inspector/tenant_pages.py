@@ -15,10 +15,10 @@ from celery_dq.inspector.tenants import (
     InLine,
     TenantSnapshot,
     TenantState,
-    described_tenants,
+    totals,
 )
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
+from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 
 #: The states of tenants with a backlog, each with the place of :data:`PLACES` that holds them.
 _PLACE_OF: dict[TenantState, str] = dict(zip(BACKLOG_STATES, PLACES, strict=True))
@@ -87,7 +87,7 @@ def tenant_page(
         if matches:
             until_us = score if line.state == "throttled" else 0
             found[tenant] = (partitions[line.number], InLine(tenant, line.state, until_us))
-    return TenantPage(tuple(run_chosen(client, list(found.values()), described_tenants)), cursor, looked_at)
+    return TenantPage(tuple(totals(partitions, client, list(found.values()))), cursor, looked_at)
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from celery_dq.inspector.claim_rates import PACE_FIELDS, PartitionPace, RunningEntry, ServiceRate
+from celery_dq.inspector.claim_rates import (
+    PACE_FIELDS,
+    PartitionPace,
+    RunningEntry,
+    ServiceRate,
+    total_service,
+)
 from celery_dq.inspector.queue_counters import oldest_waiting_of
 from celery_dq.inspector.redis_values import Client, chunks, first_of, moment, scan_all, text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, PartitionKeys, quota_field
 from celery_dq.options import Quota
 from celery_dq.options.quota import UNLIMITED
-from celery_dq.transport.redis.store.full_server import read_together
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_chosen, run_one, run_rounds
 
@@ -67,6 +72,8 @@ class InLine(NamedTuple):
     until_us: float = 0
 
 
+_NEVER = datetime.max.replace(tzinfo=timezone.utc)
+
 #: The states of tenants with a backlog, in the order in which lists have them.
 BACKLOG_STATES: tuple[TenantState, ...] = (
     "eligible",
@@ -79,10 +86,35 @@ BACKLOG_STATES: tuple[TenantState, ...] = (
 
 def list_tenants(partitions: Sequence[Partition], client: Client, limit: int = 100) -> list[TenantSnapshot]:
     """Read the tenants with a backlog: the eligible ones in order of turn, then the other ones."""
+    # A spread tenant comes in each of its partitions.
+    repeated = sum(len(now) + len(before) - 1 for now, before in partitions[0].homes.spreads.values())
+    chosen = {
+        each.tenant: (where, each)
+        for where, each in reversed(in_order_of_service(partitions, client, limit + repeated))
+    }
     found: list[TenantSnapshot] = []
-    for chunk in chunks(in_order_of_service(partitions, client, limit)):
-        found += run_chosen(client, chunk, described_tenants)
+    for chunk in chunks([*chosen.values()][::-1][:limit]):
+        found += totals(partitions, client, chunk)
     return found
+
+
+def totals(
+    partitions: Sequence[Partition], client: Client, chosen: Sequence[tuple[Partition, InLine]]
+) -> list[TenantSnapshot]:
+    """Read the states of tenants, that of a spread tenant from all of its partitions.
+
+    Args:
+        partitions: All partitions of the queue.
+        client: A redis client.
+        chosen: The tenants, each with one of its partitions.
+    """
+    homes = partitions[0].homes
+    return [
+        each
+        if each.tenant not in homes.spreads
+        else tenant_total([partitions[number] for number in homes.numbers(each.tenant)], client, each.tenant)
+        for each in run_chosen(client, chosen, described_tenants)
+    ]
 
 
 def in_order_of_service(
@@ -111,12 +143,47 @@ def _in_line(partition: Partition, limit: int) -> Rounds[list[InLine]]:
     return list(found.values())
 
 
+def tenant_total(partitions: Sequence[Partition], client: Client, tenant: str) -> TenantSnapshot:
+    """Read the state of one tenant in its partitions together: of several states, the first one of the list.
+
+    Args:
+        partitions: The partitions in which it lives, and those from which it moves.
+        client: A redis client.
+        tenant: The tenant.
+    """
+    return total_of(run_rounds(client, [_snapshot(each, tenant) for each in partitions]))
+
+
+def total_of(found: Sequence[TenantSnapshot]) -> TenantSnapshot:
+    """Return the sum of a tenant's states in its partitions."""
+    order: tuple[TenantState, ...] = (*BACKLOG_STATES, "idle")
+    if len(found) == 1:
+        return found[0]
+    first, *others = sorted(found, key=lambda each: (order.index(each.state), each.until or _NEVER))
+    return replace(
+        first,
+        service=total_service([first.service, *(each.service for each in others)], first.quota.rate),
+        waiting=sum(each.waiting for each in found),
+        running=sum(each.running for each in found),
+        oldest_waiting_s=max(
+            (each.oldest_waiting_s for each in found if each.oldest_waiting_s is not None), default=None
+        ),
+    )
+
+
 def tenant_snapshot(partition: Partition, client: Client, tenant: str) -> TenantSnapshot:
-    """Read the state of one tenant."""
+    """Read the state of one tenant in one partition."""
+    return run_one(client, _snapshot(partition, tenant))
+
+
+def _snapshot(partition: Partition, tenant: str) -> Rounds[TenantSnapshot]:
     keys = partition.keys
-    places = (keys.turn, keys.throttled, keys.at_concurrency, keys.paused, keys.resource_sets)
-    reads = [("ZSCORE", key, tenant) for key in places]
-    turn, throttled, limited, paused, resource_set = read_together(client, reads)
+
+    def read(pipe: Any) -> None:
+        for key in (keys.turn, keys.throttled, keys.at_concurrency, keys.paused, keys.resource_sets):
+            pipe.zscore(key, tenant)
+
+    turn, throttled, limited, paused, resource_set = yield Atomic(read)
     state: TenantState = "idle"
     if paused is not None:
         state = "paused"
@@ -129,7 +196,8 @@ def tenant_snapshot(partition: Partition, client: Client, tenant: str) -> Tenant
     elif resource_set is not None:
         state = "resource_set"
     until_us = throttled if state == "throttled" else 0
-    return run_one(client, described_tenants(partition, [InLine(tenant, state, until_us)]))[0]
+    (described,) = yield from described_tenants(partition, [InLine(tenant, state, until_us)])
+    return described
 
 
 def quota_in_force(partition: Partition, client: Client, tenant: str | None) -> Quota:

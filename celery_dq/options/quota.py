@@ -23,11 +23,17 @@ MAX_BURST = 1_000_000.0
 MIN_WEIGHT = 0.001
 MAX_WEIGHT = 1_000.0
 MAX_CONCURRENCY = 1_000_000
+#: As many as a queue may have partitions.
+MAX_SPREAD = 4_096
 
 # interval µs (0 = unlimited), burst, weight, concurrency (0 = unlimited), paused 0/1
 _PACKED = struct.Struct(">ddddB")
+# Behind the packed share of a spread tenant: the whole quota, and the number of shares.
+_SPREAD = struct.Struct(">H")
 
 QUOTA_KEYS = ("rate", "burst", "weight", "concurrency", "paused")
+#: The parts of the quota of one tenant.
+TENANT_QUOTA_KEYS = (*QUOTA_KEYS, "spread")
 
 
 @dataclass(frozen=True)
@@ -42,9 +48,12 @@ class Quota:
         concurrency: Messages that may run at the same time over all workers, 1 to 1,000,000; None (default)
             is unlimited.
         paused: Whether no message may start; the backlog stays. Default False.
+        spread: Number of partitions of the queue in which the tenant lives, 1 (default) to 4,096. Each has a
+            share of rate, burst and concurrency, and the whole weight.
 
     Raises:
-        InvalidQuota: A value has the wrong type or is out of range.
+        InvalidQuota: A value has the wrong type or is out of range, or `burst`, `concurrency` or `rate` is
+            too small to be divided.
     """
 
     rate: float | None = None
@@ -52,6 +61,7 @@ class Quota:
     weight: float = 1.0
     concurrency: int | None = None
     paused: bool = False
+    spread: int = 1
 
     def __post_init__(self) -> None:
         if self.rate is not None:
@@ -69,13 +79,38 @@ class Quota:
             )
         if not isinstance(self.paused, bool):
             raise InvalidQuota(f"paused = {self.paused!r} is not True or False")
+        if not isinstance(self.spread, int):
+            raise InvalidQuota(f"spread = {self.spread!r} is not a whole number from 1 to {MAX_SPREAD}")
+        _check_range("spread", self.spread, 1, MAX_SPREAD, "partitions")
+        if self.spread > 1:
+            self._check_shares()
+
+    def _check_shares(self) -> None:
+        spread = self.spread
+        if self.concurrency is not None and self.concurrency < spread:
+            raise InvalidQuota(
+                f"concurrency = {self.concurrency} is below spread = {spread}, and each of the {spread} "
+                f"partitions needs at least 1: give a concurrency from {spread}, or a lower spread"
+            )
+        if self.rate is not None and self.burst < spread:
+            raise InvalidQuota(
+                f"burst = {_show(self.burst)} is below spread = {spread}, and each of the {spread} "
+                f"partitions needs at least 1: give a burst from {spread}, or a lower spread"
+            )
+        if self.rate is not None and self.rate / spread < MIN_RATE:
+            raise InvalidQuota(
+                f"rate = {self.rate!r} with spread = {spread} is less than {_show(MIN_RATE)} per second for "
+                "each partition: give a lower spread"
+            )
 
     def __str__(self) -> str:
         """Return all parts, in the form of the options of ``celery dq quotas set``."""
         rate = "unlimited" if self.rate is None else f"{self.rate:g}/s"
         concurrency = "unlimited" if self.concurrency is None else str(self.concurrency)
         paused = " paused" if self.paused else ""
-        return f"rate={rate} burst={self.burst:g} weight={self.weight:g} concurrency={concurrency}{paused}"
+        spread = f" spread={self.spread}" if self.spread > 1 else ""
+        parts = f"rate={rate} burst={self.burst:g} weight={self.weight:g} concurrency={concurrency}"
+        return parts + spread + paused
 
     @property
     def interval_us(self) -> int:
@@ -95,9 +130,9 @@ class Quota:
             InvalidQuota: A key is unknown, or a value has the wrong type or is out of range.
         """
         for key in values:
-            if key not in QUOTA_KEYS:
-                close = get_close_matches(str(key), QUOTA_KEYS, 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(QUOTA_KEYS)}"
+            if key not in TENANT_QUOTA_KEYS:
+                close = get_close_matches(str(key), TENANT_QUOTA_KEYS, 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(TENANT_QUOTA_KEYS)}"
                 raise InvalidQuota(f"{where}: {key!r} is not a part of a quota: {hint}")
         changes = dict(values)
         try:
@@ -107,11 +142,33 @@ class Quota:
         except (ConfigurationError, InvalidQuota) as error:
             raise InvalidQuota(f"{where}: {error}") from None
 
-    def pack(self) -> bytes:
-        """Return the stored form: interval µs, burst, weight, concurrency, paused."""
-        return _PACKED.pack(
-            self.interval_us, self.burst, self.weight, self.concurrency or 0, 1 if self.paused else 0
-        )
+    def pack(self, share: int = 0, shares: int | None = None) -> bytes:
+        """Return the stored form: interval µs, burst, weight, concurrency, paused.
+
+        That of a spread tenant begins with one share in this form. The shares of a concurrency differ by one
+        at most, and their sum is exact. Behind it stand the whole quota and the spread, for :meth:`unpack`.
+
+        Args:
+            share: Number of the share.
+            shares: Number of shares; default: the spread. It is another one while the spread changes.
+        """
+        shares = self.spread if shares is None else shares
+        whole = self._packed(self.interval_us, self.burst, self.concurrency)
+        if shares == self.spread == 1:
+            return whole
+        concurrency = self.share_of_concurrency(share, shares)
+        part = self._packed(shares * self.interval_us, max(self.burst / shares, 1), concurrency)
+        return part + whole + _SPREAD.pack(self.spread)
+
+    def share_of_concurrency(self, share: int, shares: int) -> int | None:
+        """Return how many messages of a share may run at the same time, at least 1; None for unlimited."""
+        if self.concurrency is None:
+            return None
+        each, more = divmod(self.concurrency, shares)
+        return max(each + (share < more), 1)
+
+    def _packed(self, interval: int, burst: float, concurrency: int | None) -> bytes:
+        return _PACKED.pack(interval, burst, self.weight, concurrency or 0, 1 if self.paused else 0)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Quota:
@@ -123,6 +180,12 @@ class Quota:
         Raises:
             InvalidQuota: The bytes are not a packed quota.
         """
+        spread = 1
+        if len(packed) == 2 * _PACKED.size + _SPREAD.size:
+            (spread,), packed = (
+                _SPREAD.unpack_from(packed, -_SPREAD.size),
+                packed[_PACKED.size : -_SPREAD.size],
+            )
         if len(packed) != _PACKED.size:
             raise InvalidQuota(f"a packed quota has {_PACKED.size} bytes, not {len(packed)}: {packed!r}")
         interval, burst, weight, concurrency, paused = _PACKED.unpack(packed)
@@ -134,6 +197,7 @@ class Quota:
             weight=weight,
             concurrency=int(concurrency) or None,
             paused=bool(paused),
+            spread=spread,
         )
 
 

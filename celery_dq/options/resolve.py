@@ -123,6 +123,7 @@ def _queues(table: Mapping[Any, Any], defaults: QueueOptions) -> Iterable[QueueO
         section = table[name]
         if not isinstance(section, Mapping):
             raise ConfigurationError(f"{where} = {section!r} is not a dict")
+        _refuse_spread(section, where)
         refuse_unknown(section, (*QUOTA_KEYS, *own), where=where)
         parts = {key: section[key] for key in QUOTA_KEYS if key in section}
         queue = replace(
@@ -146,7 +147,16 @@ def _queues(table: Mapping[Any, Any], defaults: QueueOptions) -> Iterable[QueueO
         yield queue
 
 
+def _refuse_spread(values: Mapping[str, Any], where: str) -> None:
+    if "spread" in values:
+        raise ConfigurationError(
+            f"{where}: spread = {values['spread']!r} belongs to the quota of one tenant, and this one is for "
+            "all tenants: leave it out, and run celery dq quotas set QUEUE TENANT --spread …"
+        )
+
+
 def _quota(values: Mapping[str, Any], base: Quota, where: str) -> Quota:
+    _refuse_spread(values, where)
     refuse_unknown(values, QUOTA_KEYS, where=where)
     try:
         quota = Quota.parse(values, base=base, where=where)

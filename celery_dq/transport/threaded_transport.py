@@ -122,7 +122,7 @@ class ThreadedTransport(VirtualTransport):
 
     @property
     def may_leave(self) -> bool:
-        """Whether the store can be told now that a transient queue is not used any more."""
+        """Whether the store can learn now that a transient queue is not used any more."""
         return True
 
     # -- consuming -----------------------------------------------------------------

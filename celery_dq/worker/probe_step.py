@@ -48,7 +48,7 @@ class ProbeStep(bootsteps.StartStopStep):
         self._heartbeat: Any = None
         self._lease_s = 0.0
         self._answered_at: float | None = None
-        self._said_stopping = False
+        self._reported_stopping = False
         self._outage = Outage(logger, "probe_file_outage")
         if self._path is not None:
             other = self._other_worker()
@@ -97,7 +97,7 @@ class ProbeStep(bootsteps.StartStopStep):
     def _note_answer(self, now: float) -> None:
         self._answered_at = now
         # A task of a solo worker blocks the loop, but not this thread.
-        if stops() and not self._said_stopping:
+        if stops() and not self._reported_stopping:
             self._write("stopping")
 
     def _state(self, phase: Phase) -> ProbeState:
@@ -106,7 +106,7 @@ class ProbeStep(bootsteps.StartStopStep):
 
     def _write(self, phase: Phase) -> None:
         assert self._path is not None
-        self._said_stopping = phase == "stopping"
+        self._reported_stopping = phase == "stopping"
         try:
             self._state(phase).write(self._path)
         except OSError as exc:

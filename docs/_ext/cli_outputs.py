@@ -42,6 +42,11 @@ pause push --tenant bakery --for 15m
 resume push --tenant bakery
 reschedule order-1 --countdown 15m
 reprioritise order-2 9
+<<<<<<< HEAD
+edit order-2 --args '["bakery", 7]'
+=======
+edit order-2 --args '["acme", 22]'
+>>>>>>> main
 cancel push --tenant florist --dry-run
 cancel push order-3
 move push mail --tenant florist --yes

@@ -98,6 +98,6 @@ def test_a_store_that_fails_ends_the_connection_and_loses_nothing(
         assert successor.drain(1) == ["kept"]
 
 
-def test_a_url_without_a_file_is_an_error_that_says_so() -> None:
+def test_a_url_without_a_file_is_an_error() -> None:
     with pytest.raises(celery_dq.ConfigurationError, match="dq-sqlite:///relative/path"):
         Connection("dq-sqlite://").connect()

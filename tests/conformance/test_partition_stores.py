@@ -192,7 +192,7 @@ def test_a_dead_letter_is_in_the_queue_no_more(partition: OpenPartition) -> None
     assert partition.claimed("two") == []
 
 
-def test_a_purge_leaves_what_is_held(partition: OpenPartition) -> None:
+def test_a_purge_leaves_held_messages(partition: OpenPartition) -> None:
     partition.push("held")
     held = partition.claim()
     partition.push("a", "b")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dq.app.api import partition_count, tenant_moves
+from celery_dq.app.api import broker, map_change, tenant_moves, tenant_settings
 from celery_dq.app.api.broker import partitions_of, stored_maps
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
@@ -103,9 +103,13 @@ class MovingWorld:
                         self.discarded.add(task_id)
                         partition.ack("w", finish=[entry.tag]).run(client)
                         continue
-                    here = {each.keys.partition for each, _, name in self.held if name == tenant}
-                    assert here <= {partition.keys.partition}, f"{tenant} runs in two partitions"
+                    self.check_claimed(partition, entry, tenant)
                     self.held.append((partition, entry, tenant))
+
+    def check_claimed(self, partition: Partition, entry: Any, tenant: str) -> None:
+        """Check that a message may run beside those that run."""
+        here = {each.keys.partition for each, _, name in self.held if name == tenant}
+        assert here <= {partition.keys.partition}, f"{tenant} runs in two partitions"
 
     def end(self) -> None:
         """End some in-flight messages, which may have been claimed before the last change of the map."""
@@ -116,8 +120,8 @@ class MovingWorld:
                     rest = [each for each in self.held if each[2] == tenant]
                     self.held = [each for each in self.held if each[2] != tenant]
                     # The last ones first, so that the claims after it see the old order.
-                    for _, each, _ in [*reversed(rest), (partition, entry, tenant)]:
-                        partition.release("w", [each.tag], mode="requeue").run(client)
+                    for home, each, _ in [*reversed(rest), (partition, entry, tenant)]:
+                        home.release("w", [each.tag], mode="requeue").run(client)
                     continue
                 assert partition.ack("w", finish=[entry.tag]).run(client) == 0
                 self.ran[tenant].append(task_id_of(entry.id))
@@ -138,11 +142,17 @@ class MovingWorld:
             count: The new number.
             kill_after: Scripts after which the mover is killed; None for never.
         """
+        return self.change(
+            lambda: bool(self.app.dq.queues["push"].set_partitions(count, timeout=0).is_complete), kill_after
+        )
+
+    def change(self, action: Callable[[], bool], kill_after: int | None) -> bool:
+        """Change the map; return whether the change is complete. The arguments are those of :meth:`move`."""
         with pytest.MonkeyPatch.context() as patch:
             if kill_after is not None:
                 self._kill(patch, kill_after, before=self.random.random() < 0.5)
             try:
-                return bool(self.app.dq.queues["push"].set_partitions(count, timeout=0).is_complete)
+                return action()
             except Killed:
                 self.kills += 1
                 return False
@@ -164,8 +174,10 @@ class MovingWorld:
 
         patch.setattr(ScriptCall, "run", dying(ScriptCall.run))
         for module, name in (
-            (partition_count, "run_all"),
-            (partition_count, "run_rounds"),
+            (broker, "run_all"),
+            (map_change, "run_all"),
+            (tenant_settings, "run_all"),
+            (tenant_settings, "run_rounds"),
             (tenant_moves, "run_one"),
         ):
             patch.setattr(module, name, dying(getattr(module, name)))

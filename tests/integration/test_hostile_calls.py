@@ -92,7 +92,7 @@ def test_a_tenant_that_is_none(shop: Any, call: Callable[[Any, Any], Any], tenan
         ({"weight": None}, "from 0.001 to 1000"),
         ({"concurrency": "4"}, "from 1 to 1000000"),
         ({"paused": 1}, "True or False"),
-        ({"speed": 1}, "known are rate"),
+        ({"zeal": 1}, "known are rate"),
     ],
 )
 def test_a_quota_that_is_none(shop: Any, parts: dict[str, Any], words: str) -> None:

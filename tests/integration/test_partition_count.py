@@ -12,7 +12,7 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 import celery_dq
-from celery_dq.app.api import partition_count, tenant_moves
+from celery_dq.app.api import map_change, tenant_moves
 from celery_dq.app.checks.doctor import Finding, check_server
 from celery_dq.app.checks.status import read_status
 from celery_dq.cli import dq as dq_command
@@ -129,7 +129,7 @@ def test_an_interrupted_change_is_named_and_completed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(partition_count, "run_all", interrupted)  # partition 0 has the new number by then
+        patch.setattr(map_change, "run_all", interrupted)  # partition 0 has the new number by then
         with pytest.raises(KeyboardInterrupt):
             queue.set_partitions(9)
     assert [each.code for each in problems(wide)] == ["W022", "W023"]
@@ -178,7 +178,7 @@ def test_messages_that_a_killed_mover_had_taken_out_are_found(
 ) -> None:
     send(wide, *TENANTS * 3)
 
-    def killed(*args: Any) -> None:
+    def killed(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -268,7 +268,7 @@ def test_a_change_of_quotas_and_pauses_before_the_decision_is_not_lost(
     wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paused, resumed = [each for each in map(str, range(100)) if PartitionMap(7, 4).moves(each)][:2]
-    quotas, decide = wide.dq.quotas, partition_count._decide
+    quotas, decide = wide.dq.quotas, map_change._decide
     quotas.pause("push", resumed)
     quotas.set("push", resumed, rate=3)
 
@@ -283,7 +283,7 @@ def test_a_change_of_quotas_and_pauses_before_the_decision_is_not_lost(
             wide.dq.revoke(["later"])
         return decide(first, client, before, now)
 
-    monkeypatch.setattr(partition_count, "_decide", decide_late)
+    monkeypatch.setattr(map_change, "_decide", decide_late)
     assert queue.set_partitions(7).is_complete
     live = quotas.live("push")
     assert set(quotas.paused("push")) == {paused}

@@ -69,7 +69,7 @@ def test_a_worker_through_an_outage_and_its_end(server: RedisServer, tmp_path: P
     assert not file.exists()
 
 
-def test_a_solo_worker_in_a_task_says_that_it_stops(redis_url: str, tmp_path: Path) -> None:
+def test_a_solo_worker_in_a_task_reports_that_it_stops(redis_url: str, tmp_path: Path) -> None:
     file = tmp_path / "worker"
     url = redis_url.replace("redis", "dq-redis", 1)
     with redis.Redis.from_url(redis_url) as ledger, worker_on(url, file, "solo") as worker:

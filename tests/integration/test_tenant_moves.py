@@ -10,7 +10,7 @@ import redis
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from tests.integration.moving_world import TENANTS, MovingWorld
-from tests.integration.partitioned_shop import claim_in, dead_letter_of
+from tests.integration.partitioned_shop import D, claim_in, dead_letter_of
 from tests.integration.shop import send
 
 
@@ -45,7 +45,7 @@ def test_a_change_loses_doubles_and_reorders_nothing(wide: Any, seed: int) -> No
 
 def test_everything_of_a_tenant_moves_with_it(wide: Any, queue: Any) -> None:
     moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
-    old, new = PartitionMap(7, 4).old_home(moving), PartitionMap(7, 4).home(moving)
+    old, new = PartitionMap(7, 4).old_shares(moving)[0], PartitionMap(7, 4).home(moving)
     dead_letter_of(wide, moving)
     wide.dq.quotas.set("push", moving, rate="1/h", burst=3)
     send(wide, moving, moving)
@@ -93,6 +93,20 @@ def test_a_new_message_waits_until_the_last_task_in_the_former_home_has_ended(wi
         assert home.ack("worker:1", finish=[running.tag]).run(client) == 0
     assert queue.set_partitions(7, timeout=5).is_complete
     assert [each.id for each in claim_in(wide, moving, 9)] == [late]
+
+
+def test_a_tenant_that_comes_to_partition_0_again_waits_there_again(wide: Any, queue: Any) -> None:
+    send(wide, D)
+    assert queue.set_partitions(1, timeout=5).is_complete
+    assert queue.set_partitions(4, timeout=5).is_complete
+    (running,) = claim_in(wide, D, 1)
+    with wide.dq._broker.open_home("push", D) as (home, client):
+        assert queue.set_partitions(1, timeout=0).moving == 1
+        late = wide.tasks["notify"].apply_async((D, 2)).id
+        assert claim_in(wide, D, 9) == []
+        assert home.ack("worker:1", finish=[running.tag]).run(client) == 0
+    assert queue.set_partitions(1, timeout=5).is_complete
+    assert [each.id for each in claim_in(wide, D, 9)] == [late]
 
 
 def test_all_messages_of_a_tenant_are_cancelled_while_it_moves(wide: Any, queue: Any) -> None:

@@ -139,6 +139,17 @@ def test_rate_and_share_stand_beside_those_that_the_quota_allows(scripts: Partit
     assert rated.due_per_s == pytest.approx(1.0, rel=0.05)
 
 
+def test_without_claims_only_the_rate_gives_a_due_rate(scripts: PartitionScripts) -> None:
+    scripts.set_quota("t", 5, burst=1)
+    scripts.push(*"abc", tenant="t")
+    scripts.push(*"def", tenant="free")
+    scripts.claim(2)
+    make_earlier(scripts, 10_000_000, "t", "free")
+    rated, free = service_of(scripts, "t"), service_of(scripts, "free")
+    assert (rated.got_per_s, rated.due_per_s, rated.share_by_weight) == (0, 5, None)
+    assert (free.got_per_s, free.due_per_s) == (0, None)
+
+
 def test_the_window_of_the_partition_begins_again_after_a_rest(scripts: PartitionScripts) -> None:
     scripts.push(*map(str, range(100)), tenant="t")
 

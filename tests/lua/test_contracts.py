@@ -90,14 +90,14 @@ class TestContract:
 def test_the_python_layer_sends_the_declared_arguments() -> None:
     partition = Partition(KEYS, SCRIPTS)
     tag = ("1", "a")
-    homes, outbox = PartitionMap(4), Outbox("1", "t", 0, "0", ((b"", b""),))
+    homes, outbox = PartitionMap(4), Outbox("1", "t", 2, 0, "0", ((b"", b""),))
     calls: list[tuple[ScriptCall[Any], int]] = [
-        (partition.declare_partitions(homes), 2),
-        (set_map(partition, homes, homes), 2),
-        (export_messages(partition, "t", ids=["a"]), 4 + 1),
-        (import_messages(partition, partition, outbox, homes, 0), 7 + 2),
+        (partition.declare_partitions(homes), 3),
+        (set_map(partition, homes, homes), 3),
+        (export_messages(partition, "t", 2, ["a"]), 3 + 1),
+        (import_messages(partition, partition, outbox, homes, 0), 8 + 2),
         (drop_exported(partition, outbox), 1),
-        (departed(partition, ["t"]), 1 + 1),
+        (departed(partition, [("t", False)]), 1 + 2),
         (open_tenants(partition, homes, [("t", "0")]), 3 + 2),
         (partition.push([OutgoingRecord(1, "a", b"")]), 6 + 3),
         (partition.claim("c", lease_ms=1, want=1, settle=[tag], finish=[tag, tag]), 9 + 1 + 2 + 1 + 4),

@@ -320,7 +320,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "once",
         "the repeated push of a move is a new message",
         "app/api/move.py",
-        "producer=self._name,",
+        'producer=f"{self._name}{MOVING * moving}",',
         'producer="",',
         ("tests/integration/test_queues.py", "-k", "without_an_answer"),
     ),

@@ -214,8 +214,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "buffer",
         "buffered messages of a queue with partitions are never sent",
         "transport/redis/store/publisher.py",
-        "        for place, (_, _, record) in enumerate(messages):\n",
-        "        for place, record in enumerate(message.record for message in messages):\n",
+        "        for place, (_, task_id, record) in enumerate(messages):\n",
+        "        for place, (task_id, record) in enumerate(each.outgoing[1:] for each in messages):\n",
         ("tests/producer/test_partitions.py", "-k", "buffer"),
     ),
     Mutation(

@@ -28,7 +28,9 @@ def stepwise(call: Callable[[], Any], step: Callable[[], None]) -> Any:
     def trace(frame: FrameType, event: str, arg: object) -> Any:
         if frame.f_code.co_filename != in_flight_messages.__file__:
             return None
-        frame.f_trace_opcodes = True
+        is_new, frame.f_trace_opcodes = not frame.f_trace_opcodes, True
+        if is_new and sys.version_info[:2] == (3, 12):
+            sys.settrace(trace)  # it reports the opcodes of the frame only from then on
         if event == "opcode":
             sys.settrace(None)
             step()

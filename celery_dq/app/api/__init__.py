@@ -11,7 +11,10 @@
 ``migration``                move messages here from kombu's Redis transport
 ``return_migration``         move them back
 ``forget``                   remove an unused queue
-``partition_count``          change the number of partitions of an empty queue
+``partition_count``          change the number of partitions of a queue
+``map_change``               the steps of that, and of a changed spread
+``tenant_moves``             bring messages to the new partitions of their tenants
+``tenant_settings``          quotas and pauses follow their tenants
 ``zookeeper_queues``         the same where the broker is ZooKeeper, without tenants
 ``leaders``                  the leaders of singleton queues and of other elections
 ``quotas``                   what a tenant may take

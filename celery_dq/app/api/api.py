@@ -144,8 +144,8 @@ class DQ:
         explained = self.queues[queue].explain(tenant)
         if not self.workers.is_enabled:
             return explained
-        with self._broker.open_home(queue, explained.tenant) as (home, _):
-            return self.workers.named_in(explained, home)
+        with self._broker.open(queue) as (partitions, _):
+            return self.workers.named_in(explained, partitions[explained.partition])
 
     def migration(
         self, source: str, target: str | None = None, options: MigrationOptions | None = None

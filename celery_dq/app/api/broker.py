@@ -16,11 +16,13 @@ from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector.redis_values import Client, check_text, text
 from celery_dq.keys import ENVIRONMENTS, queue_registry
+from celery_dq.options import Quota
 from celery_dq.options.sections import Options
 from celery_dq.transport.aliases import TENANT_SCHEMES, ZOOKEEPER_SCHEME
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.refusals import refusals_named
+from celery_dq.transport.redis.store.script_batches import run_all
 
 logger = logging.getLogger(__name__)
 
@@ -47,23 +49,36 @@ class OpenQueue(NamedTuple):
         """The map of the queue."""
         return self.partitions[0].homes
 
-    def home(self, tenant: str) -> Partition:
-        """Return the partition in which a tenant lives.
-
-        Raises:
-            InvalidTenant: The tenant is a set of resources, and the queue has several partitions.
-        """
-        return self.partitions[self.homes.home_in(self.partitions[0].keys.queue, tenant)]
-
     def of(self, tenant: str | None) -> tuple[Partition, ...]:
-        """Return the partitions that concern a tenant: its home, and the one from which it moves.
+        """Return the partitions that concern a tenant: where it lives, and from where it moves.
 
         With None, which means all tenants, return all.
         """
         if tenant is None:
             return self.partitions
-        numbers = {self.homes.home(tenant): None, self.homes.old_home(tenant): None}
+        return tuple(self.partitions[number] for number in self.homes.numbers(tenant))
+
+    def of_key(self, tenant: str, key: str) -> tuple[Partition, ...]:
+        """Return the partitions that concern a dedup key of a tenant: its former one first, if it moves."""
+        numbers = dict.fromkeys((self.homes.old_place(tenant, key), self.homes.place(tenant, key)))
         return tuple(self.partitions[number] for number in numbers)
+
+    def at(self, homes: PartitionMap) -> OpenQueue:
+        """Return the same partitions with another map of as many."""
+        return OpenQueue(
+            tuple(Partition(each.keys, each.scripts, homes) for each in self.partitions), self.client
+        )
+
+    def set_quota(self, tenant: str, quota: Quota | None, *, by: str = "") -> None:
+        """Set the quota of a tenant, or with None delete it, in all partitions that concern it."""
+        shares, widest = self.homes.numbers(tenant), self.homes.widest(tenant)
+        calls = [
+            self.partitions[number].set_quota(
+                tenant, None if quota is None else quota.pack(share, widest), by=by
+            )
+            for number, share in shares.items()
+        ]
+        run_all(calls, self.client)
 
 
 class BrokerAccess:
@@ -266,8 +281,11 @@ def _read_maps(channel: Any, queues: Sequence[str]) -> list[PartitionMap | None]
     pipeline = channel.client.pipeline(transaction=False)
     for queue in queues:
         (first,) = partitions_of(channel, queue, PartitionMap())
-        pipeline.hget(first.keys.state, "partitions")
-    return [None if each is None else PartitionMap.parse(text(each)) for each in pipeline.execute()]
+        pipeline.hmget(first.keys.state, "partitions", "spreads")
+    return [
+        None if stored is None else PartitionMap.parse(text(stored), text(spreads or ""))
+        for stored, spreads in pipeline.execute()
+    ]
 
 
 def _single_partitions(channel: Any, queues: Sequence[str]) -> dict[str, str]:

@@ -39,8 +39,9 @@ class QueueDedup:
         """The state of a key's dedup lock; None when no call holds it."""
         check_text("key", key)
         name = check_tenant(tenant)
-        with self._broker.open_home(self.name, name) as opened:
-            return dedup_locks.inspect(*opened, name, key)
+        with self._broker.open(self.name) as opened:
+            found = [dedup_locks.inspect(each, opened.client, name, key) for each in opened.of_key(name, key)]
+            return next((each for each in found if each is not None), None)
 
     def release(self, key: str, *, tenant: str | int = "") -> str | None:
         """Take the dedup lock from the head of a key, so that the next waiting call may run.
@@ -58,11 +59,12 @@ class QueueDedup:
         check_text("key", key)
         name = check_tenant(tenant)
         with (
-            self._broker.open_home(self.name, name) as (partition, client),
+            self._broker.open(self.name) as opened,
             # The key may hold arguments of the call.
-            self._broker.audit.change(client, "dedup_evicted", self.name, tenant=name) as change,
+            self._broker.audit.change(opened.client, "dedup_evicted", self.name, tenant=name) as change,
         ):
-            head = partition.evict(name, key).run(client)
+            heads = [each.evict(name, key).run(opened.client) for each in opened.of_key(name, key)]
+            head = next(filter(None, heads), "")
             change.count, change.details = int(bool(head)), task_id_of(head)
             return change.details or None
 

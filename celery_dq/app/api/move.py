@@ -15,7 +15,8 @@ from celery_dq.inspector.tenants import tenant_snapshot
 from celery_dq.inspector.waiting import waiting_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import as_moved, tenant_of
+from celery_dq.transport.redis.store.partition_map import MOVING
+from celery_dq.transport.redis.store.record import as_moved
 from celery_dq.transport.redis.store.refusals import PartitionsChanging
 from celery_dq.transport.redis.store.replies import OutgoingRecord
 from celery_dq.transport.redis.store.rounds import run_one
@@ -36,12 +37,14 @@ class Mover:
 
     Args:
         source: The partition that loses the messages.
-        destination: The partition that gets the messages.
+        destination: All partitions of the queue that gets the messages.
         client: A redis-py client of both.
         head_start_us: The head start of one step of priority in the destination, µs.
     """
 
-    def __init__(self, source: Partition, destination: Partition, client: Client, head_start_us: int) -> None:
+    def __init__(
+        self, source: Partition, destination: Sequence[Partition], client: Client, head_start_us: int
+    ) -> None:
         self._source = source
         self._destination = destination
         self._client = client
@@ -77,34 +80,49 @@ class Mover:
         taken = self._source.take(self._name, ids, lease_ms=LEASE_MS).run(self._client)
         if not taken:
             return 0
-        outgoing = []
+        first = self._destination[0]
+        routed: dict[tuple[int, bool], tuple[list[OutgoingRecord], list[tuple[str, str]]]] = {}
         for entry in taken:
             self._sequence += 1
-            outgoing.append(OutgoingRecord(self._sequence, task_id_of(entry.id), as_moved(entry.record)))
-        push = self._destination.push(
-            outgoing,
-            producer=self._name,
-            marker_ttl_ms=LEASE_MS,
-            head_start_us=self._head_start_us,
-            moving=self._destination.homes.moves(tenant_of(outgoing[0].record)),  # all have one tenant
-        )
-        tags = [entry.tag for entry in taken]
+            record, task_id = as_moved(entry.record), task_id_of(entry.id)
+            place = first.homes.route(first.keys.queue, record, task_id)
+            outgoing, tags = routed.setdefault(place, ([], []))
+            outgoing.append(OutgoingRecord(self._sequence, task_id, record))
+            tags.append(entry.tag)
         try:
-            try:
-                replies = push.run(self._client)
-            except redis.ConnectionError:
-                replies = push.run(self._client)
-            if any(reply.status == "misrouted" for reply in replies):
-                raise PartitionsChanging(
-                    f"The number of partitions of queue {self._destination.keys.queue!r} has just changed; "
-                    "the rest was not moved: move again"
-                )
+            for place in [*routed]:
+                self._push(*place, routed[place][0])
+                self._source.ack(self._name, finish=routed.pop(place)[1]).run(self._client)
         except redis.RedisError:
             # Requeue to their old places at once instead of at the end of the lease.
-            self._source.release(self._name, tags, mode="requeue").run(self._client)
+            left = [tag for _, tags in routed.values() for tag in tags]
+            self._source.release(self._name, left, mode="requeue").run(self._client)
             raise
-        self._source.ack(self._name, finish=tags).run(self._client)
         return len(taken)
+
+    def _push(self, number: int, moving: bool, outgoing: Sequence[OutgoingRecord]) -> None:
+        """Push messages into one partition of the destination.
+
+        Raises:
+            PartitionsChanging: The destination has another map.
+        """
+        partition = self._destination[number]
+        push = partition.push(
+            outgoing,
+            producer=f"{self._name}{MOVING * moving}",
+            marker_ttl_ms=LEASE_MS,
+            head_start_us=self._head_start_us,
+            moving=moving,
+        )
+        try:
+            replies = push.run(self._client)
+        except redis.ConnectionError:
+            replies = push.run(self._client)
+        if any(reply.status == "misrouted" for reply in replies):
+            raise PartitionsChanging(
+                f"The number of partitions of queue {partition.keys.queue!r} has just changed; "
+                "the rest was not moved: move again"
+            )
 
     def _resign(self) -> None:
         """End the lease, under which no message is left."""
@@ -140,14 +158,16 @@ def move_chosen(
     """
     client = source.client
     if tenant is not None:
-        done, home = 0, destination.home(tenant)
+        destination.homes.check_set(destination.partitions[0].keys.queue, tenant)
+        done = 0
         for each in source.of(tenant)[::-1]:
 
             def moved(count: int, before: int = done) -> None:
                 on_progress(before + count)
 
-            done += Mover(each, home, client, head_start_us).move_tenant(tenant, moved)
+            mover = Mover(each, destination.partitions, client, head_start_us)
+            done += mover.move_tenant(tenant, moved)
     elif found := find(*source, task_id or ""):
-        home = destination.home(found[0].tenant)
-        mover = Mover(source.partitions[found[0].partition], home, client, head_start_us)
+        place = source.partitions[found[0].partition]
+        mover = Mover(place, destination.partitions, client, head_start_us)
         on_progress(mover.move([found[0].id]))

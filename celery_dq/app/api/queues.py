@@ -100,10 +100,10 @@ class QueueApi:
             )
 
     def tenant(self, tenant: str | int) -> TenantSnapshot:
-        """The state of one tenant; ``idle`` without a waiting message."""
+        """The state of one tenant in all of its partitions; ``idle`` without a waiting message."""
         name = check_tenant(tenant)
-        with self._broker.open_home(self.name, name) as (partition, client):
-            return tenants.tenant_snapshot(partition, client, name)
+        with self._broker.open(self.name) as opened:
+            return tenants.tenant_total(opened.of(name), opened.client, name)
 
     def peek(
         self,
@@ -127,9 +127,7 @@ class QueueApi:
         """
         check_count("limit", limit)
         if delayed and tenant is not None:
-            raise InvalidRequest(
-                "peek: delayed messages cannot be listed by tenant; leave out delayed or tenant"
-            )
+            raise InvalidRequest("peek: delayed messages cannot be listed by tenant: leave one out")
         name = None if tenant is None else check_tenant(tenant)
         with self._broker.open(self.name) as opened:
             if partition is not None and not 0 <= partition < len(opened.partitions):
@@ -173,8 +171,9 @@ class QueueApi:
     def explain(self, tenant: str | int) -> Explanation:
         """Explain why a tenant's work is served or not, and until when."""
         name = check_tenant(tenant)
-        with self._broker.open_home(self.name, name) as opened:
-            return explain_tenant(*opened, name)
+        with self._broker.open(self.name) as opened:
+            homes = [opened.partitions[number] for number in opened.homes.shares(name)]
+            return explain_tenant(homes, opened.client, name)
 
     # Cancelling. A cancelled message is marked and delivered to a worker for Celery's own bookkeeping (state
     # REVOKED, chords, errbacks), and does not run.

@@ -12,12 +12,19 @@ from typing import Any
 
 from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import BrokerAccess, OpenQueue
+from celery_dq.app.api.map_change import begin_change, complete_change, require_complete
 from celery_dq.app.api.pauses import pause, resume
 from celery_dq.app.api.progress import OnProgress, ignore_progress
-from celery_dq.errors import InvalidQuota, InvalidRequest
-from celery_dq.inspector.live_quotas import LiveQuotas, QuotaChange, compare, live_quotas
+from celery_dq.errors import InvalidQuota, InvalidRequest, TenantMoving
+from celery_dq.inspector.live_quotas import (
+    LiveQuotas,
+    QuotaChange,
+    compare,
+    live_quotas,
+    refuse_default_spread,
+)
 from celery_dq.inspector.pauses import Pause, paused_tenants
-from celery_dq.inspector.redis_values import Client
+from celery_dq.inspector.redis_values import Client, check_seconds
 from celery_dq.inspector.tenants import (
     QuotaOrigin,
     SettingsQuota,
@@ -54,7 +61,7 @@ class QuotasApi:
         with self._broker.open(queue) as opened:
             return own_quotas(*opened)
 
-    def set(self, queue: str, tenant: str | int, **parts: Any) -> Quota:
+    def set(self, queue: str, tenant: str | int, *, timeout: float = 60.0, **parts: Any) -> Quota:
         """Give a tenant a quota of its own; a part that is not named keeps what is in force for it.
 
         From then on all parts are the tenant's own: a later change of the default does not affect it.
@@ -63,45 +70,61 @@ class QuotasApi:
         Args:
             queue: The name of the queue.
             tenant: The tenant that gets the quota.
+            timeout: Seconds to wait for the moves of a changed `spread`. The same call goes on with them.
             parts: ``rate`` (``"50/s"``, ``"3000/m"``, a number per second, None for unlimited), ``burst``,
-                ``weight``, ``concurrency`` (None for unlimited), ``paused``.
+                ``weight``, ``concurrency`` (None for unlimited), ``paused``, ``spread`` (the number of
+                partitions of the queue in which the tenant lives).
 
         Returns:
             The quota that is in force now.
 
         Raises:
-            InvalidQuota: A part is unknown or impossible, or a burst has no effect because no rate is set.
+            InvalidQuota: A part is unknown or impossible, a burst has no effect because no rate is set, or
+                the queue has fewer partitions than the spread.
+            InvalidRequest: The spread changes while another change of the partitions is under way.
             InvalidTenant: The name cannot be a tenant's, or is a set of resources.
+            TenantMoving: The quota is in force, but messages of the tenant still move.
         """
         name = check_single_tenant(tenant, what="quota")
+        check_seconds("timeout", timeout)
         with self._broker.open(queue, declare=True) as opened:
             partitions, client = opened.of(name), opened.client
             partition = partitions[0]
             base = stored_quota(partition, client, name)
             quota = _parse(parts, base, f"quota of tenant {name!r} in {queue!r}")
+            _check_spread(opened, name, quota)
             pauses = parts.get("paused")
             if pauses:
                 pause(partitions, client, name, None, self._broker.audit)
                 quota = replace(quota, paused=base.paused)
             if quota != base or pauses is None or len(parts) > 1:
                 with self._change(client, queue, "quota_set", name) as change:
-                    change.details = str(quota)
-                    run_all(
-                        [each.set_quota(name, quota.pack(), by=self._author) for each in partitions], client
-                    )
-                    change.count = 1
+                    change.details, change.count = str(quota), 1
+                    self._set_own(opened, name, quota, timeout)
             if pauses is False:
                 resume(partitions, client, name, self._broker.audit)
             return quota_in_force(partition, client, name)
 
-    def remove(self, queue: str, tenant: str | int) -> None:
-        """Remove a tenant's own quota: the default holds for it again."""
+    def remove(self, queue: str, tenant: str | int, *, timeout: float = 60.0) -> None:
+        """Remove a tenant's own quota: the default holds for it again.
+
+        A spread tenant moves to one partition first.
+
+        Args:
+            queue: The name of the queue.
+            tenant: The tenant.
+            timeout: Seconds to wait for its moves. The same call goes on with them.
+
+        Raises:
+            TenantMoving: Its messages still move, so that its quota is not removed yet.
+        """
         name = check_tenant(tenant)
+        check_seconds("timeout", timeout)
         with (
             self._broker.open(queue) as opened,
             self._change(opened.client, queue, "quota_removed", name) as change,
         ):
-            run_all([each.set_quota(name, None) for each in opened.of(name)], opened.client)
+            self._set_own(opened, name, None, timeout)
             change.count = 1
 
     def pause(self, queue: str, tenant: str | int, *, until: datetime | timedelta | None = None) -> Quota:
@@ -208,15 +231,27 @@ class QuotasApi:
         """The changes that would make the live quotas of a queue equal to `wanted`. Changes nothing."""
         return compare(queue, self.live(queue), wanted)
 
-    def make(self, changes: Iterable[QuotaChange], *, on_progress: OnProgress = ignore_progress) -> int:
+    def make(
+        self,
+        changes: Iterable[QuotaChange],
+        *,
+        timeout: float = 60.0,
+        on_progress: OnProgress = ignore_progress,
+    ) -> int:
         """Make changes that :meth:`changes` returned, one by one, and return their number.
 
         Each is in force at once. After an interruption, compare again: the rest is left.
 
         Args:
             changes: The changes.
+            timeout: Seconds to wait for the moves of each tenant whose `spread` changes.
             on_progress: Called after each change with the number of changes made.
+
+        Raises:
+            InvalidQuota: A queue has fewer partitions than the spread of a tenant.
+            TenantMoving: Messages of a tenant still move. Compare again.
         """
+        check_seconds("timeout", timeout)
         made = 0
         for queue, group in groupby(changes, key=lambda change: change.queue):
             with (
@@ -224,16 +259,16 @@ class QuotasApi:
                 self._change(opened.client, queue, "quotas_made") as audited,
             ):
                 changed = []
+                now = opened
                 for change in group:
                     changed.append("default" if change.tenant is None else repr(change.tenant))
                     audited.details = ", ".join(changed[:3]) + (", …" if len(changed) > 3 else "")
                     if change.tenant is None:
-                        self._set_default(opened, change.after, audited)
+                        self._set_default(now, change.after, audited)
                     else:
-                        packed = None if change.after is None else change.after.pack()
                         name = check_single_tenant(change.tenant, what="quota")
-                        home = opened.home(name)
-                        home.set_quota(name, packed, by=self._author).run(opened.client)
+                        _check_spread(now, name, change.after)
+                        now = self._set_own(now, name, change.after, timeout)
                         audited.count += 1
                     made += 1
                     on_progress(made)
@@ -285,8 +320,36 @@ class QuotasApi:
     def _author(self) -> str:
         return self._broker.audit.author
 
+    def _set_own(self, opened: OpenQueue, tenant: str, quota: Quota | None, timeout_s: float) -> OpenQueue:
+        """Set the own quota of a tenant, or with None remove it; return the queue with its new map."""
+        before, queue, client = opened.homes, opened.partitions[0].keys.queue, opened.client
+        spread = 1 if quota is None else quota.spread
+        if spread != len(before.shares(tenant)):
+            require_complete(queue, before)
+            opened = opened.at(before.begin_spread(tenant, spread))
+            begin_change(opened.partitions, client, before)
+        # A tenant keeps its divided quota until the last of its shares is empty.
+        is_kept = quota is None and tenant in opened.homes.spreads
+        if not is_kept:
+            opened.set_quota(tenant, quota, by=self._author)
+        if tenant in opened.homes.spreads and opened.homes.moves(tenant):
+            head_start_us = self._broker.options.queue(queue).head_start_us
+            progress = complete_change(opened.partitions, client, head_start_us, timeout_s)
+            if not progress.is_complete:
+                raise TenantMoving(
+                    f"after timeout = {timeout_s:g} s, tenant {tenant!r} of {queue!r} still runs tasks or "
+                    "has messages with dedup keys in former partitions, and the new ones wait: run the same "
+                    f"again, or celery dq partitions {queue} --set {before.count}"
+                )
+            opened = opened.at(opened.homes.end())
+        if is_kept:
+            opened.set_quota(tenant, None)
+        return opened
+
     def _set_default(self, opened: OpenQueue, quota: Quota | None, change: AuditedChange) -> None:
         """Set the live default of each partition, or remove it; a repetition completes an interruption."""
+        if quota is not None:
+            refuse_default_spread(quota, f"default quota of {opened.partitions[0].keys.queue!r}")
         packed = None if quota is None else quota.pack()
         by = self._author
         run_all([each.set_default_quota(packed, by=by) for each in opened.partitions], opened.client)
@@ -298,6 +361,17 @@ class QuotasApi:
     ) -> AbstractContextManager[AuditedChange]:
         """Write a change to the audit stream at its end."""
         return self._broker.audit.change(client, action, queue, tenant=tenant)
+
+
+def _check_spread(opened: OpenQueue, tenant: str, quota: Quota | None) -> None:
+    """Refuse a spread over more partitions than there are."""
+    count, queue = opened.homes.count, opened.partitions[0].keys.queue
+    if quota is not None and quota.spread > count:
+        have = "1 partition" if count == 1 else f"{count} partitions"
+        raise InvalidQuota(
+            f"quota of tenant {tenant!r} in {queue!r}: spread = {quota.spread}, but the queue has {have}: "
+            f"give a spread up to {count}, or first run celery dq partitions {queue} --set {quota.spread}"
+        )
 
 
 def _parse(parts: dict[str, Any], base: Quota, where: str) -> Quota:

@@ -39,8 +39,9 @@ from celery_dq.inspector.redis_values import (
     text,
 )
 from celery_dq.transport import envelope
+from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
-from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.redis.store.record import RedisRecord, placing_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 from celery_dq.transport.redis.store.script_batches import run_all, share
 from celery_dq.transport.tenant import check_priority, check_tenant
@@ -303,21 +304,24 @@ class DeadLetters:
             record = edit or client.hget(partition.keys.dead, message_id)
             if record is None:
                 return None
-            home = opened.home(_tenant_of(record))
+            home = _home_of(opened, record, message_id)
         head_start = self._context.options.queue(self.name).head_start_us
         new_id = partition.replay(message_id, record=edit, head_start_us=head_start).run(client)
         if new_id is not None and home is not partition:
             # Its tenant was changed, or the queue has got more partitions since it died.
-            Mover(partition, home, client, head_start).move([new_id])
+            Mover(partition, opened.partitions, client, head_start).move([new_id])
         return new_id
 
 
-def _tenant_of(record: bytes) -> str:
-    """Return the tenant of a record; "" of an unreadable one, which no worker can run."""
+def _home_of(opened: OpenQueue, record: bytes, message_id: str) -> Partition:
+    """Return the partition for a message; one of tenant "" for an unreadable one, which no worker can run."""
+    task_id = task_id_of(message_id)
     try:
-        return RedisRecord.unpack(record).tenant
+        tenant, key = placing_of(record, task_id)
     except CorruptRecord:
-        return ""
+        tenant, key = "", task_id
+    opened.homes.check_set(opened.partitions[0].keys.queue, tenant)
+    return opened.partitions[opened.homes.place(tenant, key)]
 
 
 def _forget_oldest(partition: Partition, chunk: int) -> Rounds[int]:

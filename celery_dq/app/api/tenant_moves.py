@@ -1,4 +1,4 @@
-"""Move tenants to their new homes, after the number of partitions of a queue has changed.
+"""Move tenants to their new homes, after the map of a queue has changed.
 
 A tenant moves in steps. Each is one script of one partition, and may be repeated:
 
@@ -8,6 +8,10 @@ A tenant moves in steps. Each is one script of one partition, and may be repeate
    end: they go to the *outbox*, then to the new home, then they are deleted.
 3. When nothing of the tenant waits or runs in the former home, the new one serves it.
 
+A spread tenant may keep a share in a partition that it moves out of. There it goes on, with the messages of
+that share. A partition that gets a new share serves it when the other ones have no dedup key of it any more,
+and no more running tasks than their own shares allow.
+
 The mover holds no state, so any process may go on after it. An outbox has a number. A partition remembers the
 last number from each other partition, and stores no outbox twice.
 """
@@ -15,13 +19,16 @@ last number from each other partition, and stores no outbox twice.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, TypeAlias
 
 from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.errors import CorruptRecord, InvalidRequest
+from celery_dq.inspector.dedup_locks import tenant_and_key
 from celery_dq.inspector.redis_values import Client, chunks, scan_all, text
+from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.move_calls import (
     MOVE_CHUNK,
     Outbox,
@@ -32,14 +39,17 @@ from celery_dq.transport.redis.store.move_calls import (
     open_tenants,
 )
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.redis.store.record import placing_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_one
 
 __all__ = ["TenantMoves"]
 
+#: Tenant -> number of another partition -> ids of messages that belong there.
+_ByPlace: TypeAlias = "defaultdict[str, defaultdict[int, list[str]]]"
+
 
 class TenantMoves:
-    """The moves of one change of the number of partitions.
+    """The moves of one change of the map.
 
     Args:
         client: A redis-py client.
@@ -62,6 +72,8 @@ class TenantMoves:
         self._partitions = partitions
         self._homes = partitions[0].homes
         self._head_start_us = head_start_us
+        #: Tenants that keep a share in the partition of a number, and whose waiting messages were divided.
+        self._divided: set[tuple[str, int]] = set()
         self._on_progress = on_progress
         self.moved = 0
 
@@ -101,99 +113,186 @@ class TenantMoves:
     # -- out of the former home
 
     def _deliver_outbox(self, source: Partition) -> None:
-        self._deliver(source, export_messages(source, "", limit=0).run(self._client))
+        self._deliver(source, export_messages(source, "", 0).run(self._client))
 
     def _empty(self, source: Partition) -> set[str]:
         """Move what can be moved out of a partition; return the tenants of which something may be left."""
         self._deliver_outbox(source)
-        letters = self._by_tenant(source, run_one(self._client, scan_all("hash", source.keys.dead)))
-        delayed = self._delayed(source)
-        tenants = self._with_work(source).union(delayed)
-        for tenant in tenants | letters.keys():
-            self._move_tenant(source, tenant, [*delayed[tenant], *letters.get(tenant, ())])
-        return tenants
+        letters = self._by_place(source, run_one(self._client, scan_all("hash", source.keys.dead)))
+        for tenant in [each for each in letters if self._stays(source, each)]:
+            del letters[tenant]  # a dead letter is found and replayed in each partition of its tenant
+        delayed, tenants = self._delayed(source), self._with_work(source)
+        for tenant in tenants.union(delayed, letters):
+            for found in (delayed, letters):
+                for to, ids in found.get(tenant, {}).items():
+                    self._move(source, tenant, to, ids)
+            if (tenant, source.keys.partition) not in self._divided:
+                self._move_waiting(source, tenant)
+            if self._stays(source, tenant):
+                self._divided.add((tenant, source.keys.partition))
+        staying = [each for each in tenants if self._stays(source, each)]
+        return tenants.difference(staying).union(delayed, self._locked(source), self._busy(source, staying))
 
-    def _move_tenant(self, source: Partition, tenant: str, ids: Sequence[str]) -> None:
-        for part in chunks(ids):
-            for start in range(0, len(part), MOVE_CHUNK):
-                some = part[start : start + MOVE_CHUNK]
-                self._deliver(source, export_messages(source, tenant, limit=0, ids=some).run(self._client))
+    def _move_waiting(self, source: Partition, tenant: str) -> None:
         skip = 0
-        while True:
-            outbox = export_messages(source, tenant, skip=skip).run(self._client)
-            skip += outbox.kept
-            if not self._deliver(source, outbox) and not outbox.kept:
-                return
+        while ids := run_one(self._client, _last_waiting(source, tenant, skip)):
+            places: dict[int, list[str]] = defaultdict(list)
+            for each in ids:
+                places[self._homes.place(tenant, task_id_of(each))].append(each)
+            skip += len(places.pop(source.keys.partition, ()))
+            for to, some in places.items():
+                skip += self._move(source, tenant, to, some)
 
-    def _deliver(self, source: Partition, outbox: Outbox) -> int:
-        """Store an outbox in the home of its tenant, and delete it; return its number of messages."""
+    def _move(self, source: Partition, tenant: str, to: int, ids: Sequence[str]) -> int:
+        """Move messages of a tenant to another partition; return how many waiting ones have to stay."""
+        kept = 0
+        for start in range(0, len(ids), MOVE_CHUNK):
+            call = export_messages(source, tenant, to, ids[start : start + MOVE_CHUNK])
+            outbox = call.run(self._client)
+            kept += outbox.kept
+            self._deliver(source, outbox)
+        return kept
+
+    def _deliver(self, source: Partition, outbox: Outbox) -> None:
+        """Store an outbox in the partition to which it goes, and delete it."""
         if outbox.number == "0":
-            return 0
-        home = self._partitions[self._homes.home(outbox.tenant)]
-        if not import_messages(home, source, outbox, self._homes, self._head_start_us).run(self._client):
+            return
+        waits = outbox.to not in self._homes.old_shares(outbox.tenant)
+        store = import_messages(
+            self._partitions[outbox.to], source, outbox, self._homes, self._head_start_us, waits=waits
+        )
+        if not store.run(self._client):
             raise InvalidRequest(
                 f"Another change of the partitions of queue {source.keys.queue!r} is under way: run it again"
             )
         self.moved += drop_exported(source, outbox).run(self._client)
         self._on_progress(self.moved)
-        return len(outbox.messages)
 
     # -- into the new home
 
     def _open_arrived(self) -> set[str]:
-        """Serve the tenants of which the former home has nothing; return the other ones that are expected."""
-        expected: dict[int, list[str]] = defaultdict(list)
-        for partition in self._partitions[: self._homes.count]:
-            for tenant in run_one(self._client, scan_all("zset", partition.keys.arriving)):
-                expected[self._homes.old_home(text(tenant))].append(text(tenant))
+        """Serve the tenants that no other partition has to wait for; return those that still wait."""
+        arriving = [
+            (text(tenant), partition)
+            for partition in self._partitions[: self._homes.count]
+            for tenant in run_one(self._client, scan_all("zset", partition.keys.arriving))
+        ]
+        expected: dict[int, set[str]] = defaultdict(set)
+        for tenant, _ in arriving:
+            for number in self._homes.old_shares(tenant):
+                expected[number].add(tenant)
+        answers = {
+            (tenant, number): answer
+            for number, tenants in expected.items()
+            for tenant, answer in self._ask(self._partitions[number], sorted(tenants)).items()
+        }
         left: set[str] = set()
-        for number, tenants in expected.items():
-            source = self._partitions[number]
-            delayed = self._delayed(source)
-            for start in range(0, len(tenants), MOVE_CHUNK):
-                chunk = tenants[start : start + MOVE_CHUNK]
-                arrivals = departed(source, chunk).run(self._client)
-                for name, arrival in zip(chunk, arrivals, strict=True):
-                    if arrival and name not in delayed:
-                        home = self._partitions[self._homes.home(name)]
-                        open_tenants(home, self._homes, [(name, arrival)]).run(self._client)
-                    else:
-                        left.add(name)
+        for tenant, home in arriving:
+            number = home.keys.partition
+            sources = [answers[tenant, each] for each in self._homes.old_shares(tenant) if each != number]
+            if all(arrival and number not in owed for arrival, owed in sources):
+                latest = max((arrival for arrival, _ in sources), key=float, default="0")
+                open_tenants(home, self._homes, [(tenant, latest)]).run(self._client)
+            else:
+                left.add(tenant)
         return left
 
+    def _ask(self, source: Partition, tenants: Sequence[str]) -> dict[str, tuple[str, set[int]]]:
+        """Ask a partition which tenants have left, and to which partitions it owes messages of them."""
+        delayed, locked = self._delayed(source), self._locked(source)
+        found = {}
+        for tenant, arrival in zip(tenants, self._departed(source, tenants), strict=True):
+            has_left = self._stays(source, tenant) or tenant not in delayed
+            found[tenant] = (
+                arrival if has_left else "",
+                {*delayed.get(tenant, ())} | locked.get(tenant, set()),
+            )
+        return found
+
+    def _busy(self, source: Partition, staying: Sequence[str]) -> set[str]:
+        """Return the tenants of which more messages run in a partition than their shares there allow."""
+        arrivals = self._departed(source, staying)
+        return {tenant for tenant, arrival in zip(staying, arrivals, strict=True) if not arrival}
+
+    def _departed(self, source: Partition, tenants: Sequence[str]) -> list[str]:
+        asked = [(tenant, self._stays(source, tenant)) for tenant in tenants]
+        parts = [asked[start : start + MOVE_CHUNK] for start in range(0, len(asked), MOVE_CHUNK)]
+        return [*chain.from_iterable(departed(source, part).run(self._client) for part in parts)]
+
     # -- reading
+
+    def _leaves(self, source: Partition, tenant: str) -> bool:
+        """Whether messages of a tenant may belong to another partition than this one."""
+        return self._homes.moves(tenant) or source.keys.partition not in self._homes.shares(tenant)
+
+    def _stays(self, source: Partition, tenant: str) -> bool:
+        """Whether a tenant keeps or gets a share in a partition."""
+        return source.keys.partition in self._homes.shares(tenant)
 
     def _with_work(self, source: Partition) -> set[str]:
         """Return the tenants that move and of which messages wait or run in a partition."""
         keys = source.keys
         found: set[str] = set()
         for key in (keys.turn, keys.resource_sets, keys.throttled, keys.at_concurrency, keys.paused):
-            found.update(self._leaving(source, run_one(self._client, scan_all("zset", key))))
-        found.update(self._leaving(source, run_one(self._client, scan_all("hash", keys.running))))
-        return found
+            found.update(map(text, run_one(self._client, scan_all("zset", key))))
+        found.update(map(text, run_one(self._client, scan_all("hash", keys.running))))
+        return {tenant for tenant in found if self._leaves(source, tenant)}
 
-    def _leaving(self, source: Partition, tenants: Iterable[bytes]) -> set[str]:
-        return {name for name in map(text, tenants) if self._homes.home(name) != source.keys.partition}
-
-    def _delayed(self, source: Partition) -> dict[str, list[str]]:
-        """Return the delayed messages of tenants that move: tenant -> ids."""
+    def _delayed(self, source: Partition) -> _ByPlace:
+        """Return the delayed messages that belong to other partitions."""
         ids = run_one(self._client, scan_all("zset", source.keys.delayed))
         found: dict[bytes, bytes] = {}
         for part in chunks([*ids]):
             records = run_one(self._client, _records(source.keys.messages, part))
             found.update({each: record for each, record in zip(part, records, strict=True) if record})
-        return self._by_tenant(source, found)
+        return self._by_place(source, found)
 
-    def _by_tenant(self, source: Partition, records: dict[bytes, bytes]) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = defaultdict(list)
-        for each, record in records.items():
+    def _by_place(self, source: Partition, records: Mapping[bytes, bytes]) -> _ByPlace:
+        """Return those of these messages that belong to other partitions."""
+        found: _ByPlace = defaultdict(lambda: defaultdict(list))
+        for each, packed in records.items():
             try:
-                tenant = RedisRecord.unpack(record).tenant
+                tenant, key = placing_of(packed, task_id_of(text(each)))
             except CorruptRecord:
                 continue  # a worker makes a dead letter of it
-            if self._homes.home(tenant) != source.keys.partition:
-                found[tenant].append(text(each))
+            if self._leaves(source, tenant):
+                place = self._homes.place(tenant, key)
+                if place != source.keys.partition:
+                    found[tenant][place].append(text(each))
         return found
+
+    def _locked(self, source: Partition) -> dict[str, set[int]]:
+        """Return the tenants that keep a share here, and the partitions to which dedup keys here belong."""
+        found: dict[str, set[int]] = defaultdict(set)
+        for tenant, key in self._spread_keys(source):
+            place = self._homes.place(tenant, key)
+            if place != source.keys.partition:
+                found[tenant].add(place)
+        return found
+
+    def _spread_keys(self, source: Partition) -> Iterator[tuple[str, str]]:
+        moving = {
+            each for each in self._homes.spreads if self._homes.moves(each) and self._stays(source, each)
+        }
+        if moving:
+            for lock in run_one(self._client, scan_all("hash", source.keys.dedup_locks)):
+                tenant, key = tenant_and_key(lock)
+                if tenant in moving:
+                    yield tenant, key
+
+
+def _last_waiting(source: Partition, tenant: str, skip: int) -> Rounds[list[str]]:
+    """Return ids of the last messages in the order of service, behind those that were skipped."""
+    keys = source.keys
+
+    def read(pipe: Any) -> None:
+        pipe.hget(keys.single, tenant)
+        pipe.zrevrange(keys.tenant(tenant), skip, skip + MOVE_CHUNK - 1)
+
+    single, waiting = yield read
+    if single is not None and not waiting and not skip:
+        waiting = [single[8:]]
+    return [text(each) for each in waiting]
 
 
 def _records(key: str, ids: Sequence[bytes]) -> Rounds[list[bytes | None]]:

@@ -59,10 +59,13 @@ def _differences(name: str, queue: OpenQueue) -> Iterator[Finding]:
     homes, maps = queue.homes, [text(each[0] or b"1") for each in stored]
     odd = [place for place, each in enumerate(maps) if each != maps[0]]
     if homes.before is not None:
+        change = f"from {homes.before} to {homes.count} partitions"
+        if homes.respread:
+            change = f"of the spread of tenant {homes.respread}"
         yield Finding(
             "warning",
             "W023",
-            f"A change of queue {name!r} from {homes.before} to {homes.count} partitions is not complete: "
+            f"A change of queue {name!r} {change} is not complete: "
             "some tenants may wait for the end of their moves.",
             f"Complete it: celery dq partitions {name} --set {homes.count}.",
         )

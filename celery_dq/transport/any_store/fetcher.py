@@ -158,8 +158,8 @@ class StoreFetcher:
         self._renew_at = -math.inf
         #: Delivery tag of the suspect in flight; no other one is claimed beside it.
         self._suspect = ""
-        #: Free when a round is to begin. A signal handler closes the connection at a cold shutdown. It may have
-        #: interrupted a call of an Event, whose lock would stay taken.
+        #: Free when a round is to begin. A signal handler closes the connection at a cold shutdown, and may
+        #: have interrupted a call of an Event, whose lock would stay taken.
         self._wake_lock = threading.Lock()
         #: One lock for each waiting :meth:`flush`, released by the fetcher.
         self._flushes: deque[threading.Lock] = deque()

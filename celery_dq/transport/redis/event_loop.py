@@ -148,7 +148,7 @@ class EventLoopChannel(RedisChannel):
                 whole.name,
                 extra={"event": "partition_gone", "queue": queue.name},
             )
-        elif now is not None and (now.homes != queue.homes or now.name in self._gone_partitions):
+        elif now is not None and (now.count != queue.count or now.name in self._gone_partitions):
             self._gone_partitions.discard(now.name)
             logger.info(
                 "Queue %s has %d partitions now (before: %d); worker %s consumes %s, in %d partitions.",

@@ -20,7 +20,9 @@ __all__ = ["QuotaRemovalView", "QuotaUndoView", "QuotaView", "TenantChange"]
 #: Characters of one part of a quota in the form.
 LONGEST_PART = 40
 #: The parts of a quota in the form.
-PARTS = ("rate", "burst", "weight", "concurrency")
+PARTS = ("rate", "burst", "weight", "concurrency", "spread")
+#: Seconds for which a request waits for the moves of a tenant whose spread changes.
+MOVE_TIMEOUT_S = 5.0
 #: Salt of a signed undo, and the seconds for which it can be used.
 UNDO, UNDO_S = "celery_dq.undo", 86_400
 
@@ -81,7 +83,8 @@ def has_own_quota(dq: DQ, queue: str, tenant: str) -> bool:
 
 def set_quota(dq: DQ, queue: str, tenant: str, quota: Quota) -> Quota:
     """Give a tenant a quota of its own, and return the one in force."""
-    return dq.quotas.set(queue, tenant, **{part: getattr(quota, part) for part in PARTS})
+    parts = {part: getattr(quota, part) for part in PARTS}
+    return dq.quotas.set(queue, tenant, timeout=MOVE_TIMEOUT_S, **parts)
 
 
 class QuotaView(TenantChange):
@@ -146,6 +149,7 @@ class QuotaView(TenantChange):
             "burst": _number(given["burst"] or "1"),
             "weight": _number(given["weight"] or "1"),
             "concurrency": _number(given["concurrency"]) if given["concurrency"] else None,
+            "spread": _number(given["spread"] or "1"),
         }
         if isinstance(values["rate"], str) and values["rate"].replace(".", "", 1).isdecimal():
             values["rate"] = float(values["rate"])
@@ -195,7 +199,7 @@ class QuotaRemovalView(TenantChange):
         """Remove the quota."""
         queue, tenant = self.named(form)
         before = dq.quotas.get(queue, tenant) if has_own_quota(dq, queue, tenant) else None
-        dq.quotas.remove(queue, tenant)
+        dq.quotas.remove(queue, tenant, timeout=MOVE_TIMEOUT_S)
         now = dq.quotas.get(queue, tenant)
         self.undo = Undo.of(queue, tenant, before, now)
         return f"Tenant {tenant!r} has the default quota of {queue!r}: {now}."
@@ -219,6 +223,6 @@ class QuotaUndoView(TenantChange):
         if undo.before:
             set_quota(dq, undo.queue, undo.tenant, Quota.unpack(bytes.fromhex(undo.before)))
         else:
-            dq.quotas.remove(undo.queue, undo.tenant)
+            dq.quotas.remove(undo.queue, undo.tenant, timeout=MOVE_TIMEOUT_S)
         back = dq.quotas.get(undo.queue, undo.tenant)
         return f"The change is undone: the quota of tenant {undo.tenant!r} in {undo.queue!r} is {back}."

@@ -19,8 +19,10 @@
 --   mode: 'declare' stores it only where none is stored, the partition is bare and no consumer has a living lease;
 --     'restore', of a client that has seen this map in the broker, does so despite consumers; 'follow' unless the stored
 --     one has a higher version
+--   spreads: the spreads of tenants that belong to the map, as JSON; '' for none
 -- RETURNS
---   an array of two: the map that is stored now, '1' without one; '1' when this call has stored it, else '0'
+--   an array of three: the map that is stored now, '1' without one; '1' when this call has stored it, else '0'; the
+--   spreads that are stored now
 -- COST
 --   2 to 10 commands
 -- GUARANTEE
@@ -32,8 +34,8 @@ local wanted, mode = ARGV[1], ARGV[2]
 if not string.match(wanted, '^[1-9]%d*') then
   return redis.error_reply('DQINVALID declare_partitions: the map must begin with a number from 1')
 end
-local stored, held, epoch, paused_until, seq =
-  unpack(call('HMGET', KEYS[1], 'partitions', 'held', 'epoch', 'paused_until', 'seq'))
+local stored, held, epoch, paused_until, seq, spreads =
+  unpack(call('HMGET', KEYS[1], 'partitions', 'held', 'epoch', 'paused_until', 'seq', 'spreads'))
 local function version(map) return tonumber(string.match(map, '#(%d+)$') or 0) end
 -- A thing that has a place by its tenant would stay here when the tenant gets another home. A quota of the settings comes again.
 local function is_bare()
@@ -47,10 +49,11 @@ local function is_free()
   return is_bare() and (mode == 'restore' or call('ZCOUNT', P .. 'leases', digits(now), '+inf') == 0)
 end
 if stored == wanted or mode ~= 'follow' and (stored or wanted == '1' or not is_free()) then
-  return {stored or '1', '0'}
+  return {stored or '1', '0', spreads or ''}
 end
-if stored and version(stored) > version(wanted) then return {stored, '0'} end
+if stored and version(stored) > version(wanted) then return {stored, '0', spreads or ''} end
 --@include out_of_memory_guard
-call('HSET', KEYS[1], 'partitions', wanted, 'sealed', seq or '0')
-if not string.find(wanted, '<', 1, true) then call('UNLINK', P .. 'arrived') end
-return {wanted, '1'}
+call('HSET', KEYS[1], 'partitions', wanted, 'sealed', seq or '0', 'spreads', ARGV[3])
+-- A tenant that arrived by the map before has not arrived by this one.
+call('UNLINK', P .. 'arrived')
+return {wanted, '1', ARGV[3]}

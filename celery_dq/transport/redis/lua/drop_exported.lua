@@ -20,7 +20,7 @@
 --@include partition
 local stored = call('LRANGE', P .. 'outbox', 0, -1)
 if stored[1] ~= ARGV[1] then return 0 end
-for i = 3, #stored do
+for i = 4, #stored do
   local entry = cmsgpack.unpack(stored[i])
   if entry[2] == 'dead' then
     call('HDEL', P .. 'dead', entry[1])
@@ -32,4 +32,4 @@ for i = 3, #stored do
   end
 end
 call('DEL', P .. 'outbox')
-return #stored - 2
+return #stored - 3

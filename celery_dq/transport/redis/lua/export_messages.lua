@@ -1,4 +1,4 @@
--- Puts messages of a tenant that moves to another partition into the outbox, or returns what lies there.
+-- Puts messages of a tenant that belong to another partition into the outbox, or returns what lies there.
 --
 -- KEYS
 --   state HASH: clock and counters of the partition
@@ -13,59 +13,53 @@
 --   outbox LIST
 -- ARGV
 --   tenant: the tenant
---   skip: how many of its waiting messages, the last ones in the order of service, to leave
---   limit: most waiting messages, at most 500
+--   to: the number of the partition that gets the messages
 --   n: number of ids, at most 500
---   id*: ids of its delayed messages and dead letters
+--   id*: ids of its waiting and delayed messages and dead letters
 -- RETURNS
---   an array: the number of the outbox, '0' when it is empty; its tenant; how many of the waiting messages that were looked
---   at stay; the time to which the clock had run when the tenant's moves began, µs; then per message its packed entry and
---   its record
+--   an array: the number of the outbox, '0' when it is empty; its tenant; the number of the partition that gets it; how
+--   many of the waiting messages that were named stay; the time to which the clock had run when the present change began,
+--   µs; then per message its packed entry and its record
 -- COST
---   some 20 commands, and one per id
+--   some 20 commands, and at most four per id
 -- GUARANTEE
 --   A message in the outbox is not served here, and counts as claimed for a cancellation. A message with a dedup key stays,
---   because its lock is here. The last messages in the order of service go first, so that this partition goes on with the
---   first ones.
+--   because its lock is here.
 --@include state
 --@include out_of_memory_guard
 --@uses record
 --@uses tenant_placement
 --@uses wake
-local tenant, skip, limit, n = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-if limit > 500 or n > 500 then return redis.error_reply('DQINVALID export_messages: at most 500 messages a call') end
+local tenant, to, n = ARGV[1], ARGV[2], tonumber(ARGV[3])
+if n > 500 then return redis.error_reply('DQINVALID export_messages: at most 500 messages a call') end
 local kept = 0
-if call('EXISTS', P .. 'outbox') == 0 then
+if n > 0 and call('EXISTS', P .. 'outbox') == 0 then
   dq.expand_singles({tenant})
   local key = P .. 'tenant:' .. tenant
-  local found = limit > 0 and call('ZRANGE', key, skip, skip + limit - 1, 'REV', 'WITHSCORES') or {}
   local entries, waiting, delayed, lost = {}, {}, {}, {}
   local function add(id, kind, score, info)
     entries[#entries + 1] = cmsgpack.pack({id, kind, score, call('HGET', P .. 'deliveries', id) or '', info or ''})
   end
-  for i = 1, #found, 2 do
-    local record = call('HGET', P .. 'messages', found[i])
-    if not record then
-      lost[#lost + 1] = found[i]
-    elseif not dq.header(record) or dq.is_keyed(record) then
-      kept = kept + 1
-    else
-      add(found[i], 'waiting', found[i + 1])
-      waiting[#waiting + 1] = found[i]
-    end
-  end
   for i = 1, n do
-    local id = ARGV[4 + i]
-    local due, record = call('ZSCORE', P .. 'delayed', id), call('HGET', P .. 'messages', id)
-    if due and record and not dq.is_keyed(record) then
+    local id = ARGV[3 + i]
+    local record, place = call('HGET', P .. 'messages', id), call('ZSCORE', key, id)
+    local due = record and not place and call('ZSCORE', P .. 'delayed', id)
+    if place and not record then
+      lost[#lost + 1] = id
+    elseif place and (not dq.header(record) or dq.is_keyed(record)) then
+      kept = kept + 1
+    elseif place then
+      add(id, 'waiting', place)
+      waiting[#waiting + 1] = id
+    elseif due and not dq.is_keyed(record) then
       add(id, 'delayed', due)
       delayed[#delayed + 1] = id
     end
-    if call('HEXISTS', P .. 'dead', id) == 1 then
+    if not place and call('HEXISTS', P .. 'dead', id) == 1 then
       add(id, 'dead', call('ZSCORE', P .. 'dead_index', id) or '0', call('HGET', P .. 'dead_info', id))
     end
   end
-  if #entries > 0 then call('RPUSH', P .. 'outbox', text(next_seq()), tenant, unpack(entries)) end
+  if #entries > 0 then call('RPUSH', P .. 'outbox', text(next_seq()), tenant, to, unpack(entries)) end
   write('ZREM', key, waiting)
   write('ZREM', key, lost)
   write('ZREM', P .. 'delayed', delayed)
@@ -74,8 +68,8 @@ if call('EXISTS', P .. 'outbox') == 0 then
   save()
 end
 local stored = call('LRANGE', P .. 'outbox', 0, -1)
-local reply = {stored[1] or '0', stored[2] or tenant, text(kept), call('HGET', KEYS[1], 'sealed') or '0'}
-for i = 3, #stored do
+local reply = {stored[1] or '0', stored[2] or tenant, stored[3] or to, text(kept), call('HGET', KEYS[1], 'sealed') or '0'}
+for i = 4, #stored do
   local entry = cmsgpack.unpack(stored[i])
   local record = call('HGET', P .. (entry[2] == 'dead' and 'dead' or 'messages'), entry[1])
   if record then

@@ -1,4 +1,4 @@
--- Stores messages of a tenant that moves here, from the outbox of its former home.
+-- Stores messages of a tenant that move here, from the outbox of another partition.
 --
 -- KEYS
 --   state HASH: clock and counters of the partition
@@ -19,6 +19,7 @@
 --   map: the map by which it moves
 --   sealed_us: the time to which the clock of the source had run when it got that map
 --   head_start_us: by how much each step of priority goes before its time
+--   waits: '1' when the tenant waits here until the other partition has no message that belongs here, else '0'
 --   n: number of messages, at most 1000
 --   (packed, record)*: entry of the outbox and record of each message
 -- RETURNS
@@ -26,8 +27,8 @@
 -- COST
 --   some 20 commands, and at most six per message
 -- GUARANTEE
---   The messages of an outbox are stored once. They keep the order that they had, and come before all messages that were
---   published here since the move has begun. Their crashes count on. A task that has a tombstone becomes a discard.
+--   The messages of an outbox are stored once. They keep the order that they had. Where the tenant waits, they come before all
+--   messages that were published here since the move has begun. Their crashes count on. A task that has a tombstone becomes a discard.
 --@include state
 --@include out_of_memory_guard
 --@uses record
@@ -36,22 +37,22 @@
 --@uses tenant_placement
 --@uses discard
 --@uses wake
-local source, number, tenant, map, n = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], tonumber(ARGV[7])
-if n > 1000 or #ARGV ~= 7 + 2 * n then
+local source, number, tenant, map, n = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], tonumber(ARGV[8])
+if n > 1000 or #ARGV ~= 8 + 2 * n then
   return redis.error_reply('DQINVALID import_messages: n does not fit the number of arguments')
 end
 local last = call('HGET', P .. 'imported', source)
 if last and tonumber(last) >= number then return 1 end
 if dq.stored_map() ~= map then return 0 end
-dq.expect({tenant}, dq.map_version(map))
+if ARGV[7] == '1' then dq.expect({tenant}, dq.map_version(map)) end
 -- Where the clocks of two servers differ, the messages from there must not come after those that were published here.
 local since = call('ZSCORE', P .. 'arriving', tenant)
 local ahead = since and math.max(tonumber(ARGV[5]) - tonumber(since), 0) or 0
 state.head = tonumber(ARGV[6])
 local waiting, discards = {}, {}
 for i = 1, n do
-  local record = ARGV[7 + 2 * i]
-  local id, kind, score, deliveries, info = unpack(cmsgpack.unpack(ARGV[6 + 2 * i]))
+  local record = ARGV[8 + 2 * i]
+  local id, kind, score, deliveries, info = unpack(cmsgpack.unpack(ARGV[7 + 2 * i]))
   if call('HEXISTS', P .. 'messages', id) == 1 or call('HEXISTS', P .. 'dead', id) == 1 then id = dq.second_id(id) end
   if kind == 'dead' then
     call('HSET', P .. 'dead', id, record)

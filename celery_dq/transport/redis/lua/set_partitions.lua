@@ -3,18 +3,21 @@
 -- KEYS
 --   state HASH: clock and counters of the partition
 -- DERIVES
---   none
+--   arrived SET
 -- ARGV
 --   before: the map that is replaced
 --   map: the new map, such as '7<4#1'
+--   spreads: the spreads of tenants that belong to it, as JSON; '' for none
 -- RETURNS
 --   the map that is stored now: the new one, or another one when another client was faster
 -- COST
---   two commands
+--   three commands
 -- GUARANTEE
 --   From then on, this partition refuses messages of clients that know another map.
 --@include partition
 local stored, seq = unpack(call('HMGET', KEYS[1], 'partitions', 'seq'))
 if (stored or '1') ~= ARGV[1] then return stored or '1' end
-call('HSET', KEYS[1], 'partitions', ARGV[2], 'sealed', seq or '0')
+call('HSET', KEYS[1], 'partitions', ARGV[2], 'sealed', seq or '0', 'spreads', ARGV[3])
+-- A tenant that arrived by the map before has not arrived by this one.
+call('UNLINK', P .. 'arrived')
 return ARGV[2]

@@ -1,18 +1,24 @@
-"""The partition in which a tenant lives.
+"""The partition in which a tenant lives, and those of a spread tenant.
 
 A *jump consistent hash* (Lamping and Veach 2014, "A Fast, Minimal Memory, Consistent Hash Algorithm",
 arXiv:1406.2294) chooses it. When the number of partitions grows from *n* to *m*, only (*m* - *n*) / *m* of
 the tenants move, and each of them to a new partition.
+
+A *spread* tenant has several *shares*, each in another partition.
 """
 
 from __future__ import annotations
 
+import itertools
+import struct
+from collections.abc import Iterator
 from hashlib import blake2b
 
 #: Number of tenants whose partition is remembered, of each queue.
 REMEMBERED_TENANTS = 10_000
 
 _MASK = (1 << 64) - 1
+_SALT = struct.Struct(">Q")
 
 
 def home_of(tenant: str, count: int) -> int:
@@ -24,10 +30,30 @@ def home_of(tenant: str, count: int) -> int:
         tenant: The tenant; ``""`` is the tenant of messages without one.
         count: Number of partitions, from 1.
     """
-    if count == 1:
-        return 0
-    digest = blake2b(tenant.encode("utf-8", "surrogateescape"), digest_size=8).digest()
-    return jump_hash(int.from_bytes(digest, "big"), count)
+    return 0 if count == 1 else jump_hash(_hash(tenant), count)
+
+
+def drawn(tenant: str, count: int) -> Iterator[int]:
+    """Yield partitions for the shares of a tenant, its home first; a partition may come again."""
+    for draw in itertools.count():
+        yield jump_hash(_hash(tenant, draw), count)
+
+
+def share_of(key: str, spread: int) -> int:
+    """Return the number of the share to which a message of a spread tenant belongs.
+
+    A higher spread moves messages to the new shares only.
+
+    Args:
+        key: The dedup key of the message, or the task id of one without.
+        spread: Number of shares.
+    """
+    return 0 if spread == 1 else jump_hash(_hash(key), spread)
+
+
+def _hash(text: str, draw: int = 0) -> int:
+    data = text.encode("utf-8", "surrogateescape")
+    return int.from_bytes(blake2b(data, digest_size=8, salt=_SALT.pack(draw)).digest(), "big")
 
 
 def jump_hash(key: int, count: int) -> int:

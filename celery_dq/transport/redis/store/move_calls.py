@@ -24,13 +24,15 @@ class Outbox:
     Attributes:
         number: Its number, which grows; 0 when it is empty.
         tenant: The tenant.
-        kept: How many of the waiting messages that were looked at stay.
-        sealed_us: The time to which the partition's clock had run when the move began.
+        to: Number of the partition that gets the messages.
+        kept: How many of the waiting messages that were named stay.
+        sealed_us: The time to which the partition's clock had run when the change began.
         messages: Entry of the outbox and record of each message.
     """
 
     number: str
     tenant: str
+    to: int
     kept: int
     sealed_us: str
     messages: tuple[tuple[bytes, bytes], ...]
@@ -38,10 +40,10 @@ class Outbox:
     @classmethod
     def read(cls, reply: Any) -> Outbox:
         """Return the reply of the script."""
-        number, tenant, kept, sealed = (read_text(each) for each in reply[:4])
-        packed = [read_binary(each) for each in reply[4:]]
+        number, tenant, to, kept, sealed = (read_text(each) for each in reply[:5])
+        packed = [read_binary(each) for each in reply[5:]]
         messages = tuple(zip(packed[::2], packed[1::2], strict=True))
-        return cls(number, tenant, int(kept), sealed, messages)
+        return cls(number, tenant, int(to), int(kept), sealed, messages)
 
 
 def set_map(first: Partition, before: PartitionMap, now: PartitionMap) -> ScriptCall[PartitionMap]:
@@ -49,33 +51,55 @@ def set_map(first: Partition, before: PartitionMap, now: PartitionMap) -> Script
     return ScriptCall(
         first.scripts["set_partitions"],
         (first.keys.state,),
-        (str(before), str(now)),
+        (str(before), str(now), now.spreads_text),
         lambda reply: PartitionMap.parse(read_text(reply)),
     )
 
 
 def export_messages(
-    partition: Partition, tenant: str, *, skip: int = 0, limit: int = MOVE_CHUNK, ids: Sequence[str] = ()
+    partition: Partition, tenant: str, to: int, ids: Sequence[str] = ()
 ) -> ScriptCall[Outbox]:
     """Put messages of a tenant into the outbox, unless something lies there; the reply is the outbox.
 
     Args:
-        partition: The former home.
+        partition: The partition that has them.
         tenant: The tenant.
-        skip: How many of its waiting messages, the last ones in the order of service, to leave.
-        limit: Most waiting messages.
-        ids: Ids of its delayed messages and dead letters.
+        to: Number of the partition that gets them.
+        ids: Ids of its messages and dead letters, at most :data:`MOVE_CHUNK`.
     """
-    args: tuple[Argument, ...] = (tenant, skip, limit, len(ids), *ids)
+    args: tuple[Argument, ...] = (tenant, to, len(ids), *ids)
     return ScriptCall(partition.scripts["export_messages"], (partition.keys.state,), args, Outbox.read)
 
 
 def import_messages(
-    partition: Partition, source: Partition, outbox: Outbox, now: PartitionMap, head_start_us: int
+    partition: Partition,
+    source: Partition,
+    outbox: Outbox,
+    now: PartitionMap,
+    head_start_us: int,
+    *,
+    waits: bool = True,
 ) -> ScriptCall[bool]:
-    """Store the messages of an outbox; the reply is False when the partition has another map."""
+    """Store the messages of an outbox; the reply is False when the partition has another map.
+
+    Args:
+        partition: The partition that gets them.
+        source: The partition that has the outbox.
+        outbox: The messages.
+        now: The map by which they move.
+        head_start_us: By how much each step of priority goes before its time.
+        waits: Serve none of the tenant before :func:`open_tenants`.
+    """
     numbers = (source.keys.partition, outbox.number)
-    fixed = (*numbers, outbox.tenant, str(now), outbox.sealed_us, head_start_us, len(outbox.messages))
+    fixed = (
+        *numbers,
+        outbox.tenant,
+        str(now),
+        outbox.sealed_us,
+        head_start_us,
+        int(waits),
+        len(outbox.messages),
+    )
     args: tuple[Argument, ...] = (*fixed, *chain.from_iterable(outbox.messages))
     return ScriptCall(partition.scripts["import_messages"], (partition.keys.state,), args, read_flag)
 
@@ -85,12 +109,19 @@ def drop_exported(partition: Partition, outbox: Outbox) -> ScriptCall[int]:
     return ScriptCall(partition.scripts["drop_exported"], (partition.keys.state,), (outbox.number,), int)
 
 
-def departed(partition: Partition, tenants: Sequence[str]) -> ScriptCall[list[str]]:
-    """Ask which tenants have left. The reply is their arrival time in µs, or ``""`` while they have not."""
+def departed(partition: Partition, tenants: Sequence[tuple[str, bool]]) -> ScriptCall[list[str]]:
+    """Ask which tenants have left. The reply is their arrival time in µs, or ``""`` while they have not.
+
+    Args:
+        partition: The partition.
+        tenants: The tenants, and whether each keeps a share here.
+    """
+    pairs: list[tuple[Argument, Argument]] = [(tenant, int(stays)) for tenant, stays in tenants]
+    args: tuple[Argument, ...] = (len(tenants), *chain.from_iterable(pairs))
     return ScriptCall(
         partition.scripts["departed"],
         (partition.keys.state,),
-        (len(tenants), *tenants),
+        args,
         lambda reply: [read_text(each) for each in reply],
     )
 

@@ -102,7 +102,7 @@ class Partition:
                 has seen the map in the broker before. ``follow`` stores it unless a later one is stored: it
                 is the map in partition 0, and this is another one.
         """
-        return self._call("declare_partitions", (str(homes), mode), read_declared)
+        return self._call("declare_partitions", (str(homes), mode, homes.spreads_text), read_declared)
 
     def push(
         self,

@@ -4,9 +4,10 @@ A publisher is a *producer sequence*: it belongs to one channel, and has one cal
 message once with its producer id and the next number. The stamp stays in the properties of the message when
 kombu publishes it again after a lost connection. The push script ignores a number that it has seen.
 
-The tenant of a message decides its partition. A batch for a queue with several partitions is one call per
-partition, and all of them travel together. A partition refuses messages of a client that knows another number
-of partitions; the client then asks the broker and sends them again, under a producer id of their own.
+The tenant of a message decides its partition; of a spread tenant, also the dedup key or the task id. A batch
+for a queue with several partitions is one call per partition, and all of them travel together. A partition
+refuses messages of a client that knows another number of partitions; the client then asks the broker and
+sends them again, under a producer id of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from celery_dq.transport.redis.store.partition_map import MOVING, PartitionMap
 from celery_dq.transport.redis.store.partition_maps import PartitionMaps
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
-from celery_dq.transport.redis.store.record import RedisRecord, tenant_of
+from celery_dq.transport.redis.store.record import RedisRecord
 from celery_dq.transport.redis.store.refusals import PartitionsChanging, refusals_named
 from celery_dq.transport.redis.store.replies import OutgoingRecord, PushReply
 from celery_dq.transport.redis.store.script_calls import ScriptCall
@@ -285,8 +286,7 @@ class RedisPublisher:
         if queue.homes.total == 1:
             home, moving = queue.partitions[0], False
         elif len(messages) == 1:
-            tenant = tenant_of(messages[0][2])
-            home, moving = queue.home(tenant), queue.homes.moves(tenant)
+            home, moving = queue.route(messages[0].record, messages[0].id)
         else:
             return self._route_batch(queue, sequence, messages, marker_ttl_ms)
         call = self._call(home, sequence, messages, marker_ttl_ms, moving)
@@ -300,10 +300,9 @@ class RedisPublisher:
         marker_ttl_ms: int | None,
     ) -> list[PushReply]:
         routed: dict[tuple[int, bool], tuple[Queue, list[int]]] = {}
-        for place, (_, _, record) in enumerate(messages):
-            tenant = tenant_of(record)
-            home = queue.home(tenant)
-            key = home.partition.keys.partition, queue.homes.moves(tenant)
+        for place, (_, task_id, record) in enumerate(messages):
+            home, moving = queue.route(record, task_id)
+            key = home.partition.keys.partition, moving
             routed.setdefault(key, (home, []))[1].append(place)
         calls = [
             self._call(home, sequence, [messages[place] for place in places], marker_ttl_ms, moving)

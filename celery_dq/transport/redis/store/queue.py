@@ -90,15 +90,28 @@ class PartitionedQueue:
         return PartitionedQueue(self.name, [whole.partitions[number]])
 
     def home(self, tenant: str) -> Queue:
-        """Return the partition in which *tenant* lives.
+        """Return the partition in which *tenant* lives; of a spread tenant, that of its first share.
+
+        Raises:
+            InvalidMessage: As for :meth:`route`.
+        """
+        self._require_all()
+        return self.partitions[self.homes.home(tenant)]
+
+    def route(self, record: bytes, task_id: str) -> tuple[Queue, bool]:
+        """Return the partition for a message, and whether its tenant waits there: `PartitionMap.route`.
 
         Raises:
             InvalidMessage: This is one partition of a queue; a message has its place by its tenant.
             InvalidTenant: The tenant is a set of resources, and the queue has several partitions.
         """
+        self._require_all()
+        number, moving = self.homes.route(self.name, record, task_id)
+        return self.partitions[number], moving
+
+    def _require_all(self) -> None:
         if self.is_pinned:
             raise InvalidMessage(
                 f"queue = {self.name!r} is one partition of queue {self.whole_name!r}, and the tenant of a "
                 f"message decides its partition: send it to {self.whole_name!r}"
             )
-        return self.partitions[self.homes.home_in(self.name, tenant)]

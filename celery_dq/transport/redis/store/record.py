@@ -207,6 +207,28 @@ def tenant_of(record: bytes) -> str:
     return record[HEADER_SIZE : HEADER_SIZE + size].decode()
 
 
+def placing_of(record: bytes, task_id: str) -> tuple[str, str]:
+    """Return the tenant of a message, and its dedup key, or its task id if it has none.
+
+    Raises:
+        CorruptRecord: the bytes are no record.
+    """
+    unpacked = RedisRecord.unpack(record)
+    return unpacked.tenant, DedupSection.unpack(unpacked.dedup).key if unpacked.dedup else task_id
+
+
+def dedup_key_of(record: bytes) -> str | None:
+    """Return the dedup key of a record; None without one.
+
+    Raises:
+        CorruptRecord: the record has a dedup section that cannot be read.
+    """
+    if not record[2] & KEYED:
+        return None
+    (size,) = _LENGTH.unpack_from(record, len(record) - _LENGTH.size)
+    return DedupSection.unpack(record[-size - _LENGTH.size : -_LENGTH.size]).key
+
+
 def pack_record(
     tenant: bytes,
     task: bytes,

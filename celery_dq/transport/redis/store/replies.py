@@ -288,7 +288,8 @@ def read_purge_reply(reply: Any) -> PurgeReply:
 
 def read_declared(reply: Any) -> Declared:
     """Return the map that a partition has stored."""
-    return Declared(PartitionMap.parse(read_text(reply[0])), int(reply[1]) == 1)
+    stored, is_new, spreads = reply
+    return Declared(PartitionMap.parse(read_text(stored), read_text(spreads)), int(is_new) == 1)
 
 
 def read_dead_lettered(reply: Any) -> Literal["dead", "stale", "no record"]:

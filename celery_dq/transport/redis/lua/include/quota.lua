@@ -14,8 +14,9 @@
 -- A tenant is paused by its entry in `pauses` or, while it moves here, in `arriving`, or by its quota.
 dq.UNLIMITED = {interval = 0, burst = 1, weight = 1, concurrency = 0, paused = false, source = 'none'}
 
+-- The quota of a spread tenant is this partition's share of it. Behind a share stands the whole quota, for readers.
 function dq.read_quota(packed, source)
-  if not packed or #packed ~= 33 then return nil end
+  if not packed or #packed < 33 then return nil end
   local interval, burst, weight, concurrency, paused = struct.unpack('>ddddB', packed)
   if not (weight > 0) then return nil end
   return {interval = interval, burst = math.max(burst, 1), weight = weight, concurrency = concurrency,

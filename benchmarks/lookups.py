@@ -1,0 +1,82 @@
+"""A task that is looked for and revoked by its id, by the number of partitions of its queue."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import redis
+from celery import Celery
+
+import celery_dq
+from benchmarks.measure import Report, Series, dump, interleave, ratio
+from celery_dq.app.api.api import dq_of
+from celery_dq.testing.servers import RedisServer
+
+PARTITIONS = ("1", "16", "64", "256")
+TENANTS, MESSAGES = 500, 2_000
+
+
+def lookups(quick: bool) -> Report:
+    """Measure find and revoke on a queue with several partitions, all of them on one Redis."""
+    report = Report("lookups")
+    report.header = ["partitions", "find ms", "vs 1", "in Redis ms", "revoke waiting ms", "vs 1"]
+    report.header += ["in Redis ms", "revoke unknown ms", "vs 1", "in Redis ms"]
+    report.notes.append(f"one task id a call, among {MESSAGES:,} waiting messages of {TENANTS} tenants")
+    report.notes.append("in Redis: INFO commandstats of all commands of the call")
+    with RedisServer() as server:
+        found = interleave(
+            PARTITIONS, 1 if quick else 5, partial(_round, server.port, 10 if quick else 40), 300
+        )
+    alone = found["1"]
+    for count, row in found.items():
+        cells: list[Series | str] = []
+        for call in ("find", "waiting", "unknown"):
+            cells += [row[call], ratio(row[call], alone[call]), row[f"{call} in Redis"]]
+        report.row(count, *cells)
+    report.data["lookups"] = dump(found)
+    return report
+
+
+def _round(port: int, calls: int, count: str) -> dict[str, float]:
+    with redis.Redis(port=port) as client:
+        client.flushall()
+        app = Celery("lookups", broker=f"dq-redis://127.0.0.1:{port}/0", set_as_current=False)
+        app.conf.dq_queues = {"push": {"partitions": int(count)}}
+        app.conf.task_default_queue = "push"
+        celery_dq.setup(app)
+        with app.producer_pool.acquire(block=True) as producer:
+            ids = [
+                app.send_task("shop.notify", tenant=f"t{number % TENANTS}", producer=producer).id
+                for number in range(MESSAGES)
+            ]
+        dq = dq_of(app)
+        waiting, unknown = ids[:: MESSAGES // calls], [str(uuid.uuid4()) for _ in range(calls)]
+        dq.find(ids[0])
+        measured = {
+            "find": _each(client, dq.find, waiting),
+            "waiting": _each(client, lambda each: dq.revoke([each]), waiting),
+            "unknown": _each(client, lambda each: dq.revoke([each]), unknown),
+        }
+        app.close()
+    times = {call: whole for call, (whole, _) in measured.items()}
+    return {**times, **{f"{call} in Redis": inside for call, (_, inside) in measured.items()}}
+
+
+def _each(client: redis.Redis, call: Callable[[str], Any], ids: list[str]) -> tuple[float, float]:
+    """Return the milliseconds of a call, and those that Redis was busy with it."""
+    client.config_resetstat()
+    begin = time.perf_counter()
+    for each in ids:
+        call(each)
+    whole = time.perf_counter() - begin
+    stats: dict[str, Any] = client.info("commandstats")
+    busy = sum(each["usec"] for name, each in stats.items() if name in _TOP)
+    return whole * 1e3 / len(ids), busy / 1e3 / len(ids)
+
+
+#: Commands of a call; those inside a script are in its time.
+_TOP = {f"cmdstat_{name}" for name in ("evalsha", "eval", "smembers", "multi", "exec")}

@@ -1,0 +1,118 @@
+"""A change of the map of a queue, from the decision to the last tenant that has moved.
+
+It serves a new number of partitions and a new spread of a tenant. Partition 0 decides: as soon as it has the
+new map, clients that know the old one are refused, and publish again by the new one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from celery_dq.app.api.progress import OnProgress, ignore_progress
+from celery_dq.app.api.tenant_moves import TenantMoves
+from celery_dq.app.api.tenant_settings import copy_settings, divide_quotas, remove_former_settings
+from celery_dq.errors import InvalidRequest
+from celery_dq.inspector.redis_values import Client
+from celery_dq.transport.redis.store.move_calls import set_map
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.partition_map import PartitionMap
+from celery_dq.transport.redis.store.script_batches import run_all
+
+__all__ = ["ChangeProgress", "begin_change", "complete_change", "require_complete"]
+
+#: Seconds between two looks for tenants whose running tasks have ended.
+LOOK_EVERY_S = 0.05
+
+
+class ChangeProgress(NamedTuple):
+    """How far a change has come.
+
+    Attributes:
+        moved: Number of messages that this process has moved.
+        moving: Number of tenants whose moves have not ended; 0 when the change is complete.
+        is_complete: Whether the change is complete.
+    """
+
+    moved: int
+    moving: int = 0
+    is_complete: bool = True
+
+
+def require_complete(queue: str, homes: PartitionMap) -> None:
+    """Refuse a change while another one is under way.
+
+    Raises:
+        InvalidRequest: The map says that tenants move.
+    """
+    if homes.before is not None:
+        change = f"to {homes.count} partitions"
+        if homes.respread:
+            change = f"of the spread of tenant {homes.respread}"
+        raise InvalidRequest(
+            f"A change of {queue!r} {change} is not complete. Complete it first: "
+            f"celery dq partitions {queue} --set {homes.count}"
+        )
+
+
+def begin_change(partitions: Sequence[Partition], client: Client, before: PartitionMap) -> None:
+    """Decide for the map of these partitions.
+
+    Args:
+        partitions: All partitions that the queue has before or after the change, with the map of the change.
+        client: A redis client.
+        before: The map that the queue has.
+
+    Raises:
+        InvalidRequest: Another change is under way.
+    """
+    # The quotas are in the future homes before the first message.
+    copied = copy_settings(partitions, client)
+    _decide(partitions[0], client, before, partitions[0].homes)
+    # Until the decision, other clients knew the former homes only.
+    copy_settings(partitions, client, copied)
+
+
+def complete_change(
+    partitions: Sequence[Partition],
+    client: Client,
+    head_start_us: int,
+    timeout_s: float,
+    on_progress: OnProgress = ignore_progress,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> ChangeProgress:
+    """Move tenants until all of them live in their new homes. A second call goes on after an interruption.
+
+    Args:
+        partitions: All partitions that the queue has before or after the change, with the map of the change.
+        client: A redis client.
+        head_start_us: By how much each step of priority goes before its time, in µs.
+        timeout_s: Longest wait, in seconds, for tasks that run.
+        on_progress: Called with the number of messages that were moved.
+        sleep: Waits between two looks.
+    """
+    homes = partitions[0].homes
+    run_all([each.declare_partitions(homes, "follow") for each in partitions[1:]], client)
+    moves = TenantMoves(client, partitions, head_start_us, on_progress)
+    waited = 0.0
+    while (moving := moves.step()) or not moves.end():
+        if waited >= timeout_s:
+            return ChangeProgress(moves.moved, moving, False)
+        sleep(LOOK_EVERY_S)
+        waited += LOOK_EVERY_S
+    divide_quotas(partitions, client)
+    ended = _decide(partitions[0], client, homes, homes.end())
+    run_all([each.declare_partitions(ended, "follow") for each in partitions[1:]], client)
+    remove_former_settings(partitions, client)
+    return ChangeProgress(moves.moved)
+
+
+def _decide(first: Partition, client: Client, before: PartitionMap, now: PartitionMap) -> PartitionMap:
+    stored = set_map(first, before, now).run(client)
+    if stored != now:
+        raise InvalidRequest(
+            f"Another change of the partitions of queue {first.keys.queue!r} is under way: run it again"
+        )
+    return now

@@ -1,0 +1,101 @@
+"""Faults of tenants that live in several partitions of their queue."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import Mutation
+
+_UNIT = ("tests/unit/test_shares.py",)
+_MODEL = ("tests/integration/test_spread.py",)
+_OPERATIONS = ("tests/integration/test_spread_operations.py",)
+_MOVES = ("tests/integration/test_tenant_moves.py",)
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "dedup",
+        "a dedup key of a spread tenant runs in a new share beside its run in an old one",
+        "app/api/tenant_moves.py",
+        "                found[tenant].add(place)",
+        "                found[tenant].discard(place)",
+        _MODEL,
+    ),
+    Mutation(
+        "dedup",
+        "a call with a dedup key has its place by its task id",
+        "transport/redis/store/partition_map.py",
+        "        place_key = task_id if key is None else key",
+        "        place_key = task_id",
+        (*_OPERATIONS, "-k", "dedup_key"),
+    ),
+    Mutation(
+        "custody",
+        "all messages of a spread tenant go to its first share",
+        "transport/redis/store/home.py",
+        "    return 0 if spread == 1 else jump_hash(_hash(key), spread)",
+        "    return 0 if spread else jump_hash(_hash(key), spread)",
+        (*_MODEL, "-k", "in_its_partitions"),
+    ),
+    Mutation(
+        "concurrency",
+        "a new share starts messages while the old one runs more than its part",
+        "transport/redis/lua/departed.lua",
+        "slots_of(slots[i]) <= quotas[i].concurrency",
+        "slots_of(slots[i]) >= 0",
+        (*_OPERATIONS, "-k", "run_in_the_old"),
+    ),
+    Mutation(
+        "concurrency",
+        "the remainder of a divided concurrency is lost",
+        "options/quota.py",
+        "        return max(each + (share < more), 1)",
+        "        return max(each, 1)",
+        (*_UNIT, "-k", "make_the_whole"),
+    ),
+    Mutation(
+        "concurrency",
+        "a share that moves gets the part of the first one",
+        "app/api/tenant_settings.py",
+        "quota.pack(homes.numbers(tenant)[number], homes.widest(tenant))",
+        "quota.pack(0, homes.widest(tenant))",
+        (*_OPERATIONS, "-k", "share_has_moved"),
+    ),
+    Mutation(
+        "concurrency",
+        "the shares of a lower spread keep the parts of the higher one",
+        "app/api/map_change.py",
+        "    divide_quotas(partitions, client)\n",
+        "",
+        (*_OPERATIONS, "-k", "share_has_moved"),
+    ),
+    Mutation(
+        "rate",
+        "a changed number of partitions moves all shares",
+        "transport/redis/store/partition_map.py",
+        "each if each < count else next(others)",
+        "each if each < 0 else next(others)",
+        (*_UNIT, "-k", "partition_that_goes"),
+    ),
+    Mutation(
+        "custody",
+        "a tenant that came to partition 0 by an earlier change is served there at once",
+        "transport/redis/lua/set_partitions.lua",
+        "call('UNLINK', P .. 'arrived')\n",
+        "",
+        (*_MOVES, "-k", "partition_0"),
+    ),
+    Mutation(
+        "shared",
+        "a list of tenants shows one share of a spread tenant",
+        "inspector/tenants.py",
+        "        if each.tenant not in homes.spreads\n",
+        "        if each\n",
+        (*_OPERATIONS, "-k", "one_tenant"),
+    ),
+    Mutation(
+        "shared",
+        "messages that come from another queue go to the first share",
+        "app/api/move.py",
+        "place = first.homes.route(first.keys.queue, record, task_id)",
+        "place = (first.homes.home(tenant_of(record)), False)",
+        (*_OPERATIONS, "-k", "moved_and_purged"),
+    ),
+)
