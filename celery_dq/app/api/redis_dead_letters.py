@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from celery_dq.app.api.audit import AuditedChange
+from celery_dq.app.api.audit import AuditedChange, check_entry_id
 from celery_dq.app.api.broker import BrokerAccess, OpenQueue
 from celery_dq.app.api.move import Mover
 from celery_dq.app.api.progress import OnProgress, ignore_progress, paced
@@ -58,11 +58,13 @@ class ReplayedPart:
         sent: Number of messages that were sent again.
         looked_at: Number of dead letters that were compared with the filter.
         after: The cursor of the next step; "" after the last one.
+        entry_id: The audit entry of this and the former steps; "" while they have sent nothing.
     """
 
     sent: int
     looked_at: int
     after: str
+    entry_id: str = ""
 
 
 class DeadLetters:
@@ -140,6 +142,7 @@ class DeadLetters:
         rate: float | None = None,
         described: str = "",
         tenant: str | None = None,
+        continues: str = "",
     ) -> ReplayedPart:
         """Send some dead letters again, the oldest first, for a caller that goes on step by step.
 
@@ -153,11 +156,13 @@ class DeadLetters:
             rate: How many to send per second, at most; None: as fast as possible.
             described: The filter in words, for the audit stream.
             tenant: The tenant of all of them, for the audit stream.
+            continues: The audit entry of the former steps (``.entry_id``); the one of this step replaces it.
 
         Raises:
-            InvalidRequest: `after` is no cursor, or `limit` is out of range.
+            InvalidRequest: `after` is no cursor, `continues` no audit entry, or `limit` is out of range.
         """
         check_count("limit", limit)
+        check_entry_id(continues)
         place, looked_at = LetterCursor.read(after), 0
 
         def matching() -> Iterator[tuple[float, str]]:
@@ -176,16 +181,17 @@ class DeadLetters:
                 return ReplayedPart(0, 0, "")
             partition = opened.partitions[place.partition]
             found = dead_letters_from(partition, opened.client, place)
-            with self._change(opened, "dead_replayed", described, tenant) as change:
+            with self._change(opened, "dead_replayed", described, tenant, continues) as change:
                 for at_us, message_id in paced(matching(), rate):
                     if self._replay_readable(opened, partition, message_id):
                         change.count += 1
                     else:
                         place = place.past(at_us)
-            if looked_at == len(found) < CHUNK:
-                place = LetterCursor(place.partition + 1)
-            is_last = place.partition == len(opened.partitions)
-            return ReplayedPart(change.count, looked_at, "" if is_last else str(place))
+                if looked_at == len(found) < CHUNK:
+                    place = LetterCursor(place.partition + 1)
+                change.is_unfinished = place.partition < len(opened.partitions)
+            after = str(place) if change.is_unfinished else ""
+            return ReplayedPart(change.count, looked_at, after, change.entry_id)
 
     def show(self, message_id: str) -> DeadLetterContent | None:
         """Return a dead letter with its arguments, ETA, expiry and priority; None when there is none.
@@ -272,10 +278,17 @@ class DeadLetters:
                         return change.count
 
     def _change(
-        self, opened: OpenQueue, action: str, details: str, tenant: str | None = None
+        self,
+        opened: OpenQueue,
+        action: str,
+        details: str,
+        tenant: str | None = None,
+        continues: str = "",
     ) -> AbstractContextManager[AuditedChange]:
         """Write a change to the audit stream at its end."""
-        return self._broker.audit.change(opened.client, action, self.name, tenant=tenant, details=details)
+        return self._broker.audit.change(
+            opened.client, action, self.name, tenant=tenant, details=details, continues=continues
+        )
 
     @staticmethod
     def _count(opened: OpenQueue, message_id: str | None) -> int:
