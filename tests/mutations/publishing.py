@@ -329,6 +329,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "calls",
+        "a quick call of a task skips an object of settings that was changed",
+        "app/publishing/task_apply_async.py",
+        " or any(each.get(names[0]) for each in conf.maps[1:-1])",
+        "",
+        (TESTS + "test_fast_calls.py", "-k", "settings_object"),
+    ),
+    Mutation(
+        "calls",
+        "a quick call of a task has the ignore_result of the first one",
+        "app/publishing/task_apply_async.py",
+        "            or task.ignore_result is not self._ignored\n",
+        "",
+        (TESTS + "test_fast_calls.py", "-k", "is_ignored_now"),
+    ),
+    Mutation(
+        "calls",
         "a quick call of a task lets its headers replace Celery's",
         "app/publishing/task_apply_async.py",
         "            and (not headers or only_adds(headers))\n",
