@@ -337,6 +337,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "calls",
+        "a quick call goes to the default queue of the first one",
+        "app/publishing/observers.py",
+        "            and self._changed_settings() == self._settings\n",
+        "",
+        (TESTS + "test_fast_calls.py", "-k", "changed_default_queue"),
+    ),
+    Mutation(
+        "calls",
         "a quick call of a task has the ignore_result of the first one",
         "app/publishing/task_apply_async.py",
         "            or task.ignore_result is not self._ignored\n",

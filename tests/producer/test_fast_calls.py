@@ -385,6 +385,21 @@ def test_a_quick_task_heeds_whether_its_result_is_ignored_now(
     assert (kept.ignored, stored.message("celery", kept.id)[0]["ignore_result"]) == (False, False)
 
 
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_quick_task_heeds_a_changed_default_queue(
+    make_app: MakeApp, stored: Stored, buffered: bool
+) -> None:
+    app = make_app(dq_buffer=buffered)
+    task: Any = app.task(name="plain", shared=False)(work)
+    for _ in range(2):
+        task.delay(1)
+    app.conf.task_default_queue = "other"
+    task.delay(1)
+    app.send_task("plain", (1,))
+    assert app.dq.buffer.flush(30) == 0
+    assert (stored.count("celery"), stored.count("other")) == (2, 2)
+
+
 def test_a_quick_task_heeds_a_changed_settings_object(dq_url: str) -> None:
     # Django's `override_settings` changes the object that Celery reads.
     settings = SimpleNamespace(CELERY_BROKER_URL=dq_url)
