@@ -108,7 +108,7 @@ class QuotasApi:
     def remove(self, queue: str, tenant: str | int, *, timeout: float = 60.0) -> None:
         """Remove a tenant's own quota: the default holds for it again.
 
-        A spread tenant moves to one partition first.
+        A spread tenant moves to one partition first, and keeps its quota until it has arrived.
 
         Args:
             queue: The name of the queue.
