@@ -82,10 +82,12 @@ class SqliteClient:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 done = work(self._connection)
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                # SQLite has rolled back after some errors, such as a full disk, and not after a failed commit.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
             return done
 
     def read(self, statement: str, *values: Any) -> list[Any]:
