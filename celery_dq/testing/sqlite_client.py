@@ -84,7 +84,7 @@ class SqliteClient:
                 done = work(self._connection)
                 self._connection.execute("COMMIT")
             except BaseException:
-                # SQLite has rolled back after some errors, such as a full disk, and not after a failed commit.
+                # SQLite itself has rolled back after a full disk, for example, and not after a failed commit.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise

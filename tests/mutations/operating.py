@@ -396,4 +396,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "True",
         ("tests/integration/test_top.py", "-k", "together"),
     ),
+    Mutation(
+        "shared",
+        "a tracer that fails stops the messages",
+        "tracing/spans.py",
+        "    except Exception as exc:",
+        "    except LookupError as exc:",
+        ("tests/producer/test_traced_sender.py", "-k", "tracer_fails"),
+    ),
 )

@@ -17,7 +17,11 @@ from celery_dq.wake_flag import WakeFlag
 @pytest.mark.parametrize("interrupted", ["set", "clear", "wait"])
 def test_a_signal_handler_may_set_a_flag_whose_method_it_interrupts(interrupted: str) -> None:
     flag, lines = WakeFlag(), list[int]()
-    calls: dict[str, Callable[[], object]] = {"set": flag.set, "clear": flag.clear, "wait": lambda: flag.wait(0.0)}
+    calls: dict[str, Callable[[], object]] = {
+        "set": flag.set,
+        "clear": flag.clear,
+        "wait": lambda: flag.wait(0.0),
+    }
 
     def handle(frame: FrameType, event: str, arg: object) -> Any:
         if event == "line" and len(lines) < 10:  # each makes another turn of the loop in clear()
