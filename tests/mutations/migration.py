@@ -89,4 +89,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "            if False:",
         ("tests/migration/test_return.py", "-k", "before_the_way_back"),
     ),
+    Mutation(
+        "custody",
+        "messages of an interrupted migration back are forgotten by the one there",
+        "app/api/migration.py",
+        "            if held:",
+        "            if False:",
+        ("tests/migration/test_return.py", "-k", "before_the_way_there"),
+    ),
 )
