@@ -21,7 +21,7 @@ from celery_dq.inspector.queues import queue_snapshot
 from celery_dq.migration.live_workers import live_workers
 from celery_dq.migration.stock_broker import StockBroker
 from celery_dq.migration.stock_message import StockReader, as_restored
-from celery_dq.transport.redis.store.publisher import StampedMessage, stamp
+from celery_dq.transport.stamped_message import StampedMessage, stamp
 
 __all__ = ["BrokerMigration", "not_migrated"]
 

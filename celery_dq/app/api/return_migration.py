@@ -20,8 +20,8 @@ from celery_dq.inspector.redis_values import scan, text
 from celery_dq.migration.stock_broker import StockBroker
 from celery_dq.migration.stock_writer import as_stock_message
 from celery_dq.migration.tenant_source import LEASE_MS, Batch, TenantSource
+from celery_dq.transport.message_record import HEADER_SIZE
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import HEADER_SIZE
 
 __all__ = ["ReturnMigration"]
 

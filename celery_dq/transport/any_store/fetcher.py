@@ -17,10 +17,10 @@ from typing import Any
 
 from celery_dq.clock import Clock
 from celery_dq.transport.any_store.queue_store import QueueStore, StoreClient
+from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.in_flight.send_acks import send_acks
+from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.partition_store import PartitionStore
-from celery_dq.transport.redis.in_flight.ack_calls import send_acks
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.redis.store.replies import ClaimedEntry, ClaimReply
 from celery_dq.wake_flag import WakeFlag
 
 __all__ = ["StoreConsumer", "StoreFetcher", "StoreQueue", "StoreSource"]
