@@ -35,6 +35,7 @@ PURE = (
     "context",
     "per_process",
     "waker",
+    "wake_flag",
     "protocols",
     "options",
     "transport.resource_set",
