@@ -39,9 +39,9 @@ from celery_dq.inspector.redis_values import (
     text,
 )
 from celery_dq.transport import envelope
+from celery_dq.transport.message_record import MessageRecord, placing_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
-from celery_dq.transport.redis.store.record import RedisRecord, placing_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 from celery_dq.transport.redis.store.script_batches import run_all, share
 from celery_dq.transport.tenant import check_priority, check_tenant
@@ -205,7 +205,7 @@ class DeadLetters:
             return None
         _, letter, raw = found
         try:
-            record = RedisRecord.unpack(raw)
+            record = MessageRecord.unpack(raw)
         except CorruptRecord:
             return DeadLetterContent(letter, 0, None, None, None, None)
         args, kwargs = shown_arguments(record.envelope, record.body)
@@ -238,7 +238,7 @@ class DeadLetters:
             if found is None:
                 return None
             partition, _, raw = found
-            record = edited(RedisRecord.unpack(raw), self._broker.accept_content, **changes).pack()
+            record = edited(MessageRecord.unpack(raw), self._broker.accept_content, **changes).pack()
             details = f"{message_id}: {', '.join(sorted(changes))}"
             with self._change(opened, "dead_edited", details) as change:
                 new_id = self._replayed(opened, partition, message_id, record)
@@ -355,7 +355,7 @@ def check_choice(message_id: str | None, wanted: DeadLetterFilter) -> None:
         raise InvalidRequest("replay: give either message_id or wanted=…, not both")
 
 
-def edited(record: RedisRecord, accept: Collection[str], **changes: Any) -> RedisRecord:
+def edited(record: MessageRecord, accept: Collection[str], **changes: Any) -> MessageRecord:
     """Return a record with other arguments, tenant, priority or ETA; `accept` as for :func:`read_body`."""
     if "tenant" in changes:
         record = record._replace(tenant=check_tenant(changes["tenant"]))
