@@ -12,18 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from celery_dq.testing.servers import RedisServer
-from tests.browser.busy_hour import fill, write_history
+from tests.browser.busy_hour import fill, served, write_history
 from tests.browser.chromium import Window, chromium
 from tests.dashboard.shop import make_app
 
+#: Seconds in which every tenant is served, before the first picture.
+WARM_UP_S = 10.0
 ROOT = Path(__file__).parents[2]
 QUEUE, TENANT = "queue/?queue=push", "tenant/?queue=push&tenant=kaffee-werk"
 #: Name of a picture -> page, width, height, whether it is dark, whether it is a phone.
 PICTURES = {
     "dashboard-queues": ("", 1180, 560, False, False),
-    "dashboard-queue-dark": (QUEUE, 1180, 1010, True, False),
+    "dashboard-queue-dark": (QUEUE, 1180, 972, True, False),
     "dashboard-dead-letters": ("dead-letters/?queue=push", 1180, 560, False, False),
-    "dashboard-tenant": (TENANT, 1180, 700, False, False),
+    "dashboard-tenant": (TENANT, 1180, 860, False, False),
     "dashboard-phone-dark": ("", 390, 780, True, True),
 }
 CELERY = """
@@ -78,7 +80,7 @@ def main() -> int:
         app = make_app(broker_url)
         fill(app)
         write_history(app)
-        with dashboard(broker_url) as url:
+        with served(app, warm_up_s=WARM_UP_S), dashboard(broker_url) as url:
             take_pictures(url, folder)
     return 0
 

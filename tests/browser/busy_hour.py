@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from celery_dq.app.api.history import STEP_MS
@@ -13,7 +15,7 @@ from celery_dq.inspector.queue_counters import WAIT_BOUNDS_S
 from celery_dq.inspector.queue_history import HistorySample
 from celery_dq.keys import history_stream
 
-__all__ = ["fill", "write_history"]
+__all__ = ["fill", "served", "write_history"]
 
 
 def fill(app: Any, *, part: float = 1) -> None:
@@ -31,7 +33,7 @@ def fill(app: Any, *, part: float = 1) -> None:
 def _fill(app: Any, numbers: random.Random, send: Callable[..., None], part: float) -> None:
     quotas = app.dq.quotas
     quotas.set_default("push", rate="6/m", concurrency=8)
-    quotas.set("push", "Bluebird Books", rate="200/s", burst=50, weight=2, concurrency=2)
+    quotas.set("push", "Bluebird Books", rate="200/s", burst=50, weight=2, concurrency=6)
     quotas.set("push", "kaffee-werk", rate="20/s", burst=5, concurrency=4)
     quotas.set("push", "Osaka Knives", rate="10/h", burst=3)
     quotas.set("mail", "kaffee-werk", concurrency=3)
@@ -65,6 +67,34 @@ def _fill(app: Any, numbers: random.Random, send: Callable[..., None], part: flo
                     partition.dead_letter(worker, tag, reason=reason, worker=worker).run(client)
                 if turn < turns - 1:
                     partition.ack(worker, finish=tags[2:20]).run(client)
+
+
+@contextlib.contextmanager
+def served(app: Any, *, warm_up_s: float) -> Iterator[None]:
+    """Claim and finish some messages of ``push`` every tenth of a second, so that tenants have rates.
+
+    Args:
+        app: The app.
+        warm_up_s: Seconds before the block begins.
+    """
+    ended = threading.Event()
+
+    def work() -> None:
+        tags: list[bytes] = []
+        while not ended.wait(0.1):
+            with app.dq._broker.open_home("push") as (partition, client):
+                partition.ack("web-1:4121:9f2c", finish=tags).run(client)
+                claimed = partition.claim("web-1:4121:9f2c", lease_ms=3_600_000, want=5).run(client)
+                tags = [entry.tag for entry in claimed.entries]
+
+    worker = threading.Thread(target=work, name="busy-hour")
+    worker.start()
+    try:
+        ended.wait(warm_up_s)
+        yield
+    finally:
+        ended.set()
+        worker.join()
 
 
 def write_history(app: Any) -> None:

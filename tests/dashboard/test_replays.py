@@ -113,7 +113,7 @@ def test_an_entry_of_another_user_or_another_change_is_never_replaced(shop: Any)
     ]
 
 
-def test_a_step_that_was_interrupted_tells_all_that_was_sent(shop: Any) -> None:
+def test_the_entry_of_an_interrupted_step_counts_the_former_ones(shop: Any) -> None:
     dead = shop.dq.dead_letters["push"]
     for _ in range(3):
         dead_letter(shop, "a")

@@ -243,7 +243,7 @@ class AuditTrail:
             )
 
     def _replaceable(self, client: Client, entry_id: str, expected: dict[str, str]) -> int | None:
-        """Return the count of an unfinished entry; None if there is none, or if it tells another change."""
+        """Return the count of an unfinished entry; None if there is none, or if it is of another change."""
         for _, fields in client.xrevrange(self._key, entry_id, entry_id) if entry_id else ():
             known = {text(name): text(value) for name, value in fields.items()}
             if expected.items() <= known.items():
