@@ -17,9 +17,9 @@ import celery_dq
 from benchmarks.measure import Report, Series, ServerProbe
 from celery_dq.contrib.django.dashboard.broker_reads import FRESH_S
 from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.partition import MAX_CHUNK
-from celery_dq.transport.redis.store.record import RedisRecord
-from celery_dq.transport.redis.store.replies import OutgoingRecord
 
 TENANTS, MESSAGES = 60_000, 1_000_000
 QUICK_TENANTS, QUICK_MESSAGES = 2_000, 10_000
@@ -70,7 +70,7 @@ def _fill(tenants: int, messages: int) -> None:
                 OutgoingRecord(
                     0,
                     f"m{number % tenants}-{number // tenants}",
-                    RedisRecord(f"t{number % tenants}", "job", 0, 0, 0, b"{}", "[]").pack(),
+                    MessageRecord(f"t{number % tenants}", "job", 0, 0, 0, b"{}", "[]").pack(),
                 )
                 for number in range(start, min(start + step, messages))
             ]

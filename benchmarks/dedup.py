@@ -23,9 +23,9 @@ from benchmarks.measure import Report, ServerProbe, dump, interleave, ratio
 from celery_dq.dedup import dedup
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.message_record import DedupSection, MessageRecord
+from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import DedupSection, RedisRecord
-from celery_dq.transport.redis.store.replies import OutgoingRecord
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.brokers import BROKERS
 from tests.workers import WorkerProcess, make_app
@@ -160,7 +160,7 @@ def _lives(server: RedisServer, amount: int, kind: str) -> dict[str, float]:
 
         def live(number: int) -> None:
             section = DedupSection(f"refresh(sku={number})").pack() if keyed else b""
-            record = RedisRecord("", "refresh", 0, 0, 0, b"{}", "[]", section).pack()
+            record = MessageRecord("", "refresh", 0, 0, 0, b"{}", "[]", section).pack()
             partition.push([OutgoingRecord(number, f"m{number}", record)], producer="p").run(client)
             (entry,) = partition.claim("c", lease_ms=60_000, want=1).run(client).entries
             partition.ack("c", finish=[entry.tag]).run(client)

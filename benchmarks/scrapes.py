@@ -18,9 +18,9 @@ from benchmarks.measure import Report, Series, ServerProbe
 from celery_dq.metrics.server import MetricsServer
 from celery_dq.metrics.shared_state import MAX_AGE_S
 from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.partition import MAX_CHUNK
-from celery_dq.transport.redis.store.record import RedisRecord
-from celery_dq.transport.redis.store.replies import OutgoingRecord
 
 TENANTS, QUICK_TENANTS = 60_000, 2_000
 QUEUES, QUICK_QUEUES = 1_000, 50
@@ -78,7 +78,7 @@ def _fill(app: Any, tenants: int) -> None:
         app.dq.quotas.set_default("q0", rate=options.quota.rate, burst=options.quota.burst)
     records = [
         OutgoingRecord(
-            0, f"m{tenant}-{number}", RedisRecord(f"t{tenant}", "job", 0, 0, 0, b"{}", "[]").pack()
+            0, f"m{tenant}-{number}", MessageRecord(f"t{tenant}", "job", 0, 0, 0, b"{}", "[]").pack()
         )
         for tenant in range(tenants)
         for number in range(1 + tenant % 3)

@@ -13,8 +13,8 @@ from benchmarks.measure import Report, dump, interleave, ratio
 from celery_dq.keys import PartitionKeys
 from celery_dq.scripts import ScriptSet
 from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.partition_replies import ClaimReply, OutgoingRecord
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.replies import ClaimReply, OutgoingRecord
 from celery_dq.transport.redis.store.script_calls import ScriptCall, load_scripts
 
 STOCK = "stock LPUSH"

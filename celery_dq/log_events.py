@@ -83,6 +83,7 @@ EVENTS: Final[dict[str, str]] = {
     "watchdog_stopped_worker": (
         "Nothing was claimed for twice dq_watchdog despite a backlog; the worker stops, to be started again."
     ),
+    "span_not_recorded": "The tracer of the app failed; messages are sent and delivered without spans.",
     "worker_lost": "A worker's lease has expired; the record names its messages and which of them run again.",
     "writes_lost": "Redis has lost its latest writes to a queue; messages may be gone or run again.",
     # Brokers whose fetcher has a thread: ZooKeeper, and stores of one's own.

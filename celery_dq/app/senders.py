@@ -18,11 +18,11 @@ from celery_dq.producer.kombu_sender import KombuSender, unpack_headers
 from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishRefused, described
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport import envelope
-from celery_dq.transport.redis.store.publisher import stamp
-from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.refusals import BrokerOverloaded
-from celery_dq.transport.redis.store.replies import OutgoingRecord
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
+from celery_dq.transport.stamped_message import stamp
 
 __all__ = ["AppSender", "headers_of", "lane_of"]
 
@@ -55,7 +55,7 @@ def lane_of(exchange: str, routing_key: str, priority: int, declare: Any) -> str
 def headers_of(lane: str, payload: bytes) -> dict[str, Any]:
     """Return the headers of a packed message of a lane."""
     if lane.startswith("p"):
-        return envelope.unpack(RedisRecord.unpack(payload).envelope)[0]
+        return envelope.unpack(MessageRecord.unpack(payload).envelope)[0]
     return unpack_headers(payload)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from celery_dq.inspector.redis_values import Client, chunks, first_of, scan_all, text
 from celery_dq.inspector.waiting import waiting_of
+from celery_dq.transport.message_record import DedupSection, MessageRecord
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import DedupSection, RedisRecord
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_one, run_rounds
 
 _CLAIM = struct.Struct(">dddBHHH")
@@ -123,7 +123,7 @@ def _put_records(pipe: Any, *, key: str, ids: list[str]) -> None:
 
 
 def _key_of(raw: bytes) -> str:
-    record = RedisRecord.unpack(raw)
+    record = MessageRecord.unpack(raw)
     if record.dedup:
         return f"{record.tenant}:{DedupSection.unpack(record.dedup).key}"
     body = record.body if isinstance(record.body, str) else record.body.hex()

@@ -14,8 +14,8 @@ from celery_dq.inspector.messages import MessageSnapshot, find_located
 from celery_dq.inspector.redis_values import Client, moment
 from celery_dq.options.sections import STRICT_HEAD_START_US
 from celery_dq.transport import envelope
+from celery_dq.transport.message_record import HEADER_SIZE, MessageRecord
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import HEADER_SIZE, RedisRecord
 
 __all__ = ["MessageDetails", "message_details"]
 
@@ -57,7 +57,7 @@ def message_details(partitions: Sequence[Partition], client: Client, task_id: st
     content_type, size = "", 0
     if len(raw) >= HEADER_SIZE:
         try:
-            record = RedisRecord.unpack(raw)
+            record = MessageRecord.unpack(raw)
             headers, _, kind, _ = envelope.unpack(record.envelope)
         except CorruptRecord:
             pass  # the snapshot of the message names the fault

@@ -15,9 +15,9 @@ from celery_dq.inspector.tenants import in_order_of_service
 from celery_dq.inspector.waiting import waiting_of
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport import envelope
+from celery_dq.transport.message_record import HEADER_SIZE, MessageRecord
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import HEADER_SIZE, RedisRecord
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
 
 T = TypeVar("T")
@@ -221,7 +221,7 @@ def message_of(raw: bytes, message_id: str, queue: str, state: str) -> MessageSn
     if len(raw) < HEADER_SIZE:
         return message
     try:
-        record = RedisRecord.unpack(raw)
+        record = MessageRecord.unpack(raw)
         headers: dict[str, Any] = envelope.unpack(record.envelope)[0]
     except CorruptRecord as exc:
         return replace(message, args=f"unreadable: {exc}")
@@ -276,7 +276,7 @@ def _heading(raw: bytes) -> tuple[str | None, str | None]:
     if len(raw) < HEADER_SIZE:
         return None, None
     try:
-        record = RedisRecord.unpack(raw)
+        record = MessageRecord.unpack(raw)
     except CorruptRecord:
         return None, None
     return record.tenant, record.task

@@ -11,7 +11,7 @@ from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.quarantine import read_contents
 from celery_dq.producer.spill_log import SpillLog
-from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.message_record import MessageRecord
 
 __all__ = ["QuarantinedFile", "QuarantinedMessage", "quarantined_file", "quarantined_files"]
 
@@ -92,7 +92,7 @@ def _described(queue: str, message: BufferedMessage) -> QuarantinedMessage:
     task = tenant = ""
     if queue:
         with suppress(CorruptRecord):
-            record = RedisRecord.unpack(message.payload)
+            record = MessageRecord.unpack(message.payload)
             task, tenant = record.task, record.tenant
     return QuarantinedMessage(
         message.id.decode("utf-8", "replace"), queue, task, tenant, len(message.payload)

@@ -15,7 +15,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_dq.errors import DQError, InvalidMessage
 from celery_dq.protocols import DEDUP_HEADER, DEDUP_PROPERTY
-from celery_dq.transport.redis.store.record import DedupSection
+from celery_dq.transport.message_record import DedupSection
 
 __all__ = ["Priorities", "StockReader", "as_restored"]
 

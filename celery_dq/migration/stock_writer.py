@@ -13,7 +13,7 @@ from celery_dq.errors import CorruptRecord, InvalidMessage
 from celery_dq.migration.stock_message import Priorities
 from celery_dq.protocols import DEDUP_HEADER, DELIVERIES_HEADER, QUEUE_HEADER, TOKEN_HEADER
 from celery_dq.transport import envelope
-from celery_dq.transport.redis.store.record import DedupSection, RedisRecord
+from celery_dq.transport.message_record import DedupSection, MessageRecord
 from celery_dq.transport.stored_message import shown_eta
 
 __all__ = ["as_stock_message"]
@@ -31,7 +31,7 @@ def as_stock_message(raw: bytes, queue: str, priorities: Priorities) -> tuple[in
         InvalidMessage: The record cannot be read, or written in that form.
     """
     try:
-        record = RedisRecord.unpack(raw)
+        record = MessageRecord.unpack(raw)
         headers, properties, content_type, content_encoding = envelope.unpack(record.envelope)
         for name in (TOKEN_HEADER, QUEUE_HEADER, DELIVERIES_HEADER):
             headers.pop(name, None)

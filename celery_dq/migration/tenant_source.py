@@ -17,8 +17,8 @@ from itertools import zip_longest
 from celery_dq.inspector.queue_counters import PLACES
 from celery_dq.inspector.redis_values import Client, scan, text
 from celery_dq.inspector.waiting import waiting_of
+from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
-from celery_dq.transport.redis.store.replies import ClaimedEntry
 from celery_dq.transport.redis.store.rounds import run_one
 
 __all__ = ["BATCH", "LEASE_MS", "Batch", "TenantSource"]

@@ -82,10 +82,12 @@ class SqliteClient:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 done = work(self._connection)
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                # SQLite itself has rolled back after a full disk, for example, and not after a failed commit.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
             return done
 
     def read(self, statement: str, *values: Any) -> list[Any]:

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from celery_dq.testing.sqlite_client import SqliteCall
-from celery_dq.transport.redis.store.partition import ReleaseMode
-from celery_dq.transport.redis.store.record import RedisRecord
-from celery_dq.transport.redis.store.replies import (
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import (
     ClaimedEntry,
     ClaimReply,
     HeartbeatReply,
     OutgoingRecord,
     PurgeReply,
     PushReply,
+    ReleaseMode,
 )
 
 __all__ = ["DeadLetterRow", "SqlitePartition"]
@@ -78,7 +78,7 @@ class SqlitePartition:
 
     def _insert(self, db: sqlite3.Connection, wanted: str, raw: bytes) -> str:
         """Insert a message behind those of its priority; return its id, with a number if it is taken."""
-        record, message_id, number = RedisRecord.unpack(raw), wanted, 1
+        record, message_id, number = MessageRecord.unpack(raw), wanted, 1
         while db.execute(
             "SELECT 1 FROM messages WHERE queue = ? AND id = ?", (self._queue, message_id)
         ).fetchone():

@@ -5,16 +5,19 @@ The context of a call is in the headers of its message, as the propagator of the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from opentelemetry import propagate, trace
-from opentelemetry.context import Context
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 __all__ = ["MOST_LINKS", "batch_span", "message_span"]
+
+logger = logging.getLogger(__name__)
 
 #: Links of one span, as many as an SDK keeps by default.
 MOST_LINKS = 128
@@ -42,6 +45,19 @@ def _context_of(headers: Mapping[str, Any]) -> Context:
 
 
 @contextmanager
+def _guarded() -> Iterator[None]:
+    """Report an error of the tracer: messages are sent and delivered without their spans then."""
+    try:
+        yield
+    except Exception as exc:
+        logger.warning(
+            "A span was not recorded, because the tracer of this app failed: %r.",
+            exc,
+            extra={"event": "span_not_recorded"},
+        )
+
+
+@contextmanager
 def batch_span(destination: str, count: int, headers: Iterable[Mapping[str, Any]]) -> Iterator[None]:
     """Make a span of the block, in which a batch is sent.
 
@@ -50,17 +66,27 @@ def batch_span(destination: str, count: int, headers: Iterable[Mapping[str, Any]
         count: Number of messages.
         headers: Headers of messages to link, at most :data:`MOST_LINKS`.
     """
-    contexts = (trace.get_current_span(_context_of(each)).get_span_context() for each in headers)
-    links = [Link(context) for context in contexts if context.is_valid]
-    attributes = _attributes("send", "send", destination, **{"messaging.batch.message_count": count})
-    with _tracer().start_as_current_span(
-        f"send {destination}", Context(), SpanKind.CLIENT, attributes, links
-    ) as span:
-        try:
-            yield
-        except BaseException as exc:
+    span: trace.Span = trace.INVALID_SPAN
+    token = None
+    with _guarded():
+        contexts = (trace.get_current_span(_context_of(each)).get_span_context() for each in headers)
+        links = [Link(context) for context in contexts if context.is_valid]
+        attributes = _attributes("send", "send", destination, **{"messaging.batch.message_count": count})
+        span = _tracer().start_span(f"send {destination}", Context(), SpanKind.CLIENT, attributes, links)
+        token = attach(trace.set_span_in_context(span))
+    try:
+        yield
+    except BaseException as exc:
+        with _guarded():
+            span.record_exception(exc)
+            span.set_status(Status(StatusCode.ERROR, f"{type(exc).__name__}: {exc}"))
             span.set_attribute("error.type", type(exc).__qualname__)
-            raise
+        raise
+    finally:
+        if token is not None:
+            detach(token)
+        with _guarded():
+            span.end()
 
 
 def message_span(
@@ -89,13 +115,14 @@ def message_span(
     task_id = headers.get("id")
     if isinstance(task_id, str):
         attributes["messaging.message.id"] = task_id
-    span = _tracer().start_span(
-        f"{operation} {destination}",
-        _context_of(headers),
-        SpanKind.CLIENT,
-        _attributes(operation, kind, destination, **attributes),
-        start_time=end_ns - int(seconds * 1e9),
-    )
-    if error:
-        span.set_status(Status(StatusCode.ERROR, error))
-    span.end(end_ns)
+    with _guarded():
+        span = _tracer().start_span(
+            f"{operation} {destination}",
+            _context_of(headers),
+            SpanKind.CLIENT,
+            _attributes(operation, kind, destination, **attributes),
+            start_time=end_ns - int(seconds * 1e9),
+        )
+        if error:
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end(end_ns)

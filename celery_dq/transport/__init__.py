@@ -11,6 +11,10 @@
 ``zookeeper``        the broker on ZooKeeper
 ``any_store``        the broker above a store that a user implements
 ``partition_store``  the protocol of one queue of a store; the partition in Redis holds it, too
+``partition_replies``   the arguments and answers of its calls
+``message_record``   a message as bytes; ``message_times`` reads its times; pure
+``stamped_message``  a message with its publisher's number
+``in_flight``        the messages that a process holds, and their acks
 ``threaded_…``       channel and delivery of the two brokers whose fetcher has a thread of its own
 
 kombu opens a transport by its URL. Options and protocols arrive in ``transport_options``.

@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from celery_dq.transport.redis.store.partition import ReleaseMode
-from celery_dq.transport.redis.store.replies import (
+from celery_dq.transport.partition_replies import (
     ClaimReply,
     HeartbeatReply,
     OutgoingRecord,
     PurgeReply,
     PushReply,
+    ReleaseMode,
 )
 
 __all__ = ["AckedQueue", "PartitionStore", "StoreCall"]
@@ -52,7 +52,7 @@ class PartitionStore(Protocol[C_contra]):
     ) -> StoreCall[C_contra, list[PushReply]]:
         """Store messages behind those of their priority.
 
-        The header of a record (:mod:`celery_dq.transport.redis.store.record`) has its priority, due time and
+        The header of a record (:mod:`celery_dq.transport.message_record`) has its priority, due time and
         expiry. With a `producer`, a sequence that is not above its last one is ``seen`` and changes nothing.
         """
 

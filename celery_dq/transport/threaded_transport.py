@@ -6,13 +6,13 @@ inbox of their source. The thread that drains the connection, or its event loop,
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import Any, Protocol
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.per_process import OwnerProcess
 from celery_dq.transport.bases import VirtualTransport
+from celery_dq.wake_flag import WakeFlag
 from celery_dq.waker import Waker
 
 __all__ = ["MessageSource", "SourceFetcher", "ThreadedTransport"]
@@ -96,8 +96,8 @@ class ThreadedTransport(VirtualTransport):
         self._owner = OwnerProcess()
         self._fetcher: SourceFetcher | None = None
         self._waker = Waker(self._deliver_all)
-        #: Set at each wake-up, for `drain_events`; None until the connection consumes.
-        self._woken: Any = None
+        #: Set at each wake-up, for `drain_events`.
+        self._woken = WakeFlag()
         self._sources: list[tuple[DeliveringChannel, MessageSource]] = []
         self._loop: Any = None
 
@@ -110,10 +110,6 @@ class ThreadedTransport(VirtualTransport):
     def unusable(self, reason: str) -> Exception:
         """Make the connection error for a connection that cannot be used any more."""
         raise NotImplementedError
-
-    def new_event(self) -> Any:
-        """Make an event for which the delivering thread or greenlet waits."""
-        return threading.Event()
 
     @property
     def may_deliver(self) -> bool:
@@ -142,7 +138,6 @@ class ThreadedTransport(VirtualTransport):
         """Return the fetcher, which is started at the first call."""
         if self._fetcher is None:
             fetcher = self.new_fetcher()
-            self._woken = self.new_event()
             self._fetcher = fetcher
             self._attach()
             fetcher.start()
@@ -231,7 +226,6 @@ class ThreadedTransport(VirtualTransport):
             if left <= 0:
                 raise TimeoutError
             self._woken.wait(min(left, LONGEST_WAIT_S))
-            self._woken.clear()
 
     def _deliver_one(self) -> bool:
         fetcher = self._fetcher

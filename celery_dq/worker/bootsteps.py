@@ -11,7 +11,7 @@ from celery.worker import state
 from celery_dq.clock import SystemClock
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.transport.aliases import TENANT_SCHEMES, leases_messages
-from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.transport.in_flight.message import Message
 from celery_dq.worker.capacity import PoolCapacity
 from celery_dq.worker.lifecycle import TaskLifecycle
 from celery_dq.worker.task_events import task_events

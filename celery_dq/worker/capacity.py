@@ -8,7 +8,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
 from celery_dq.compat.stopping import stops
-from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.transport.in_flight.message import Message
 from celery_dq.worker.failed_tasks import fail_task
 from celery_dq.worker.followers import Followers
 from celery_dq.worker.lifecycle import TaskLifecycle

@@ -16,7 +16,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_dq.errors import CoveringRunUnknown
 from celery_dq.protocols import FOLLOWS
-from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.redis.store.message_ids import task_id_of
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 from celery.worker import state
 
 from celery_dq.clock import Clock
-from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.transport.in_flight.message import Message
 from celery_dq.worker.task_events import TaskSubscriber
 
 logger = logging.getLogger(__name__)

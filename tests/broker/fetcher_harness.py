@@ -11,13 +11,13 @@ from kombu.utils.eventio import ERR, READ, poll
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.replies import ClaimedEntry
 
 #: Long, because no heartbeat thread renews the lease here.
 LEASE_S = 600.0

@@ -16,11 +16,11 @@ from kombu.asynchronous import Hub
 
 from celery_dq.clock import ManualClock
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S, SETTLE_WAIT_S
+from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S, SETTLE_WAIT_S
+from celery_dq.transport.message_record import DedupSection, MessageRecord
+from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.in_flight.script_pipeline import RETRY_AFTER_REFUSAL_S
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.record import DedupSection, RedisRecord
-from celery_dq.transport.redis.store.replies import OutgoingRecord
 from celery_dq.worker.lifecycle import TaskLifecycle
 from tests.broker.kombu_client import KombuClient
 from tests.lua.partition_scripts import PartitionScripts
@@ -264,7 +264,7 @@ def test_a_claimed_message_with_a_dedup_key_is_known_to_have_a_lock(kombu_client
     scripts = PartitionScripts(kombu_client.client)
     kombu_client.publish(1)
     (stored,) = kombu_client.client.hvals(scripts.keys.messages)
-    keyed = RedisRecord.unpack(stored)._replace(dedup=DedupSection("k").pack())
+    keyed = MessageRecord.unpack(stored)._replace(dedup=DedupSection("k").pack())
     scripts.partition.push([OutgoingRecord(0, "m", keyed.pack())]).run(kombu_client.client)
     with kombu_client.connect(**LONG) as connection, kombu_client.consuming(connection, prefetch=9) as got:
         kombu_client.drain(connection, got, 2)

@@ -11,11 +11,11 @@ import pytest
 import redis
 
 from celery_dq.clock import ManualClock
+from celery_dq.transport.in_flight.in_flight_message import InFlightMessage
+from celery_dq.transport.partition_replies import HeartbeatReply
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.in_flight_message import InFlightMessage
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.replies import HeartbeatReply
 from celery_dq.transport.redis.store.script_calls import ScriptCall
 from tests.broker.fetcher_harness import LEASE_S, FetcherHarness
 from tests.broker.kombu_client import KombuClient

@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 from celery_dq.errors import DQError, InvalidMessage, InvalidTenant, ServerError
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.store.replies import OutgoingRecord
+from celery_dq.transport.partition_replies import OutgoingRecord
 from tests.broker.kombu_client import KombuClient
 
 

@@ -185,6 +185,13 @@ def test_an_operator(server: RedisServer, place_of: Callable[[str], CeleryApp]) 
         assert [each.state for each in dq.leaders("rights")] == ["vacant"]
         dedup.repetition(2)
         assert dq.audit(queue="rights")[0].action == "dead_replayed"
+        with dq._broker.open_home("rights") as (_, client):
+            entry_id = ""
+            for is_unfinished in (True, False):  # the steps of a replay, as the dashboard makes them
+                with dq.audit.change(client, "dead_replayed", "rights", continues=entry_id) as change:
+                    change.count, change.is_unfinished = 1, is_unfinished
+                entry_id = change.entry_id
+        assert dq.audit(queue="rights")[0].count == 2
         assert queue.move("rights-other", tenant="") == 1
         assert dq.queues["rights-other"].purge() == 1
         assert place.waiting() == 0

@@ -8,12 +8,12 @@ import redis
 from celery_dq.hash_slots import SLOTS
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.redis_cluster import ClusterNode, RedisCluster
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.cluster_client import ClusterClient, cluster_pool, slots_of
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import RedisRecord
-from celery_dq.transport.redis.store.replies import OutgoingRecord
 
-RECORD = RedisRecord(
+RECORD = MessageRecord(
     tenant="t", task="shop.send", priority=0, due_us=0, expires_us=0, envelope=b"{}", body=b"[]", dedup=b""
 ).pack()
 

@@ -16,10 +16,10 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.sqlite_broker import SqliteStore
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import ClaimReply, OutgoingRecord
 from celery_dq.transport.partition_store import PartitionStore, StoreCall
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import RedisRecord
-from celery_dq.transport.redis.store.replies import ClaimReply, OutgoingRecord
 from celery_dq.transport.redis.store.script_calls import load_scripts
 
 LONG_MS, SHORT_MS = 60_000, 60
@@ -35,7 +35,7 @@ class OpenPartition:
     run: Callable[[StoreCall[Any, Any]], Any]
 
     def push(self, *ids: str, priority: int = 0, due_us: int = 0, expires_us: int = 0) -> None:
-        record = RedisRecord("", "", priority, due_us, expires_us, b"[0,{},{}]", b"body").pack()
+        record = MessageRecord("", "", priority, due_us, expires_us, b"[0,{},{}]", b"body").pack()
         self.run(self.calls.push([OutgoingRecord(0, each, record) for each in ids]))
 
     def claim(self, consumer: str = "one", want: int = 10, lease_ms: int = LONG_MS, **options: Any) -> Any:
@@ -88,7 +88,7 @@ def test_no_message_is_given_to_two_consumers(partition: OpenPartition) -> None:
 
 
 def test_a_sequence_of_a_producer_is_stored_once(partition: OpenPartition) -> None:
-    record = RedisRecord("", "", 0, 0, 0, b"[0,{},{}]", b"body").pack()
+    record = MessageRecord("", "", 0, 0, 0, b"[0,{},{}]", b"body").pack()
     pushes = [partition.calls.push([OutgoingRecord(1, "a", record)], producer="p") for _ in range(2)]
     assert [partition.run(push)[0].status for push in pushes] == ["accepted", "seen"]
     assert partition.claimed() == ["a"]

@@ -12,9 +12,9 @@ from django.http import QueryDict
 
 from celery_dq.contrib.django.dashboard.tenants import QueueView
 from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.partition import MAX_CHUNK
-from celery_dq.transport.redis.store.record import RedisRecord
-from celery_dq.transport.redis.store.replies import OutgoingRecord
 from tests.dashboard.shop import make_app
 
 #: Tenants from which on the age of the oldest message is looked for among the next 4,000 only.
@@ -33,7 +33,7 @@ def fill(app: Any, start: int, end: int) -> None:
     with app.dq._broker.open_home("push") as (partition, client):
         for first in range(start, end, MAX_CHUNK):
             records = (
-                RedisRecord(f"m-{number:06}", "notify", 0, 0, 0, b"[0,{},{}]", "[[], {}, {}]").pack()
+                MessageRecord(f"m-{number:06}", "notify", 0, 0, 0, b"[0,{},{}]", "[[], {}, {}]").pack()
                 for number in range(first, first + MAX_CHUNK)
             )
             outgoing = [OutgoingRecord(n, f"id-{first + n}", record) for n, record in enumerate(records, 1)]

@@ -69,6 +69,23 @@ def test_hidden_arguments_of_a_task_are_replaced_unseen(shop: Any, operator: Any
     assert shop.dq.find(task_id)[0].args == "('open', 1)"
 
 
+def test_a_confirmed_edit_changes_only_the_parts_of_its_preview(shop: Any, operator: Any) -> None:
+    (task_id,) = send(shop, "a")
+    place = {"queue": "push", "id": task_id}
+    asked = post(operator, "message/arguments/edit/", **place, args='["b", 0]', kwargs="{}")
+    shop.dq.queues["push"].edit(task_id, kwargs={"note": "of another operator"})
+    post(operator, "message/arguments/edit/", **hidden_fields(asked))
+    assert shop.dq.queues["push"].arguments(task_id) == (["b", 0], {"note": "of another operator"})
+
+
+@pytest.mark.parametrize("text", ['["\\ud800"]', "[NaN]", "[" * 900 + "]" * 900, "[" + "9" * 5000 + "]"])
+def test_unusual_json_is_no_fault_of_the_dashboard(operator: Any, task: dict[str, str], text: str) -> None:
+    answer = operator.post("/dq/message/arguments/edit/", {**task, "args": text, "confirmed": "1"})
+    assert answer.status_code in (302, 400)
+    assert operator.get("/dq/message/", {"id": task["id"]}).status_code == 200
+    assert operator.get("/dq/message/arguments/", task).status_code in (200, 302, 400)
+
+
 @pytest.fixture
 def dead(use_app: Any, redis_url: str) -> Any:
     """An app that shows arguments, with a dead letter; its id is ``dead.letter``."""

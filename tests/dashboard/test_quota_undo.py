@@ -72,7 +72,7 @@ def test_an_undo_is_signed_for_its_tenant_and_a_day(
 
 def test_the_audit_trail_shows_the_user_and_the_reason_of_a_change(shop: Any, operator: Any) -> None:
     shop.dq.quotas.pause("mail", "m")
-    operator.post("/dq/tenant/quota/", {**TENANT, "rate": "7/s", "confirmed": "1", "reason": " sale "})
+    operator.post("/dq/tenant/quota/", {**TENANT, "rate": "7/s", "confirmed": "1", "audit_reason": " sale "})
     entries = json.loads(operator.get("/dq/audit/?format=json").content)["entries"]
     assert [(each["queue"], each["action"], each["door"]) for each in entries] == [
         ("push", "quota_set", "dashboard"),

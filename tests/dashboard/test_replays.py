@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -24,6 +25,12 @@ def tenants(shop: Any) -> list[str]:
     return sorted(letter.tenant for letter in shop.dq.dead_letters["push"].list())
 
 
+def entries(shop: Any) -> list[tuple[str, str, int]]:
+    """Return the audited replays, the latest first."""
+    found = shop.dq.audit(queue="push")
+    return [(each.tenant, each.details, each.count) for each in found if each.action == "dead_replayed"]
+
+
 def test_a_replay_by_filter_goes_on_until_all_are_sent_at_its_rate(shop: Any, operator: Any) -> None:
     for tenant in "abaa":
         dead_letter(shop, tenant)
@@ -32,6 +39,7 @@ def test_a_replay_by_filter_goes_on_until_all_are_sent_at_its_rate(shop: Any, op
     assert "3 of 4 dead letters" in page
     assert len(shop.dq.dead_letters["push"]) == 4
     dead_letter(shop, "a")  # later than the preview
+    until = fields["until"].replace("T", " ")[:19]
     fields["rate"] = "54/m"
     for sent in (1, 2, 3):
         page = operator.post(STEPS, fields).content.decode()
@@ -39,12 +47,13 @@ def test_a_replay_by_filter_goes_on_until_all_are_sent_at_its_rate(shop: Any, op
         assert f"{sent} sent" in page
         assert 'data-wait-ms="1111"' in page
         assert shop.dq.queues["push"].depth == sent
+        # One entry for all steps: a replay that stops here has it, too.
+        assert entries(shop) == [("a", f"until {until}; unfinished", sent)]
     page = operator.post(STEPS, fields).content.decode()
     assert "3 dead letters sent again" in page
     assert "data-wait-ms" not in page
     assert tenants(shop) == ["a", "b"]
-    entries = shop.dq.audit(queue="push")
-    assert [(each.action, each.tenant, each.count) for each in entries] == [("dead_replayed", "a", 1)] * 3
+    assert entries(shop) == [("a", f"until {until}", 3)]
 
 
 def test_a_replay_by_filter_can_be_as_fast_as_possible(shop: Any, operator: Any) -> None:
@@ -56,12 +65,72 @@ def test_a_replay_by_filter_can_be_as_fast_as_possible(shop: Any, operator: Any)
     assert operator.post("/dq/dead-letters/replay/", {"queue": "push"}).status_code == 400
 
 
+def test_a_filter_by_reason_holds_beside_the_reason_for_the_audit_trail(shop: Any, operator: Any) -> None:
+    dead_letter(shop, "a")
+    dead_letter(shop, "b", reason="TimeoutError")
+    page, _ = ask(operator, reason="timeout")
+    # All fields of the form, as a browser sends them.
+    form = page[page.index('class="actions"') : page.index("</form>", page.index('class="actions"'))]
+    inputs = [dict(re.findall(r'(\w+)="([^"]*)"', each)) for each in re.findall(r"<input [^>]*>", form)]
+    sent = [(each["name"], each.get("value", "ticket 12")) for each in inputs if each["name"] != "rate"]
+    operator.post(STEPS, urlencode(sent), content_type="application/x-www-form-urlencoded")
+    assert tenants(shop) == ["a"]
+    ((_, details, count),) = entries(shop)
+    assert (details.split(", until")[0], details.endswith("; reason: ticket 12"), count) == (
+        "reason timeout",
+        True,
+        1,
+    )
+
+
+def test_an_entry_of_another_user_or_another_change_is_never_replaced(shop: Any) -> None:
+    dead, audit = shop.dq.dead_letters["push"], shop.dq.audit
+
+    def step(by: str, described: str, continues: str) -> str:
+        """Send one of two dead letters again; return the id of the audit entry."""
+        for _ in range(2):
+            dead_letter(shop, "a")
+        with audit.through("dashboard", by=by):
+            part = dead.replay_part(lambda _: True, limit=1, described=described, continues=continues)
+        dead.purge()
+        assert part.after
+        return str(part.entry_id)
+
+    first = step("anna", "x", "")
+    for by, described in (("ben", "x"), ("anna", "y")):
+        step(by, described, first)
+    second = step("anna", "x", first)
+    step("anna", "x", first)  # the page of an earlier step, sent again
+    step("anna", "x", "9-9")
+    step("anna", "x", second)
+    found = [(each.by, each.details, each.count) for each in audit() if each.action == "dead_replayed"]
+    assert found == [
+        ("anna", "x; unfinished", 3),
+        ("anna", "x; unfinished", 1),
+        ("anna", "x; unfinished", 1),
+        ("anna", "y; unfinished", 1),
+        ("ben", "x; unfinished", 1),
+    ]
+
+
+def test_a_step_that_was_interrupted_tells_all_that_was_sent(shop: Any) -> None:
+    dead = shop.dq.dead_letters["push"]
+    for _ in range(3):
+        dead_letter(shop, "a")
+    part = dead.replay_part(lambda _: True, limit=1)
+    looks = [True]
+    with pytest.raises(IndexError):
+        dead.replay_part(lambda _: looks.pop(), part.after, limit=2, continues=part.entry_id)
+    assert entries(shop) == [("", "interrupted; at least 2", 2)]
+
+
 @pytest.mark.parametrize(
     ("field", "reason"),
     [
         ({"rate": "fast"}, "rate = &#x27;fast&#x27; is not a rate"),
         ({"rate": "0"}, "leave it empty"),
         ({"after": "x"}, "is no cursor"),
+        ({"audit_entry": "1-x"}, "is no id of an audit entry"),
         ({"sent": "-1"}, "sent = &#x27;-1&#x27;"),
         ({"until": "2026-99-01"}, "give a time in UTC such as"),
         ({"since": "soon"}, "since = &#x27;soon&#x27;"),

@@ -39,9 +39,9 @@ from celery_dq.inspector.dedup_locks import verdicts
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.message_record import DedupSection, MessageRecord
+from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import DedupSection, RedisRecord
-from celery_dq.transport.redis.store.replies import OutgoingRecord
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.dedup.hammer_judge import Event, Verdict, judge
 
@@ -103,7 +103,7 @@ def _push(hand: Hand, plan: Plan, name: str, amount: int) -> None:
         key = f"k{min(int(abs(chance.gauss(0, plan.keys / 3))), plan.keys - 1)}"
         call = f"{name}.{number}"
         section = DedupSection(key, timeout_us=plan.timeout_us, replace=chance.random() < 0.05)
-        record = RedisRecord("", "refresh", 0, 0, 0, b"{}", "[]", section.pack()).pack()
+        record = MessageRecord("", "refresh", 0, 0, 0, b"{}", "[]", section.pack()).pack()
         made = hand.now()
         (pushed,) = hand.partition.push([OutgoingRecord(0, call, record)]).run(hand.client)
         hand.record(pushed.status, key, call, covering=pushed.covering, replaced=pushed.replaced, made=made)
@@ -150,7 +150,7 @@ def _work(hand: Hand, plan: Plan, name: str, thread: int) -> None:
             time.sleep(0.002)  # the pace of an idle worker
             continue
         (entry,) = claimed.entries
-        key = DedupSection.unpack(RedisRecord.unpack(entry.record).dedup).key
+        key = DedupSection.unpack(MessageRecord.unpack(entry.record).dedup).key
         if entry.reason:
             hand.partition.ack(name, finish=[entry.tag]).run(hand.client)
             continue

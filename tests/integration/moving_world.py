@@ -17,10 +17,10 @@ import redis
 
 from celery_dq.app.api import broker, map_change, tenant_moves, tenant_settings
 from celery_dq.app.api.broker import partitions_of, stored_maps
+from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
-from celery_dq.transport.redis.store.record import RedisRecord
 from celery_dq.transport.redis.store.script_calls import ScriptCall
 from tests.broker.kombu_client import KombuClient
 
@@ -97,7 +97,7 @@ class MovingWorld:
             for partition in self.random.sample(partitions, len(partitions)):
                 want = self.random.randint(1, 3)
                 for entry in partition.claim("w", lease_ms=600_000, want=want).run(client).entries:
-                    tenant, task_id = RedisRecord.unpack(entry.record).tenant, task_id_of(entry.id)
+                    tenant, task_id = MessageRecord.unpack(entry.record).tenant, task_id_of(entry.id)
                     if entry.reason:
                         assert task_id in self.asked
                         self.discarded.add(task_id)

@@ -18,10 +18,10 @@ def claim(app: Any, want: int = 1, queue: str = "push") -> list[Any]:
         return list(claimed.entries)
 
 
-def dead_letter(app: Any, merchant: str = "a", **options: Any) -> str:
+def dead_letter(app: Any, merchant: str = "a", *, reason: str = "rejected", **options: Any) -> str:
     """Publish a message and dead-letter it; return its id."""
     task_id = str(app.tasks["notify"].apply_async(**{"args": (merchant, 0), **options}).id)
     (entry,) = claim(app)
     with app.dq._broker.open_home("push") as (partition, client):
-        partition.dead_letter("worker:1", entry.tag, reason="rejected", worker="worker:1").run(client)
+        partition.dead_letter("worker:1", entry.tag, reason=reason, worker="worker:1").run(client)
     return task_id

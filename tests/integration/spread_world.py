@@ -7,9 +7,9 @@ from typing import Any
 
 from celery_dq import TenantMoving
 from celery_dq.protocols import DEDUP_PROPERTY
+from celery_dq.transport.message_record import DedupSection, dedup_key_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import DedupSection, dedup_key_of
 from tests.integration.moving_world import TENANTS, MovingWorld
 
 #: Tenants that are spread now and then.

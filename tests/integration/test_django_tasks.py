@@ -143,6 +143,21 @@ def test_a_call_with_wrong_arguments_or_a_wrong_queue_is_refused(script: Script)
     assert found[1] == 0
 
 
+def test_a_task_is_registered_once_however_often_it_is_called(script: Script) -> None:
+    before, after = script(
+        "import warnings\n"
+        "from celery import _state\n"
+        "warnings.simplefilter('error')\n"
+        "app.finalize()\n"
+        "before = len(_state._on_app_finalizers)\n"
+        "for amount in range(3):\n"
+        "    pay.enqueue('acme', amount=amount)\n"
+        "    pay.using(priority=amount, queue_name='reports').enqueue('acme')\n"
+        "print(json.dumps([before, len(_state._on_app_finalizers)]))"
+    )
+    assert before == after
+
+
 @pytest.mark.parametrize(("priority", "ours"), [(-100, 0), (-1, 4), (0, 4), (1, 5), (50, 7), (100, 9)])
 def test_priorities_keep_their_order(priority: int, ours: int) -> None:
     assert celery_priority(priority) == ours

@@ -132,3 +132,16 @@ def test_arguments_of_a_call_behind_a_dedup_lock_are_changed(run: Run, shop: Any
     behind = task.apply_async(("a",), dedup={"key": "k"})
     assert json.loads(run("edit", str(behind.id), "--args", '["b"]', "--json")) == {"push": "blocked"}
     assert shop.dq.find(str(behind.id))[0].args == "('b',)"
+
+
+def test_an_edit_does_not_show_arguments_that_their_caller_hides(run: Run, shop: Any) -> None:
+    (task_id,) = send(shop, "card 4111", argsrepr="(hidden)", kwargsrepr="{hidden}")
+    (plain,) = send(shop, "b")
+    queue = shop.dq.queues["push"]
+    run("edit", task_id, "--kwargs", '{"note": "x"}')
+    assert (queue.find(task_id).args, queue.find(task_id).kwargs) == ("(hidden)", "(edited)")
+    run("edit", task_id, "--args", '["card 4222"]')
+    assert queue.find(task_id).args == "(edited)"
+    run("edit", plain, "--args", json.dumps(["b" * 100_000]))
+    assert 1000 < len(queue.find(plain).args) < 1100
+    assert queue.find(plain).kwargs == "{}"

@@ -173,6 +173,22 @@ def test_the_doctor_names_a_tenant_that_waits_for_its_running_tasks(heavy: Any, 
     assert len(claim_everywhere(heavy)) == 12
 
 
+def test_a_quota_that_is_to_be_removed_is_of_one_partition_until_then(heavy: Any, queue: Any) -> None:
+    heavy.dq.quotas.set("push", A, concurrency=12)
+    claimed = claim_everywhere(heavy)
+    with pytest.raises(TenantMoving):
+        heavy.dq.quotas.remove("push", A, timeout=0)
+    assert heavy.dq.quotas.get("push", A) == Quota(concurrency=12)
+    with pytest.raises(TenantMoving):
+        heavy.dq.quotas.set("push", A, concurrency=3, timeout=0)
+    with opened(heavy) as (partitions, client):
+        limits = [int(each.explain_tenant(A).run(client)["concurrency"]) for each in partitions]
+    assert sorted(limits) == [0, 1, 1, 1]
+    finish(heavy, claimed)
+    assert run_cli(heavy, "partitions", "push", "--set", "4").exit_code == 0
+    assert heavy.dq.quotas.list("push") == {A: Quota(concurrency=3)}
+
+
 def test_a_spread_that_cannot_be_is_refused(heavy: Any, queue: Any) -> None:
     quotas = heavy.dq.quotas
     with pytest.raises(

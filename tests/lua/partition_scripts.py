@@ -9,9 +9,9 @@ from typing import Any
 from celery_dq.inspector.claim_rates import RunningEntry
 from celery_dq.inspector.waiting import waiting_of
 from celery_dq.keys import PartitionKeys
+from celery_dq.transport.message_record import DedupSection
+from celery_dq.transport.partition_replies import ClaimReply, DeliveryTag, OutgoingRecord, PushReply
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import DedupSection
-from celery_dq.transport.redis.store.replies import ClaimReply, DeliveryTag, OutgoingRecord, PushReply
 from celery_dq.transport.redis.store.rounds import run_one
 from celery_dq.transport.redis.store.script_calls import load_scripts
 

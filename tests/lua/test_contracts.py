@@ -11,6 +11,7 @@ import pytest
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.scripts.loader import Script, derived_by
+from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.move_calls import (
     Outbox,
     departed,
@@ -22,7 +23,6 @@ from celery_dq.transport.redis.store.move_calls import (
 )
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.replies import OutgoingRecord
 from celery_dq.transport.redis.store.script_calls import ScriptCall, load_scripts
 
 SCRIPTS = load_scripts()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_dq.transport.redis.store.replies import OutgoingRecord
+from celery_dq.transport.partition_replies import OutgoingRecord
 from tests.lua.partition_scripts import PartitionScripts, make_keyed_record, make_record, tags_of
 
 BATCH = 32

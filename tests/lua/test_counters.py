@@ -17,8 +17,8 @@ from celery_dq.inspector.queue_counters import (
     oldest_waiting_s,
 )
 from celery_dq.inspector.queues import queue_snapshot
+from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.replies import OutgoingRecord
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.lua.partition_scripts import PartitionScripts, make_keyed_record, make_record, tags_of
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import redis
 
+from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.move_calls import set_map
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.replies import OutgoingRecord
 from tests.lua.partition_scripts import PartitionScripts, make_quota, make_record, tags_of
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.store.replies import DeliveryTag
+from celery_dq.transport.partition_replies import DeliveryTag
 from tests.lua.partition_scripts import PartitionScripts, tags_of
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.message_record import MessageRecord
 from tests.lua.partition_scripts import PartitionScripts
 
 HOUR_US = 3_600_000_000
@@ -17,8 +17,8 @@ def edit(scripts: PartitionScripts, task_id: str, **changes: Any) -> str:
     return scripts.partition.edit(task_id, **changes).run(scripts.client)
 
 
-def record(scripts: PartitionScripts, task_id: str) -> RedisRecord:
-    return RedisRecord.unpack(scripts.client.hget(scripts.keys.messages, task_id))
+def record(scripts: PartitionScripts, task_id: str) -> MessageRecord:
+    return MessageRecord.unpack(scripts.client.hget(scripts.keys.messages, task_id))
 
 
 def test_a_waiting_message_is_delayed_and_its_tenant_leaves_the_line(scripts: PartitionScripts) -> None:

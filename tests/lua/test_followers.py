@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.store.record import DedupSection
-from celery_dq.transport.redis.store.replies import OutgoingRecord, PushReply
+from celery_dq.transport.message_record import DedupSection
+from celery_dq.transport.partition_replies import OutgoingRecord, PushReply
 from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, make_keyed_record, make_record, tags_of
 
 #: So many may follow one message.

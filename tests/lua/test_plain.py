@@ -11,8 +11,8 @@ import pytest
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.scripts.loader import Script, ScriptSet
+from celery_dq.transport.partition_replies import DeliveryTag, OutgoingRecord
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.replies import DeliveryTag, OutgoingRecord
 from celery_dq.transport.redis.store.script_calls import ScriptCall, load_scripts
 from tests.lua.partition_scripts import PartitionScripts, make_keyed_record, make_quota, make_record, tags_of
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 from redis.exceptions import ResponseError
 
-from celery_dq.transport.redis.store.record import RedisRecord
-from celery_dq.transport.redis.store.replies import OutgoingRecord, PushReply
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import OutgoingRecord, PushReply
 from tests.lua.partition_scripts import PartitionScripts, make_record
 
 
@@ -168,7 +168,7 @@ def test_a_countdown_is_due_by_the_clock_of_redis(scripts: PartitionScripts, ahe
     push.run(scripts.client)
     due_us = scripts.client.zscore(scripts.keys.delayed, "a")
     assert now_us + 60_000_000 <= due_us <= scripts.now_us() + 60_000_000
-    stored = RedisRecord.unpack(scripts.client.hget(scripts.keys.messages, "a"))
+    stored = MessageRecord.unpack(scripts.client.hget(scripts.keys.messages, "a"))
     assert (stored.counted, stored.due_us) == (False, due_us)
     assert (stored.tenant, stored.priority, stored.body) == ("t", 3, b"[]")
 

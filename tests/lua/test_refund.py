@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from celery_dq.transport.redis.store.replies import ClaimedEntry, OutgoingRecord
+from celery_dq.transport.partition_replies import ClaimedEntry, OutgoingRecord
 from tests.lua.partition_scripts import PartitionScripts, make_record, tags_of
 
 #: So many that a round is long, and that others are both before and behind any tenant.

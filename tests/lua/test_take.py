@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from celery_dq.transport.redis.store.replies import ClaimedEntry
+from celery_dq.transport.partition_replies import ClaimedEntry
 from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, make_record, tags_of
 
 

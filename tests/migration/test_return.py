@@ -233,3 +233,31 @@ def test_the_end_of_a_migration_leaves_another_one_its_batch(shop: Any) -> None:
         assert one.finish(batch) == 2
         one.end()
         assert client.zcard(partitions[0].keys.leases) == 0
+
+
+def test_an_interrupted_migration_there_is_completed_before_the_way_back(
+    shop: Any, stock: Any, redis_url: str, migrate: Migrate, migrate_back: Return
+) -> None:
+    ids = send(stock, "a", "b")
+    with shop.dq.migration(redis_url) as migration:
+        migration.survey(read=False)
+        migration._send_staged = lambda *_: None  # the process is killed here
+        migration.run()
+    assert "2 messages of queue 'push'" in migrate_back(status=1)
+    assert migrate()["migrated"] == 2
+    assert migrate_back()["migrated"] == 2
+    assert {*ids_of(receive_all(stock))} == {*ids}
+
+
+def test_an_interrupted_migration_back_is_completed_before_the_way_there(
+    shop: Any, stock: Any, redis_url: str, migrate: Migrate, migrate_back: Return
+) -> None:
+    ids = send(shop, "a", "b")
+    with shop.dq.migration(shop.conf.broker_url, redis_url, MigrationOptions(priorities="same")) as migration:
+        migration._stock.receive = lambda *_: 1 / 0  # the process is killed here
+        with pytest.raises(ZeroDivisionError):
+            migration.run()
+    assert "2 messages of queue 'push'" in migrate(status=1)
+    assert migrate_back()["migrated"] == 2
+    assert migrate()["migrated"] == 2
+    assert {each.id for each in shop.dq.queues["push"].peek()} == {*ids}

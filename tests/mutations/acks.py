@@ -16,7 +16,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "heartbeat",
         "a finish in place of a settle waits for a claim as any other finish",
-        "transport/redis/in_flight/in_flight_message.py",
+        "transport/in_flight/in_flight_message.py",
         "if held.settle_by or not held.done",
         "if not held.done",
         ("tests/broker/test_acks.py",),
@@ -24,7 +24,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "heartbeat",
         "the finish of a message that was not settled in time is sent at once",
-        "transport/redis/in_flight/in_flight_message.py",
+        "transport/in_flight/in_flight_message.py",
         "if held.settle_by or not held.done",
         "if True",
         ("tests/broker/test_acks.py",),
@@ -136,7 +136,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "recovery",
         "acks whose answer is lost wait for the heartbeat",
-        "transport/redis/in_flight/in_flight_messages.py",
+        "transport/in_flight/in_flight_messages.py",
         "        box.dead_letters.extendleft(reversed(list(letters)))\n"
         "        self._with_acks[partition] = None\n",
         "        box.dead_letters.extendleft(reversed(list(letters)))\n",
@@ -161,7 +161,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "custody",
         "a message on its way to the pending acks keeps no lease",
-        "transport/redis/in_flight/in_flight_messages.py",
+        "transport/in_flight/in_flight_messages.py",
         "self.count_of(partition) or box.moves or box",
         "self.count_of(partition) or box",
         ("tests/unit/test_in_flight_messages.py",),
@@ -169,7 +169,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "custody",
         "a message that becomes a pending ack between two looks keeps no lease",
-        "transport/redis/in_flight/in_flight_messages.py",
+        "transport/in_flight/in_flight_messages.py",
         "self.count_of(partition) or box.moves or box",
         "box or box.moves or self.count_of(partition)",
         ("tests/unit/test_in_flight_messages.py",),
@@ -177,7 +177,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "singleton",
         "acks that the heartbeat has sent are not confirmed",
-        "transport/redis/in_flight/ack_calls.py",
+        "transport/in_flight/send_acks.py",
         "            in_flight.confirm((*settles, *finishes))\n",
         "",
         ("tests/broker/test_acks.py", "-k", "the_heartbeat_sends"),

@@ -81,4 +81,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "self._partition.resign(self._consumer)",
         (RETURN, "-k", "leaves_another"),
     ),
+    Mutation(
+        "custody",
+        "messages of an interrupted migration are forgotten by the one back",
+        "app/api/return_migration.py",
+        "            if staged:",
+        "            if False:",
+        ("tests/migration/test_return.py", "-k", "before_the_way_back"),
+    ),
+    Mutation(
+        "custody",
+        "messages of an interrupted migration back are forgotten by the one there",
+        "app/api/migration.py",
+        "            if held:",
+        "            if False:",
+        ("tests/migration/test_return.py", "-k", "before_the_way_there"),
+    ),
 )

@@ -222,6 +222,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "shared",
+        "an edit shows arguments that their caller hides",
+        "app/api/task_body.py",
+        "text is None or text == saferepr(before, REPR_SIZE)",
+        "True",
+        ("tests/integration/test_edits.py", "-k", "caller_hides"),
+    ),
+    Mutation(
+        "shared",
+        "a confirmed edit undoes a later edit of other arguments",
+        "contrib/django/dashboard/message_edits.py",
+        '("queue", "id", *changes)',
+        '("queue", "id", *ARGUMENTS)',
+        ("tests/dashboard/test_edits.py", "-k", "confirmed_edit"),
+    ),
+    Mutation(
+        "shared",
         "an edited dead letter keeps its ETA",
         "app/api/redis_dead_letters.py",
         "due_us=due_us, counted=False",
@@ -379,5 +395,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "len(key) == 1 or key.encode() in _NAMED",
         "True",
         ("tests/integration/test_top.py", "-k", "together"),
+    ),
+    Mutation(
+        "shared",
+        "a tracer that fails stops the messages",
+        "tracing/spans.py",
+        "    except Exception as exc:",
+        "    except LookupError as exc:",
+        ("tests/producer/test_traced_sender.py", "-k", "tracer_fails"),
     ),
 )

@@ -101,7 +101,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "recovery",
         "a publisher names the resource that its task gets",
-        "transport/redis/in_flight/message.py",
+        "transport/in_flight/message.py",
         "        self.headers.pop(RESOURCE_HEADER, None)\n        if entry.resource:",
         "        if entry.resource and RESOURCE_HEADER not in self.headers:",
         ("tests/broker/test_resources.py", "-k", "retry"),

@@ -6,6 +6,7 @@ from tests.mutations.mutation import Mutation
 
 NAMES = "tests/unit/test_private_names.py"
 WAKER = "tests/unit/test_waker.py"
+WAKE_FLAG = "tests/unit/test_wake_flag.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -87,5 +88,21 @@ MUTATIONS: tuple[Mutation, ...] = (
         "self._values.pop(inherited, None)",
         "pass",
         ("tests/unit/test_per_process.py",),
+    ),
+    Mutation(
+        "shared",
+        "a flag that is set twice raises",
+        "wake_flag.py",
+        "contextlib.suppress(RuntimeError)",
+        "contextlib.suppress(KeyError)",
+        (WAKE_FLAG, "-k", "set_twice"),
+    ),
+    Mutation(
+        "shared",
+        "a fetcher on ZooKeeper waits for the signal handler that interrupts its wake-up",
+        "transport/zookeeper/fetcher.py",
+        "self._waker = WakeFlag()",
+        'self._waker = __import__("threading").Event()',
+        ("tests/zookeeper_transport/test_signals.py",),
     ),
 )

@@ -92,6 +92,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "shared",
+        "a quota that is to be removed keeps its spread until then",
+        "app/api/quotas.py",
+        "replace(stored_quota(opened.of(tenant)[0], client, tenant), spread=1) if",
+        "stored_quota(opened.of(tenant)[0], client, tenant) if",
+        (*_OPERATIONS, "-k", "to_be_removed"),
+    ),
+    Mutation(
+        "shared",
         "messages that come from another queue go to the first share",
         "app/api/move.py",
         "place = first.homes.route(first.keys.queue, record, task_id)",

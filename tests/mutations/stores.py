@@ -56,4 +56,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         'connection.get_transport_cls(), "no such name", False',
         (BROKER, "-k", "unknown_task"),
     ),
+    Mutation(
+        "stores",
+        "a transaction whose commit fails keeps the file locked",
+        "testing/sqlite_client.py",
+        "if self._connection.in_transaction:",
+        "if False:",
+        ("tests/unit/test_sqlite_client.py", "-k", "committed"),
+    ),
+    Mutation(
+        "stores",
+        "a full disk is reported as a rollback that failed",
+        "testing/sqlite_client.py",
+        "if self._connection.in_transaction:",
+        "if True:",
+        ("tests/unit/test_sqlite_client.py", "-k", "full"),
+    ),
 )

@@ -8,7 +8,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "custody",
         "releases that got no answer are forgotten",
-        "transport/redis/in_flight/in_flight_messages.py",
+        "transport/in_flight/in_flight_messages.py",
         "        box.releases.extendleft(reversed(list(releases)))\n",
         "",
         (
@@ -95,7 +95,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "heartbeat",
         "the last claim under a lost lease counts as ours",
-        "transport/redis/in_flight/in_flight_messages.py",
+        "transport/in_flight/in_flight_messages.py",
         "if int(claim) <= self._void_up_to.get(partition, -1):",
         "if int(claim) < self._void_up_to.get(partition, -1):",
         ("tests/broker/test_void_claims.py",),
@@ -123,7 +123,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "rate",
         "a task that has started is released with its token",
-        "transport/redis/qos.py",
+        "transport/in_flight/qos.py",
         '"requeue" if message.started else "unstarted"',
         '"unstarted"',
         (
@@ -263,7 +263,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "poison",
         "a delivery that has lost its pool process does not count",
-        "transport/redis/qos.py",
+        "transport/in_flight/qos.py",
         '"crashed" if message.crashed else "requeue"',
         '"requeue"',
         (
@@ -311,7 +311,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "eta",
         "an ETA without a zone is local time",
-        "transport/redis/store/message_times.py",
+        "transport/message_times.py",
         "value = value.replace(tzinfo=timezone.utc)",
         "value = value.astimezone()",
         (
@@ -355,7 +355,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "custody",
         "a heartbeat whose report got no answer forgets the report",
-        "transport/redis/in_flight/ack_calls.py",
+        "transport/in_flight/send_acks.py",
         "        in_flight.restore_acks(name, settles, finishes, releases, letters)\n        raise",
         "        raise",
         ("tests/broker/test_lost_requests.py", "tests/broker/test_lost_answers.py"),
@@ -363,7 +363,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "heartbeat",
         "the older one of two renewals decides until when a lease is trusted",
-        "transport/redis/in_flight/in_flight_messages.py",
+        "transport/in_flight/in_flight_messages.py",
         'if sent_at > self._renewed.get(partition, float("-inf")):',
         "if True:",
         ("tests/broker/test_void_claims.py", "-k", "sent_last"),
@@ -371,7 +371,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "heartbeat",
         "what plain kombu's consumer holds is dropped when the lease is lost",
-        "transport/redis/in_flight/in_flight_messages.py",
+        "transport/in_flight/in_flight_messages.py",
         "and not (held.settled or held.delivered)",
         "and not held.settled",
         ("tests/broker/test_void_claims.py", "-k", "plain_kombu"),

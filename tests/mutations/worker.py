@@ -10,7 +10,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "concurrency",
         "an early ack frees the slot of its tenant",
-        "transport/redis/in_flight/message.py",
+        "transport/in_flight/message.py",
         "        self.settles = True\n",
         "",
         (LIVES + "::test_an_early_ack_keeps_the_slot_until_the_body_ends",),

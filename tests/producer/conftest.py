@@ -17,7 +17,7 @@ from celery_dq.app.publishing.results import result_of
 from celery_dq.app.publishing.template_stage import TemplateStage
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport import envelope
-from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.message_record import MessageRecord
 from tests.apps import DQCelery
 from tests.producer.producer_harness import ProducerHarness
 
@@ -48,10 +48,10 @@ class Stored:
     def count(self, queue: str) -> int:
         return int(self.client.hlen(PartitionKeys("online", queue).messages))
 
-    def record(self, queue: str, task_id: str) -> RedisRecord:
+    def record(self, queue: str, task_id: str) -> MessageRecord:
         raw = self.client.hget(PartitionKeys("online", queue).messages, task_id)
         assert raw is not None, f"{task_id} is not in {queue}: {self.ids(queue)}"
-        return RedisRecord.unpack(raw)
+        return MessageRecord.unpack(raw)
 
     def message(self, queue: str, task_id: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
         """Return headers, properties and parsed body."""

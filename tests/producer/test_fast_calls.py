@@ -5,11 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from enum import IntEnum
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery, signals
 from celery.app.task import Task
+from celery.result import EagerResult
 from celery.utils.saferepr import saferepr
 from hypothesis import example, given, settings, strategies as st
 from kombu import Exchange, Queue
@@ -366,6 +368,52 @@ def test_a_quick_task_still_checks_its_arguments_and_heeds_changes(
     assert app.dq.buffer.flush(30) == 0
     assert stored.count("celery") == 8
     assert stored.record("celery", "mine").task == "job"
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_quick_task_heeds_whether_its_result_is_ignored_now(
+    make_app: MakeApp, stored: Stored, buffered: bool
+) -> None:
+    app = make_app(dq_buffer=buffered)
+    task: Any = app.task(name="plain", shared=False, ignore_result=True)(work)
+    for _ in range(2):
+        task.delay(1)
+    assert isinstance(task.apply_async, TaskApplyAsync)
+    task.ignore_result = False
+    kept = task.delay(1)
+    assert app.dq.buffer.flush(30) == 0
+    assert (kept.ignored, stored.message("celery", kept.id)[0]["ignore_result"]) == (False, False)
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_quick_task_heeds_a_changed_default_queue(
+    make_app: MakeApp, stored: Stored, buffered: bool
+) -> None:
+    app = make_app(dq_buffer=buffered)
+    task: Any = app.task(name="plain", shared=False)(work)
+    for _ in range(2):
+        task.delay(1)
+    app.conf.task_default_queue = "other"
+    task.delay(1)
+    app.send_task("plain", (1,))
+    assert app.dq.buffer.flush(30) == 0
+    assert (stored.count("celery"), stored.count("other")) == (2, 2)
+
+
+def test_a_quick_task_heeds_a_changed_settings_object(dq_url: str) -> None:
+    # Django's `override_settings` changes the object that Celery reads.
+    settings = SimpleNamespace(CELERY_BROKER_URL=dq_url)
+    with Celery("eager", set_as_current=False) as app:
+        celery_dq.setup(app)
+        app.config_from_object(settings, namespace="CELERY")
+        task: Any = app.task(name="plain", shared=False)(work)
+        for _ in range(2):
+            task.delay(1)
+        assert isinstance(task.apply_async, TaskApplyAsync)
+        settings.CELERY_TASK_ALWAYS_EAGER = True
+        assert isinstance(task.delay(1), EagerResult)
+        settings.CELERY_TASK_ALWAYS_EAGER = False
+        assert not isinstance(task.delay(1), EagerResult)
 
 
 def test_a_queue_may_be_called_like_an_option(make_app: MakeApp) -> None:

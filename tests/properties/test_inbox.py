@@ -9,10 +9,10 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from celery_dq.transport import envelope
+from celery_dq.transport.in_flight.message import Message
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.redis.consuming.inbox import Inbox
-from celery_dq.transport.redis.in_flight.message import Message
-from celery_dq.transport.redis.store.record import RedisRecord
-from celery_dq.transport.redis.store.replies import ClaimedEntry
 
 QUEUES = st.sampled_from(["mail", "bills"])
 TENANTS = st.sampled_from(["", "a", "b", "c"])
@@ -21,7 +21,7 @@ DISCARDS = "discards"
 
 
 def message(number: int, queue: str, tenant: str, reason: str = "") -> Message:
-    record = RedisRecord(tenant, "", 0, 0, 0, envelope.pack({}, {}, None, None), b"")
+    record = MessageRecord(tenant, "", 0, 0, 0, envelope.pack({}, {}, None, None), b"")
     made = Message(record, ClaimedEntry(str(number), "1", 0, reason, b""), f"1/{number}", queue, None)
     # Each tenant lives in a partition of its own, and the discards in another one.
     made.prefix = DISCARDS if reason else tenant

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from celery_dq.inspector.claim_rates import RunningEntry
 from celery_dq.testing.servers import RedisServer
-from celery_dq.transport.redis.store.replies import DeliveryTag, OutgoingRecord
+from celery_dq.transport.partition_replies import DeliveryTag, OutgoingRecord
 from tests.lua.partition_scripts import PLACES, PartitionScripts, make_keyed_record, make_quota, make_record
 
 TENANTS = ("", "a", "b", "c", "d")

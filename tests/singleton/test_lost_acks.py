@@ -18,8 +18,8 @@ from celery_dq.options.resolve import resolve
 from celery_dq.protocols import TermPermit
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.in_flight.in_flight_message import InFlightMessage
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.in_flight.in_flight_message import InFlightMessage
+from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.wiring import register_transports
 from tests.broker.proxy import Proxy as CuttingProxy
 from tests.chaos.proxy import Proxy

@@ -11,14 +11,14 @@ import redis
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.envelope import pack
+from celery_dq.transport.in_flight.message import Message
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDelivery
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.message import Message
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.record import RedisRecord
-from celery_dq.transport.redis.store.replies import ClaimedEntry
 from tests.lua.partition_scripts import PartitionScripts
 from tests.singleton.test_lost_acks import FirmTerm
 
@@ -55,7 +55,7 @@ class Channel:
         self.delivery.add(Queue(QUEUE, scripts.partition))
 
     def _claimed(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
-        record = RedisRecord.unpack(entry.record)._replace(envelope=ENVELOPE)
+        record = MessageRecord.unpack(entry.record)._replace(envelope=ENVELOPE)
         self.delivery.add_message(Message(record, entry, tag, source.queue.name, self))
 
     @property

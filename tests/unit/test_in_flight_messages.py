@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from celery_dq.clock import SystemClock
-from celery_dq.transport.redis.in_flight import in_flight_messages
+from celery_dq.transport.in_flight import in_flight_messages
+from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
 
 ENDS: dict[str, Callable[[InFlightMessages, str], None]] = {
     "finish": lambda ledger, tag: ledger.finish(tag),

@@ -16,9 +16,9 @@ from kombu.message import Message as KombuMessage
 from kombu.utils import json as kombu_json
 
 from celery_dq.transport import envelope
-from celery_dq.transport.redis.in_flight.message import JSON, Message
-from celery_dq.transport.redis.store.record import RedisRecord
-from celery_dq.transport.redis.store.replies import ClaimedEntry
+from celery_dq.transport.in_flight.message import JSON, Message
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import ClaimedEntry
 
 VALUES = {
     "plain": [[42, "order", 1.5], {"merchant": "bakery"}, {"callbacks": None, "chain": None}],
@@ -71,7 +71,7 @@ def received(
 ) -> Message:
     """Return the message that a consumer gets with this body."""
     packed = envelope.pack(headers or {}, {}, content_type, encoding)
-    record = RedisRecord.unpack(RedisRecord("", "shop.order", 0, 0, 0, packed, body).pack())
+    record = MessageRecord.unpack(MessageRecord("", "shop.order", 0, 0, 0, packed, body).pack())
     return Message(record, ClaimedEntry("id", "1", 0, "", record.pack()), "1/id", "push", None)
 
 

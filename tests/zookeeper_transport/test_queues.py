@@ -94,7 +94,7 @@ def test_no_later_message_is_taken_while_one_is_requeued(
         add_outcome(verb, tag)
         # The fetcher rests before the message makes room.
         wait_until(lambda: not in_flight.has_returning)
-        wait_until(lambda: fetcher._idle and not fetcher._waker.is_set())
+        wait_until(lambda: fetcher._idle and not fetcher._waker.is_set)
 
     monkeypatch.setattr(in_flight, "add_outcome", add_between_rounds)
     room.received.pop().requeue()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -19,17 +20,21 @@ from typing import Any
 
 import redis
 
-from celery_dq.errors import DQError
+from celery_dq.errors import DQError, InvalidRequest
 from celery_dq.inspector.redis_values import CHUNK, Client, check_count, check_text, text
 from celery_dq.keys import audit_stream
 from celery_dq.options import Options
 
-__all__ = ["MAX_ENTRIES", "AuditEntry", "AuditTrail", "AuditedChange"]
+__all__ = ["MAX_ENTRIES", "AuditEntry", "AuditTrail", "AuditedChange", "check_entry_id"]
 
 logger = logging.getLogger(__name__)
 
 #: Entries that the stream keeps, about: Redis removes the oldest ones in blocks. They take some 2 MB.
 MAX_ENTRIES = 10_000
+#: End of the details of an entry whose change may have further steps.
+UNFINISHED = "unfinished"
+#: The id of an entry, within the numbers that Redis accepts.
+_ENTRY_ID = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
 #: The fields of an entry that hold texts.
 _TEXTS = ("by", "door", "action", "queue", "tenant", "details")
 
@@ -55,7 +60,8 @@ class AuditEntry:
         tenant: Tenant; "" when the change was not for one tenant.
         details: The new quota, the end of a pause, the task id or task name, the destination, a filter of
             dead letters, up to three tenants whose quotas were made. "interrupted; at least 3" at its end
-            means that more than `count` may be changed, because a reply was lost.
+            means that more than `count` may be changed, because a reply was lost. "unfinished" at its end
+            means that a replay by steps goes on, or was stopped.
         count: Number of messages, or other things, that were changed.
     """
 
@@ -76,10 +82,14 @@ class AuditedChange:
     Attributes:
         count: Number of messages, or other things, that were changed so far.
         details: See :class:`AuditEntry`.
+        is_unfinished: Whether further steps may follow.
+        entry_id: Id of its entry, once that is written, or of the entry of the steps before.
     """
 
     count: int = 0
     details: str = ""
+    is_unfinished: bool = False
+    entry_id: str = ""
 
 
 class AuditTrail:
@@ -159,15 +169,25 @@ class AuditTrail:
 
     @contextmanager
     def change(
-        self, client: Client, action: str, queue: str, *, tenant: str | None = None, details: str = ""
+        self,
+        client: Client,
+        action: str,
+        queue: str,
+        *,
+        tenant: str | None = None,
+        details: str = "",
+        continues: str = "",
     ) -> Iterator[AuditedChange]:
         """Write an entry at the end of the block if it has changed anything, or may have.
 
         A block that ends by an error other than a refusal may have changed more than it has counted: the
         reply to its last request is lost. A failed write is a warning in the log, because the change itself
         is done by then.
+
+        The entry of a further step replaces the one that it `continues`, and has the sum of their counts. An
+        entry of another user or another change is never replaced.
         """
-        change = AuditedChange(details=details)
+        change = AuditedChange(details=details, entry_id=continues)
         is_known = False
         try:
             yield change
@@ -176,42 +196,73 @@ class AuditTrail:
             is_known = isinstance(exc, _REFUSALS) and not isinstance(exc, ConnectionError)
             raise
         finally:
-            if not is_known:
-                doubt = f"interrupted; at least {change.count}"
-                change.details = f"{change.details}; {doubt}" if change.details else doubt
-            if change.count or not is_known:
-                self._write(client, action, queue, tenant or "", change)
+            is_end = bool(continues) and not change.is_unfinished
+            if change.count or is_end or not is_known:
+                self._write(client, action, queue, tenant or "", change, is_known=is_known)
 
     @property
     def _key(self) -> str:
         options = self._options()
         return audit_stream(options.environment, options.key_prefix)
 
-    def _write(self, client: Client, action: str, queue: str, tenant: str, change: AuditedChange) -> None:
+    def _write(
+        self, client: Client, action: str, queue: str, tenant: str, change: AuditedChange, *, is_known: bool
+    ) -> None:
         door, _, reason = self._door.get()
-        if reason:
-            change.details = f"{change.details}; reason: {reason}" if change.details else f"reason: {reason}"
-        fields = {
+        details = _joined(change.details, reason and f"reason: {reason}")
+        fields: dict[str, Any] = {
             "by": self.author,
             "door": door,
             "action": action,
             "queue": queue,
             "tenant": tenant,
-            "details": change.details,
-            "count": change.count,
         }
         try:
-            client.xadd(self._key, fields, maxlen=MAX_ENTRIES, approximate=True)
+            known = {**fields, "details": _joined(details, UNFINISHED)}
+            before = self._replaceable(client, change.entry_id, known)
+            if not change.count and before is None and is_known:
+                return
+            count = change.count + (before or 0)
+            end = UNFINISHED if change.is_unfinished else ""
+            if not is_known:
+                end = f"interrupted; at least {count}"
+            fields |= {"details": _joined(details, end), "count": count}
+            added = client.xadd(self._key, fields, maxlen=MAX_ENTRIES, approximate=True)
+            if before is not None:
+                client.xdel(self._key, change.entry_id)
+            change.entry_id = text(added)
         except (redis.RedisError, OSError) as exc:
             logger.warning(
                 "Change %s of queue %s by %s (%s) could not be written to the audit stream: %s",
                 action,
                 queue,
                 fields["by"],
-                change.details or f"{change.count} changed",
+                details or f"{change.count} changed",
                 exc,
                 extra={"event": "audit_not_written", "queue": queue, "action": action},
             )
+
+    def _replaceable(self, client: Client, entry_id: str, expected: dict[str, str]) -> int | None:
+        """Return the count of an unfinished entry; None if there is none, or if it tells another change."""
+        for _, fields in client.xrevrange(self._key, entry_id, entry_id) if entry_id else ():
+            known = {text(name): text(value) for name, value in fields.items()}
+            if expected.items() <= known.items():
+                return int(known["count"])
+        return None
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
+
+
+def check_entry_id(entry_id: str) -> None:
+    """Refuse a text that is neither "" nor the id of an entry.
+
+    Raises:
+        InvalidRequest: It is neither.
+    """
+    if entry_id and not _ENTRY_ID.fullmatch(entry_id):
+        raise InvalidRequest(f"continues = {entry_id[:40]!r} is no id of an audit entry: give `.entry_id`")
 
 
 def _entry(entry_id: str, fields: dict[bytes, bytes]) -> AuditEntry:

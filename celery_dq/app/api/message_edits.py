@@ -9,8 +9,8 @@ from celery_dq.app.api.task_body import shown_arguments, with_arguments
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.messages import find_located
 from celery_dq.inspector.redis_values import Client
+from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import RedisRecord
 from celery_dq.transport.redis.store.replies import Edited
 from celery_dq.transport.redis.store.script_batches import run_all
 
@@ -58,7 +58,7 @@ def editable_arguments(partitions: Sequence[Partition], client: Client, task_id:
     found = find_located(partitions, client, task_id)
     if not found or found[0].message.state not in CHANGED:
         return None
-    record = RedisRecord.unpack(found[0].record)
+    record = MessageRecord.unpack(found[0].record)
     return Arguments(*shown_arguments(record.envelope, record.body))
 
 
@@ -81,7 +81,7 @@ def edit_arguments(
         message, _, before = found[0]
         if message.state not in CHANGED:
             return "other"
-        record = RedisRecord.unpack(before)
+        record = MessageRecord.unpack(before)
         packed, body = with_arguments(record.envelope, record.body, changes, accept)
         after = record._replace(envelope=packed, body=body).pack()
         call = partitions[message.partition].edit_record(task_id, before, after)

@@ -17,10 +17,11 @@ from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.clock import SystemClock
 from celery_dq.errors import InvalidMessage, InvalidRequest
+from celery_dq.inspector.queues import queue_snapshot
 from celery_dq.migration.live_workers import live_workers
 from celery_dq.migration.stock_broker import StockBroker
 from celery_dq.migration.stock_message import StockReader, as_restored
-from celery_dq.transport.redis.store.publisher import StampedMessage, stamp
+from celery_dq.transport.stamped_message import StampedMessage, stamp
 
 __all__ = ["BrokerMigration", "not_migrated"]
 
@@ -69,8 +70,10 @@ class BrokerMigration:
             read: Also read every waiting message, to find those that are not understood.
 
         Raises:
-            InvalidRequest: An option names a queue that does not exist, or a choice is missing.
+            InvalidRequest: An option names a queue that does not exist, a choice is missing, or a migration
+                in the other direction was interrupted.
         """
+        self._refuse_interrupted_return()
         report, self._tags = MigrationReport(), {}
         for tag, value in self._stock.unacked_entries():
             self._classify_unacked(report, tag, value)
@@ -140,6 +143,19 @@ class BrokerMigration:
         control = str(conf.control_exchange)
         internal = (f"{control}.pidbox", f"reply.{control}.pidbox", str(conf.event_exchange))
         return {*self._app.amqp.queues, *self._stock.queue_names(internal)}
+
+    def _refuse_interrupted_return(self) -> None:
+        consumer = self._stock.known_consumer()
+        for queue in self._broker.queue_names() if consumer else ():
+            with self._broker.open(queue, self._connection) as opened:
+                found = queue_snapshot(opened.partitions, opened.client, ages=False)
+            held = sum(each.held for each in found.consumers if each.name.partition("@")[0] == consumer)
+            if held:
+                raise InvalidRequest(
+                    f"A migration back to {self._stock.connection.as_uri()} has taken {held:,} messages of "
+                    f"queue {queue!r} and was interrupted, or is under way: complete it by the same "
+                    "command first"
+                )
 
     def _is_wanted(self, queue: str) -> bool:
         return not self._options.queues or queue in self._options.queues

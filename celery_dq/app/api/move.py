@@ -14,12 +14,12 @@ from celery_dq.inspector.messages import find
 from celery_dq.inspector.redis_values import Client, text
 from celery_dq.inspector.tenants import tenant_snapshot
 from celery_dq.inspector.waiting import waiting_of
+from celery_dq.transport.message_record import as_moved
+from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import MOVING
-from celery_dq.transport.redis.store.record import as_moved
 from celery_dq.transport.redis.store.refusals import PartitionsChanging
-from celery_dq.transport.redis.store.replies import OutgoingRecord
 from celery_dq.transport.redis.store.rounds import run_one
 
 #: Lease of a chunk that is being moved, in milliseconds; after it the source gets the messages back.

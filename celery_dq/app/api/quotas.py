@@ -108,7 +108,7 @@ class QuotasApi:
     def remove(self, queue: str, tenant: str | int, *, timeout: float = 60.0) -> None:
         """Remove a tenant's own quota: the default holds for it again.
 
-        A spread tenant moves to one partition first.
+        A spread tenant moves to one partition first, and keeps its quota until it has arrived.
 
         Args:
             queue: The name of the queue.
@@ -330,8 +330,8 @@ class QuotasApi:
             begin_change(opened.partitions, client, before)
         # A tenant keeps its divided quota until the last of its shares is empty.
         is_kept = quota is None and tenant in opened.homes.spreads
-        if not is_kept:
-            opened.set_quota(tenant, quota, by=self._author)
+        kept = replace(stored_quota(opened.of(tenant)[0], client, tenant), spread=1) if is_kept else quota
+        opened.set_quota(tenant, kept, by=self._author)
         if tenant in opened.homes.spreads and opened.homes.moves(tenant):
             head_start_us = self._broker.options.queue(queue).head_start_us
             progress = complete_change(opened.partitions, client, head_start_us, timeout_s)

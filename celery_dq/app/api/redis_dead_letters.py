@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from celery_dq.app.api.audit import AuditedChange
+from celery_dq.app.api.audit import AuditedChange, check_entry_id
 from celery_dq.app.api.broker import BrokerAccess, OpenQueue
 from celery_dq.app.api.move import Mover
 from celery_dq.app.api.progress import OnProgress, ignore_progress, paced
@@ -39,9 +39,9 @@ from celery_dq.inspector.redis_values import (
     text,
 )
 from celery_dq.transport import envelope
+from celery_dq.transport.message_record import MessageRecord, placing_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
-from celery_dq.transport.redis.store.record import RedisRecord, placing_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 from celery_dq.transport.redis.store.script_batches import run_all, share
 from celery_dq.transport.tenant import check_priority, check_tenant
@@ -58,11 +58,13 @@ class ReplayedPart:
         sent: Number of messages that were sent again.
         looked_at: Number of dead letters that were compared with the filter.
         after: The cursor of the next step; "" after the last one.
+        entry_id: The audit entry of this and the former steps; "" while they have sent nothing.
     """
 
     sent: int
     looked_at: int
     after: str
+    entry_id: str = ""
 
 
 class DeadLetters:
@@ -140,6 +142,7 @@ class DeadLetters:
         rate: float | None = None,
         described: str = "",
         tenant: str | None = None,
+        continues: str = "",
     ) -> ReplayedPart:
         """Send some dead letters again, the oldest first, for a caller that goes on step by step.
 
@@ -153,11 +156,13 @@ class DeadLetters:
             rate: How many to send per second, at most; None: as fast as possible.
             described: The filter in words, for the audit stream.
             tenant: The tenant of all of them, for the audit stream.
+            continues: The audit entry of the former steps (``.entry_id``); the one of this step replaces it.
 
         Raises:
-            InvalidRequest: `after` is no cursor, or `limit` is out of range.
+            InvalidRequest: `after` is no cursor, `continues` no audit entry, or `limit` is out of range.
         """
         check_count("limit", limit)
+        check_entry_id(continues)
         place, looked_at = LetterCursor.read(after), 0
 
         def matching() -> Iterator[tuple[float, str]]:
@@ -176,16 +181,17 @@ class DeadLetters:
                 return ReplayedPart(0, 0, "")
             partition = opened.partitions[place.partition]
             found = dead_letters_from(partition, opened.client, place)
-            with self._change(opened, "dead_replayed", described, tenant) as change:
+            with self._change(opened, "dead_replayed", described, tenant, continues) as change:
                 for at_us, message_id in paced(matching(), rate):
                     if self._replay_readable(opened, partition, message_id):
                         change.count += 1
                     else:
                         place = place.past(at_us)
-            if looked_at == len(found) < CHUNK:
-                place = LetterCursor(place.partition + 1)
-            is_last = place.partition == len(opened.partitions)
-            return ReplayedPart(change.count, looked_at, "" if is_last else str(place))
+                if looked_at == len(found) < CHUNK:
+                    place = LetterCursor(place.partition + 1)
+                change.is_unfinished = place.partition < len(opened.partitions)
+            after = str(place) if change.is_unfinished else ""
+            return ReplayedPart(change.count, looked_at, after, change.entry_id)
 
     def show(self, message_id: str) -> DeadLetterContent | None:
         """Return a dead letter with its arguments, ETA, expiry and priority; None when there is none.
@@ -199,7 +205,7 @@ class DeadLetters:
             return None
         _, letter, raw = found
         try:
-            record = RedisRecord.unpack(raw)
+            record = MessageRecord.unpack(raw)
         except CorruptRecord:
             return DeadLetterContent(letter, 0, None, None, None, None)
         args, kwargs = shown_arguments(record.envelope, record.body)
@@ -232,7 +238,7 @@ class DeadLetters:
             if found is None:
                 return None
             partition, _, raw = found
-            record = edited(RedisRecord.unpack(raw), self._broker.accept_content, **changes).pack()
+            record = edited(MessageRecord.unpack(raw), self._broker.accept_content, **changes).pack()
             details = f"{message_id}: {', '.join(sorted(changes))}"
             with self._change(opened, "dead_edited", details) as change:
                 new_id = self._replayed(opened, partition, message_id, record)
@@ -272,10 +278,17 @@ class DeadLetters:
                         return change.count
 
     def _change(
-        self, opened: OpenQueue, action: str, details: str, tenant: str | None = None
+        self,
+        opened: OpenQueue,
+        action: str,
+        details: str,
+        tenant: str | None = None,
+        continues: str = "",
     ) -> AbstractContextManager[AuditedChange]:
         """Write a change to the audit stream at its end."""
-        return self._broker.audit.change(opened.client, action, self.name, tenant=tenant, details=details)
+        return self._broker.audit.change(
+            opened.client, action, self.name, tenant=tenant, details=details, continues=continues
+        )
 
     @staticmethod
     def _count(opened: OpenQueue, message_id: str | None) -> int:
@@ -342,7 +355,7 @@ def check_choice(message_id: str | None, wanted: DeadLetterFilter) -> None:
         raise InvalidRequest("replay: give either message_id or wanted=…, not both")
 
 
-def edited(record: RedisRecord, accept: Collection[str], **changes: Any) -> RedisRecord:
+def edited(record: MessageRecord, accept: Collection[str], **changes: Any) -> MessageRecord:
     """Return a record with other arguments, tenant, priority or ETA; `accept` as for :func:`read_body`."""
     if "tenant" in changes:
         record = record._replace(tenant=check_tenant(changes["tenant"]))

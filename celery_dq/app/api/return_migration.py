@@ -20,8 +20,8 @@ from celery_dq.inspector.redis_values import scan, text
 from celery_dq.migration.stock_broker import StockBroker
 from celery_dq.migration.stock_writer import as_stock_message
 from celery_dq.migration.tenant_source import LEASE_MS, Batch, TenantSource
+from celery_dq.transport.message_record import HEADER_SIZE
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import HEADER_SIZE
 
 __all__ = ["ReturnMigration"]
 
@@ -63,9 +63,19 @@ class ReturnMigration:
                 priorities every message is read, too.
 
         Raises:
-            InvalidRequest: An option names a queue that does not exist, a choice is missing, or the number of
-                partitions of a queue changes.
+            InvalidRequest: An option names a queue that does not exist, a choice is missing, the number of
+                partitions of a queue changes, or a migration in the other direction was interrupted.
         """
+        for queue, staged in self._stock.staged_counts().items():
+            if staged:
+                raise InvalidRequest(
+                    f"A migration from {self._stock.connection.as_uri()} has taken {staged:,} messages of "
+                    f"queue {queue!r} and was interrupted, or is under way: complete it by the same command "
+                    "before you migrate back"
+                )
+        return self._count_all(read=read)
+
+    def _count_all(self, *, read: bool) -> MigrationReport:
         consumer = self._stock.known_consumer()
         report = MigrationReport()
         for queue in self._names():
@@ -105,7 +115,7 @@ class ReturnMigration:
                 for partition in opened.partitions:
                     if not _leads(partition, opened):
                         self._drain(partition, opened.client, consumer, moved)
-        report = self.survey(read=False)
+        report = self._count_all(read=False)
         for counts in report.queues:
             rest = counts.waiting - counts.left
             if rest > 0:

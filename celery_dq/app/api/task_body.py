@@ -7,6 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+from celery.utils.saferepr import saferepr
 from kombu import compression, serialization
 
 from celery_dq.errors import CorruptRecord, InvalidMessage
@@ -16,6 +17,10 @@ __all__ = ["check_changes", "shown_arguments", "with_arguments"]
 
 #: The content type of a message that names none.
 JSON = "application/json"
+#: Characters of Celery's representation of arguments.
+REPR_SIZE = 1024
+#: The representation of changed arguments whose caller had chosen a text for the former ones.
+EDITED = "(edited)"
 
 
 def check_changes(changes: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -103,8 +108,21 @@ def with_arguments(
             payload, headers["compression"] = compression.compress(payload, squeezed)
     except Exception as exc:
         raise InvalidMessage(f"edit: the new arguments cannot be encoded: {exc}") from exc
-    headers = {**headers, "argsrepr": repr(tuple(args)), "kwargsrepr": repr(kwargs)}
+    if "args" in changes:
+        headers["argsrepr"] = _shown(headers.get("argsrepr"), tuple(body[0]), tuple(args))
+    if "kwargs" in changes:
+        headers["kwargsrepr"] = _shown(headers.get("kwargsrepr"), body[1], kwargs)
     return envelope.pack(headers, properties, kind, encoding), payload
+
+
+def _shown(text: str | None, before: Any, after: Any) -> str:
+    """Return the representation of new arguments for logs and monitors.
+
+    A text that its caller has chosen may hide the arguments, so the new ones are not shown, either.
+    """
+    if text is None or text == saferepr(before, REPR_SIZE):
+        return saferepr(after, REPR_SIZE)
+    return EDITED
 
 
 def _serializer(content_type: str) -> str:

@@ -28,6 +28,7 @@ from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.inspector.dedup_locks import tenant_and_key
 from celery_dq.inspector.redis_values import Client, chunks, scan_all, text
+from celery_dq.transport.message_record import placing_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.move_calls import (
     MOVE_CHUNK,
@@ -39,7 +40,6 @@ from celery_dq.transport.redis.store.move_calls import (
     open_tenants,
 )
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import placing_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_one
 
 __all__ = ["TenantMoves"]

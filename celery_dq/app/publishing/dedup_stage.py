@@ -17,8 +17,8 @@ from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.rule import Dedup, override, rule_of
 from celery_dq.dedup.signals import verdict_given
 from celery_dq.errors import DuplicateCall
+from celery_dq.transport.message_record import DedupSection
 from celery_dq.transport.redis.store.message_ids import delivery_of, task_id_of
-from celery_dq.transport.redis.store.record import DedupSection
 
 __all__ = [
     "DedupCallRequest",
@@ -45,7 +45,7 @@ class DedupCallRequest:
     """The call's side of :class:`celery_dq.protocols.DedupRequest`.
 
     Attributes:
-        section: for the record, see :class:`~celery_dq.transport.redis.store.record.DedupSection`.
+        section: for the record, see :class:`~celery_dq.transport.message_record.DedupSection`.
         key: the dedup key.
         verdict: None until the broker has answered; it also stays None for a task that was revoked before.
         covering: task id of the call that covers a declined call, or is ahead of a blocked one.

@@ -36,9 +36,9 @@ from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.errors import BrokerUnavailable
 from celery_dq.producer.sender import Addressed
 from celery_dq.protocols import FOLLOWS
+from celery_dq.transport.message_record import with_dedup
 from celery_dq.transport.redis.channel import Channel
-from celery_dq.transport.redis.store.publisher import StampedMessage
-from celery_dq.transport.redis.store.record import with_dedup
+from celery_dq.transport.stamped_message import StampedMessage
 
 __all__ = ["CircuitBreaker", "DirectPublisher", "DirectStage"]
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from celery_dq.app.publishing.amqp import OF_ONE_CALL
-from celery_dq.transport.redis.store.publisher import STAMPS, stamp
-from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.stamped_message import STAMPS, stamp
 from celery_dq.transport.tenant import Rule
 
 __all__ = ["KNOWN_HEADERS", "VARIABLE", "MessageTemplate", "learn_template"]
@@ -137,7 +137,7 @@ def _envelope(message: dict[str, Any], queue: str, *, some_args: bool, some_kwar
     properties.pop(STAMPS, None)
     sample = dict(message, headers=headers, properties=properties)
     packed = stamp(sample, queue, "", int, 0).outgoing.record
-    text = RedisRecord.unpack(packed).envelope.decode("utf-8", "surrogatepass").replace("%", "%%")
+    text = MessageRecord.unpack(packed).envelope.decode("utf-8", "surrogatepass").replace("%", "%%")
     # Further headers follow the last one, each with a comma before it.
     text = text.replace(f',"{_MORE}":0', f'"{_MORE}"')
     places = [_ID, *([_ARGS] if some_args else ()), *([_KWARGS] if some_kwargs else ()), _MORE, _REPLY]

@@ -19,6 +19,9 @@ from celery_dq.compat.kombu_publishing import json_encoder_is_kombus, publish_pr
 
 __all__ = ["Observers"]
 
+#: Settings that Celery reads at each call.
+_SETTINGS = ("task_default_queue", "task_send_sent_event")
+
 _before, _after, _sent = signals.before_task_publish, signals.after_task_publish, signals.task_sent
 
 
@@ -34,6 +37,7 @@ class Observers:
         self._amqp = app.amqp
         self._router = app.amqp.router
         self._sends_event = bool(app.conf.task_send_sent_event)
+        self._settings = self._changed_settings()
         #: None when the app or its class has another one, which has to see each call.
         self._send_task = (
             _original(Celery.send_task, "celery.app.base") if dq_of(app).own_send_task is None else None
@@ -61,7 +65,14 @@ class Observers:
     def allowed(self) -> bool:
         """Whether a call may use a template now, possibly an observed one."""
         # `amqp.router` would be slow to read: it is a cached property of kombu.
-        return self._stock and self._amqp.__dict__.get("router") is self._router
+        return (
+            self._stock
+            and self._amqp.__dict__.get("router") is self._router
+            and self._changed_settings() == self._settings
+        )
+
+    def _changed_settings(self) -> list[Any]:
+        return [*map(self._app.conf.changes.get, _SETTINGS)]
 
     @property
     def send_task_is_replaced(self) -> bool:

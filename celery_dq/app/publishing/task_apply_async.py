@@ -62,6 +62,7 @@ class TaskApplyAsync:
         "_choice",
         "_direct",
         "_eager",
+        "_ignored",
         "_pipeline",
         "_put",
         "_task",
@@ -79,6 +80,8 @@ class TaskApplyAsync:
     ) -> None:
         self._task = task
         self._app = app = task.app
+        #: The task's ``ignore_result``, which is in the template.
+        self._ignored = task.ignore_result
         self._templates = templates
         self._template = template
         self._choice = choice
@@ -130,13 +133,17 @@ class TaskApplyAsync:
         if (
             type(task).apply_async is not self._apply
             or app.send_task is not self._pipeline
+            or task.ignore_result is not self._ignored
             or templates.owner.pid != current_pid()
             or not templates.observers.allowed
             or templates.observers.observed
             or self._choice.loader.worker_initialized
         ):
             return False
-        return not any(map(app.conf.changes.get, self._eager))
+        conf, names = app.conf, self._eager
+        # Between changes and defaults is the program's settings object. Django's tests change it at run time.
+        # The look for a name that it does not have is slow, so it is one name.
+        return not (any(map(conf.changes.get, names)) or any(each.get(names[0]) for each in conf.maps[1:-1]))
 
     def _sent(self, task: Any, message: Addressed) -> bool:
         """Buffer or publish a message; False when the call has to go Celery's way."""

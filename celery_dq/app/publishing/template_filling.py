@@ -28,7 +28,7 @@ from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.per_process import OwnerProcess
 from celery_dq.producer.sender import Addressed
 from celery_dq.transport import envelope
-from celery_dq.transport.redis.store.record import TEXT, pack_joined
+from celery_dq.transport.message_record import TEXT, pack_joined
 from celery_dq.transport.tenant import check_tenant
 
 __all__ = ["EMBED", "Ids", "Kind", "MessageTemplates", "only_adds", "plain_args", "plain_kwargs", "represent"]

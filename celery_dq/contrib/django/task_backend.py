@@ -57,6 +57,8 @@ def _load() -> SimpleNamespace:
 
 
 UTC = zones.utc
+#: The attribute of a function with the name by which it is registered in Celery.
+REGISTERED = "dq_registered"
 _TASKS: Any = _load()
 _READY, _RUNNING, _FAILED, _SUCCESSFUL = (
     _TASKS.base.TaskResultStatus[name] for name in ("READY", "RUNNING", "FAILED", "SUCCESSFUL")
@@ -100,6 +102,11 @@ class DqBackend(_TASKS.Backend):  # type: ignore[misc]  # its module depends on 
         self._register(task)
 
     def _register(self, task: Any) -> None:
+        # Celery keeps each registration, and Django validates a task at every call. The variants of a task,
+        # by `using` or of another backend, have the same function.
+        if getattr(task.func, REGISTERED, "") == task.module_path:
+            return
+        setattr(task.func, REGISTERED, task.module_path)
         options: dict[str, Any] = {}
         if name := getattr(task.func, TENANT, None):
             options["tenant"] = name

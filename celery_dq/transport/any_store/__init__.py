@@ -5,7 +5,8 @@
 ``channel``        the kombu channel: publishing, delivery, acks
 ``fetcher``        the thread that claims messages, sends acks and renews the leases
 
-Imports go down this list. Messages, in-flight messages and acks are those of the tenant broker
-(``transport/redis/in_flight``); queues, bindings and the delivery are shared with the broker on ZooKeeper
-(``threaded_channel``, ``threaded_transport``). ``celery_dq.testing.sqlite_store`` is an example of a store.
+Imports go down this list. Messages, in-flight messages and acks are shared with the tenant broker
+(``transport/in_flight``); queues, bindings and the delivery with the broker on ZooKeeper
+(``threaded_channel``, ``threaded_transport``). ``celery_dq.testing.sqlite_broker`` is an
+example of a store.
 """

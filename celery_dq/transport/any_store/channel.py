@@ -12,12 +12,12 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.options import Options
 from celery_dq.protocols import WorkerCapacity
 from celery_dq.transport.any_store.fetcher import StoreSource
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.redis.in_flight.message import Message
-from celery_dq.transport.redis.qos import QoS
-from celery_dq.transport.redis.store.publisher import STAMPS, StampedMessage, stamp
-from celery_dq.transport.redis.store.record import RedisRecord
-from celery_dq.transport.redis.store.replies import ClaimedEntry
+from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.in_flight.message import Message
+from celery_dq.transport.in_flight.qos import QoS
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import ClaimedEntry
+from celery_dq.transport.stamped_message import STAMPS, StampedMessage, stamp
 from celery_dq.transport.threaded_channel import ThreadedChannel, ThreadedConnection
 
 __all__ = ["StoreChannel"]
@@ -121,7 +121,7 @@ class StoreChannel(ThreadedChannel):
         if held is None:
             return None  # its lease was lost
         try:
-            message = Message(RedisRecord.unpack(entry.record), entry, tag, queue, self)
+            message = Message(MessageRecord.unpack(entry.record), entry, tag, queue, self)
         except CorruptRecord as why:
             logger.error(
                 "Message %s of queue %s was moved to the dead letters: %s.",

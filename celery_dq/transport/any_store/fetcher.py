@@ -7,7 +7,6 @@ consumers get the messages when they expire.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
@@ -18,10 +17,11 @@ from typing import Any
 
 from celery_dq.clock import Clock
 from celery_dq.transport.any_store.queue_store import QueueStore, StoreClient
+from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.in_flight.send_acks import send_acks
+from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.partition_store import PartitionStore
-from celery_dq.transport.redis.in_flight.ack_calls import send_acks
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.redis.store.replies import ClaimedEntry, ClaimReply
+from celery_dq.wake_flag import WakeFlag
 
 __all__ = ["StoreConsumer", "StoreFetcher", "StoreQueue", "StoreSource"]
 
@@ -158,11 +158,9 @@ class StoreFetcher:
         self._renew_at = -math.inf
         #: Delivery tag of the suspect in flight; no other one is claimed beside it.
         self._suspect = ""
-        #: Free when a round is to begin. A signal handler closes the connection at a cold shutdown, and may
-        #: have interrupted a call of an Event, whose lock would stay taken.
-        self._wake_lock = threading.Lock()
-        #: One lock for each waiting :meth:`flush`, released by the fetcher.
-        self._flushes: deque[threading.Lock] = deque()
+        self._waker = WakeFlag()
+        #: One flag for each waiting :meth:`flush`.
+        self._flushes: deque[WakeFlag] = deque()
         #: The source that got messages last: the one behind it has the next turn.
         self._served: StoreSource | None = None
         self._stopping = False
@@ -183,8 +181,7 @@ class StoreFetcher:
 
     def wake(self) -> None:
         """Begin the next round now; callable from signal handlers."""
-        with contextlib.suppress(RuntimeError):  # it is awake
-            self._wake_lock.release()
+        self._waker.set()
 
     def add(self, source: StoreSource) -> None:
         """Start to claim messages for a source."""
@@ -203,11 +200,10 @@ class StoreFetcher:
     def flush(self) -> None:
         """Wait until the acks are confirmed, or the store does not answer."""
         if self.failure is None and self._thread is not None:
-            flushed = threading.Lock()
-            flushed.acquire()
+            flushed = WakeFlag()
             self._flushes.append(flushed)
             self.wake()
-            flushed.acquire(timeout=FLUSH_S)
+            flushed.wait(FLUSH_S)
 
     def stop(self) -> None:
         """Send the acks, end the leases on queues without running messages, and end the thread."""
@@ -224,8 +220,7 @@ class StoreFetcher:
         try:
             client = self._store.connect()
             while not self._stopping:
-                while self._wake_lock.acquire(blocking=False):
-                    pass  # the lock of a green thread counts its releases
+                self._waker.clear()
                 flushes = len(self._flushes)
                 version = self._store.version(client)
                 wait_s = self._round(client)
@@ -250,13 +245,13 @@ class StoreFetcher:
 
     def _end_flushes(self, count: int) -> None:
         for _ in range(count):
-            self._flushes.popleft().release()
+            self._flushes.popleft().set()
 
     def _wait(self, client: StoreClient, version: object, wait_s: float) -> None:
         """Wait for a wake-up, a change in the store, or the time of the next round."""
         until = self._clock.monotonic() + wait_s
         while self._clock.monotonic() < until and self._store.version(client) == version:
-            if self._wake_lock.acquire(timeout=self._store.look_every_s):
+            if self._waker.wait(self._store.look_every_s):
                 return
 
     def _round(self, client: StoreClient) -> float:

@@ -16,9 +16,9 @@ from celery_dq.protocols import WorkerCapacity
 from celery_dq.transport.any_store.channel import StoreChannel
 from celery_dq.transport.any_store.fetcher import StoreConsumer, StoreFetcher, StoreQueue, StoreSource
 from celery_dq.transport.any_store.queue_store import QueueStore, StoreClient
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.redis.store.publisher import StampedMessage
-from celery_dq.transport.redis.store.replies import ClaimedEntry
+from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.partition_replies import ClaimedEntry
+from celery_dq.transport.stamped_message import StampedMessage
 from celery_dq.transport.threaded_channel import BindingTable, QueueDirectory
 from celery_dq.transport.threaded_transport import ThreadedTransport
 

@@ -4,8 +4,7 @@ Kombu's own Redis channel provides connection parameters, TLS, Sentinel, credent
 tables, and fanout by PUB/SUB. This class provides queueing, acknowledgement and waiting.
 
 Two kinds of queues exist. An ordinary queue is a partition. A *transient* queue (``auto_delete``, and either
-not durable or with ``x-expires``) is a plain Redis list that expires; see
-:mod:`celery_dq.transport.redis.store.transient`.
+not durable or with ``x-expires``) is a plain Redis list that expires (``store/transient.py``).
 """
 
 from __future__ import annotations
@@ -20,27 +19,28 @@ import redis
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, WorkerCapacity
 from celery_dq.transport.bases import VirtualChannel
+from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.in_flight.message import Message
+from celery_dq.transport.in_flight.qos import QoS
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
 from celery_dq.transport.redis.consuming.partition_consumers import QueueConsumer
 from celery_dq.transport.redis.consuming.single_claim import claim_one
 from celery_dq.transport.redis.event_loop import EventLoopChannel
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.redis.in_flight.message import Message
-from celery_dq.transport.redis.qos import QoS
 from celery_dq.transport.redis.store.full_server import add_member, is_full
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.publish_batch import RedisPublishBatch
-from celery_dq.transport.redis.store.publisher import STAMPS, RedisPublisher
+from celery_dq.transport.redis.store.publisher import RedisPublisher
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.quotas import write_settings_quota
-from celery_dq.transport.redis.store.record import RedisRecord
 from celery_dq.transport.redis.store.refusals import refusals_named
-from celery_dq.transport.redis.store.replies import ClaimedEntry
 from celery_dq.transport.redis.store.server_checks import connection_refusals_named
 from celery_dq.transport.redis.store.transient import TransientQueues
 from celery_dq.transport.redis.store.whole_queue import purge, waiting_count, with_messages
+from celery_dq.transport.stamped_message import STAMPS
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.connection_context import ConnectionContext
@@ -342,7 +342,7 @@ class Channel(EventLoopChannel):
                 if entry.reason:
                     continue
                 try:
-                    message = Message(RedisRecord.unpack(entry.record), entry, tag, target.name, self)
+                    message = Message(MessageRecord.unpack(entry.record), entry, tag, target.name, self)
                 except CorruptRecord as exc:
                     self.dead_letter_unreadable(target, entry, tag, exc)
                     continue

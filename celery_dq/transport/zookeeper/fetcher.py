@@ -20,6 +20,7 @@ from celery_dq.errors import AccessDenied, ZooKeeperUnreachable
 from celery_dq.transport.zookeeper.in_flight import RETURNING, ClaimedItem, ItemOutcome, ZooKeeperInFlight
 from celery_dq.transport.zookeeper.record import BATCH_BYTES
 from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
+from celery_dq.wake_flag import WakeFlag
 from celery_dq.zookeeper.item_locks import ItemLocks, PendingTransaction
 from celery_dq.zookeeper.session import PinnedSession, SessionState
 from celery_dq.zookeeper.transaction import Step, create, delete, set_data
@@ -40,7 +41,7 @@ class TakeOne(NamedTuple):
     """A waiting call that takes one message from a queue without a consumer."""
 
     source: ZooKeeperSubscription
-    done: Any
+    done: WakeFlag
 
 
 class ZooKeeperFetcher:
@@ -78,9 +79,9 @@ class ZooKeeperFetcher:
         self._requests_for_one: deque[TakeOne] = deque()
         #: The sources of all calls for one message.
         self._visited: set[ZooKeeperSubscription] = set()
-        handler = session.client.handler
-        self._waker = handler.event_object()
-        self._flushed = handler.event_object()
+        self._waker = WakeFlag()
+        #: One flag for each waiting :meth:`flush`.
+        self._flushes: deque[WakeFlag] = deque()
         self._stopping = False
         self._rounds = 0
         self._suspended_at: float | None = None
@@ -98,7 +99,7 @@ class ZooKeeperFetcher:
     # -- from other threads --------------------------------------------------------
 
     def wake(self) -> None:
-        """Wake the fetcher's thread."""
+        """Wake the fetcher's thread; callable from signal handlers."""
         self._waker.set()
 
     def add(self, source: ZooKeeperSubscription) -> None:
@@ -116,12 +117,12 @@ class ZooKeeperFetcher:
         Raises:
             ZooKeeperUnreachable: The connection has failed, or ZooKeeper did not answer in time.
         """
-        errand = TakeOne(source, self._session.client.handler.event_object())
+        errand = TakeOne(source, WakeFlag())
         self._visited.add(source)
         self._requests_for_one.append(errand)
         self.wake()
-        errand.done.wait(2 * self._locks.timeout_s)
-        if self.failure is not None or not errand.done.is_set():
+        is_done = errand.done.wait(2 * self._locks.timeout_s)
+        if self.failure is not None or not is_done:
             raise ZooKeeperUnreachable("No message could be taken: ZooKeeper did not answer")
         taken = list(source.inbox)
         source.inbox.clear()
@@ -131,10 +132,11 @@ class ZooKeeperFetcher:
         """Wait until all acknowledgements are confirmed, or the broker is unreachable."""
         if self._thread is None or self.failure is not None or not self._session.is_connected:
             return
-        self._flushed.clear()
+        flushed = WakeFlag()
+        self._flushes.append(flushed)
         self.wake()
         if self._in_flight.has_outcomes or not self._idle:
-            self._flushed.wait(timeout_s)
+            flushed.wait(timeout_s)
 
     def stop(self) -> None:
         """Send the queued acknowledgements and end the thread."""
@@ -177,10 +179,14 @@ class ZooKeeperFetcher:
                 break
             self._idle = True
             if not self._in_flight.has_outcomes:
-                self._flushed.set()
+                self._end_flushes()
             if not more and not self._stopping:
                 self._waker.wait(self._answer_timeout_s())
-        self._flushed.set()
+        self._end_flushes()
+
+    def _end_flushes(self) -> None:
+        while self._flushes:
+            self._flushes.popleft().set()
 
     def _fail(self, error: Exception) -> None:
         self.failure = error

@@ -164,11 +164,6 @@ class Transport(ThreadedTransport):
 
     # -- consuming -----------------------------------------------------------------
 
-    def new_event(self) -> Any:
-        """Make an event of kazoo's handler, for which a greenlet can wait."""
-        assert self._consuming_session is not None
-        return self._consuming_session.client.handler.event_object()
-
     def new_fetcher(self) -> ZooKeeperFetcher:
         """Make the fetcher, whose items are locked by the present session."""
         session = self._consuming_session = PinnedSession(self.session)

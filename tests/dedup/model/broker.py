@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_dq.inspector.dedup_locks import verdicts
+from celery_dq.transport.message_record import DedupSection
+from celery_dq.transport.partition_replies import ClaimedEntry, OutgoingRecord, PushReply
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import DedupSection
-from celery_dq.transport.redis.store.replies import ClaimedEntry, OutgoingRecord, PushReply
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.dedup.model.clock import CLOCK, ScriptClock, TimedScripts
 from tests.dedup.model.driver import LEASE, Call, Standing

@@ -112,7 +112,8 @@ class ArgumentsEditView(MessageChange):
                 (part, as_json(present[part]) if self.arguments else HIDDEN, as_json(changes[part]))
                 for part in changes
             ],
-            fields={name: form.get(name, "") for name in ("queue", "id", *ARGUMENTS)},
+            # Another operator may change the other arguments meanwhile.
+            fields={name: form.get(name, "") for name in ("queue", "id", *changes)},
         )
 
     def make(self, dq: DQ, form: QueryDict) -> str:

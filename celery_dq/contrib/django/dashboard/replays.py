@@ -134,10 +134,16 @@ class ReplayStepsView(ChangeView):
             rate=rate,
             described=str(wanted),
             tenant=wanted.tenant,
+            continues=form.get("audit_entry", ""),
         )
         fields: dict[str, Any] = {name: form.get(name, "") for name in form if name != "csrfmiddlewaretoken"}
         sent, looked_at = sent + part.sent, looked_at + part.looked_at
-        fields |= {"after": part.after, "sent": str(sent), "looked_at": str(looked_at)}
+        fields |= {
+            "after": part.after,
+            "sent": str(sent),
+            "looked_at": str(looked_at),
+            "audit_entry": part.entry_id,
+        }
         # A step that has sent nothing needs no pause.
         pause_ms = round(1000 / rate) if rate is not None and part.sent else 0
         wait_ms = pause_ms if part.after else None

@@ -346,7 +346,7 @@ class ChangeView(DashboardView):
 
     def _make_and_report(self, dq: DQ, form: QueryDict, user: str) -> str:
         """Make the change. It is logged and audited even if its answer comes too late for the page."""
-        reason = form.get("reason", "").strip()[:LONGEST_REASON]
+        reason = form.get("audit_reason", "").strip()[:LONGEST_REASON]
         with dq.audit.through("dashboard", by=user, reason=reason):
             sentence = self.make(dq, form)
         logger.info(

@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, WorkerCapacity
+from celery_dq.transport.in_flight.message import Message
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.redis.consuming.claim_limits import MAX_CLAIM, ClaimWindow
 from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
@@ -29,10 +32,7 @@ from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDeli
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.consuming.watchdog import Watchdog
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.message import Message
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
-from celery_dq.transport.redis.store.record import RedisRecord
-from celery_dq.transport.redis.store.replies import ClaimedEntry
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ class ChannelConsumer:
     def _claimed(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
         channel = self._channel
         try:
-            message = Message(RedisRecord.unpack(entry.record), entry, tag, source.queue.name, channel)
+            message = Message(MessageRecord.unpack(entry.record), entry, tag, source.queue.name, channel)
             message.prefix = source.queue.prefix
         except CorruptRecord as exc:
             channel.dead_letter_unreadable(source.queue, entry, tag, exc)

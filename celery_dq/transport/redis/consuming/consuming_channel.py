@@ -13,11 +13,11 @@ import redis
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
+from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.replies import ClaimedEntry
 
 
 class SharedContext(Protocol):
@@ -152,28 +152,3 @@ class ConsumingChannel(PolledChannel, Protocol):
 
     def dead_letter_unreadable(self, queue: Queue, entry: ClaimedEntry, tag: str, why: CorruptRecord) -> None:
         """Store a message that cannot be read as a dead letter."""
-
-
-class SettlingChannel(Protocol):
-    """The channel whose deliveries a kombu ``QoS`` counts and acknowledges."""
-
-    @property
-    def in_flight(self) -> InFlightMessages:
-        """The messages that the process holds."""
-
-    @property
-    def context(self) -> Any:
-        """The state shared by all channels of the connection."""
-
-    @property
-    def do_restore(self) -> bool:
-        """Whether kombu gives messages back when the channel ends."""
-
-    def running_tags(self) -> Any:
-        """Return the delivery tags of messages that run."""
-
-    def send_acks_now(self) -> None:
-        """Send the pending acks at once where no message is delivered next."""
-
-    def requeue_transient(self, message: Any) -> None:
-        """Push a message of a transient queue again."""

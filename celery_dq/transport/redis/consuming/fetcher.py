@@ -27,16 +27,16 @@ from typing import Any
 
 import redis
 
+from celery_dq.transport.in_flight.in_flight_message import PendingAcks
+from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
+from celery_dq.transport.in_flight.send_acks import MAX_ACKS_PER_CALL, tags
+from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.redis.consuming.claim_limits import ClaimsUnderWay, DiscardPace
 from celery_dq.transport.redis.consuming.subscriptions import ReadyQueues, Subscription
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupListener
-from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, tags
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.in_flight_message import PendingAcks
-from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S
 from celery_dq.transport.redis.in_flight.script_pipeline import ClaimFailure, InFlightCall, ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.redis.store.transient import TransientListener
 
 #: Wake-ups that one turn of the loop hands over. After a connect, it may rely on this process for each queue.

@@ -13,7 +13,7 @@ import contextlib
 from collections import deque
 from collections.abc import Collection, Iterator
 
-from celery_dq.transport.redis.in_flight.message import Message
+from celery_dq.transport.in_flight.message import Message
 
 
 class Inbox:

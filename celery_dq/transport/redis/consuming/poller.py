@@ -21,8 +21,8 @@ from kombu.utils.eventio import ERR, READ, poll
 from celery_dq.clock import Clock
 from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.per_process import OwnerProcess
+from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
 from celery_dq.transport.redis.consuming.consuming_channel import PolledChannel
-from celery_dq.transport.redis.in_flight.in_flight_messages import RIDE_ALONG_S
 from celery_dq.transport.redis.store.pipelined_connection import has_arrived
 from celery_dq.waker import Waker
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import redis
 
+from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.replies import ClaimedEntry
 
 
 def claim_one(

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING
 import redis
 
 from celery_dq.protocols import Leaderships, TermPermit
+from celery_dq.transport.in_flight.in_flight_message import InFlightMessage
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.in_flight_message import InFlightMessage
 from celery_dq.transport.redis.store.queue import Queue
 
 if TYPE_CHECKING:
+    from celery_dq.transport.in_flight.message import Message
     from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
-    from celery_dq.transport.redis.in_flight.message import Message
     from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 
 #: Maximum number of claimed messages of one singleton queue that wait for their delivery.

@@ -17,15 +17,16 @@ import redis
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.per_process import OwnerProcess
 from celery_dq.scripts.loader import ScriptSet
+from celery_dq.transport.in_flight.in_flight_message import InFlightMessage
+from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply, HeartbeatReply
 from celery_dq.transport.redis.in_flight import data_loss
 from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
-from celery_dq.transport.redis.in_flight.in_flight_message import InFlightMessage
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.redis.in_flight.server_clock import ServerClock
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.partition_maps import PartitionMaps
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.replies import ClaimedEntry, ClaimReply, HeartbeatReply
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from celery_dq.transport.redis.store.slot_map import NodeUnreachable, SlotMap
 
@@ -115,7 +116,8 @@ class ConsumerIdentity:
         else:
             self.record_lost_lease(queue, renewal.claim, sent_at)
         self.in_flight.record_renewal(queue.key, sent_at)
-        if renewal.homes not in (None, self.partition_maps.get(queue.name)):
+        homes = renewal.homes
+        if homes and PartitionMap.parse(homes) != self.partition_maps.get(queue.name):
             self.partition_maps.doubt(queue.name)
             self.in_flight.notify_listeners()
 

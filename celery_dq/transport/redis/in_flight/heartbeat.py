@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import redis
 
 from celery_dq.native import leave_green_hub, unpatched
-from celery_dq.transport.redis.in_flight.ack_calls import send_acks
-from celery_dq.transport.redis.in_flight.in_flight_messages import TRUSTED_SHARE
+from celery_dq.transport.in_flight.in_flight_messages import TRUSTED_SHARE
+from celery_dq.transport.in_flight.send_acks import send_acks
 from celery_dq.transport.redis.in_flight.lease_holder import LeaseHolder
 from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
 from celery_dq.transport.redis.store.queue import Queue

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable
 
 import redis
 
-from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL
-from celery_dq.transport.redis.store.message_ids import delivery_tag
+from celery_dq.transport.in_flight.in_flight_message import delivery_tag
+from celery_dq.transport.in_flight.send_acks import MAX_ACKS_PER_CALL
+from celery_dq.transport.partition_replies import DeliveryTag
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.replies import DeliveryTag
 
 logger = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from typing import Protocol
 
 from celery_dq.clock import Clock
 from celery_dq.per_process import OwnerProcess
+from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.partition_replies import HeartbeatReply
 from celery_dq.transport.redis.in_flight.data_loss import DataLoss
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
-from celery_dq.transport.redis.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.redis.in_flight.server_clock import ServerClock
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.replies import HeartbeatReply
 
 
 class LeaseHolder(Protocol):

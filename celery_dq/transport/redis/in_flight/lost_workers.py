@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from celery_dq.transport.redis.store.replies import Reaped
+from celery_dq.transport.partition_replies import Reaped
 
 logger = logging.getLogger(__name__)
 

@@ -18,13 +18,14 @@ from typing import Any
 import redis
 from redis.exceptions import NoScriptError
 
-from celery_dq.transport.redis.in_flight.ack_calls import MAX_ACKS_PER_CALL, ack, dead_letter, release
-from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.in_flight_message import (
+from celery_dq.transport.in_flight.in_flight_message import (
     InFlightMessage,
     PendingAcks,
     PendingDeadLetter,
 )
+from celery_dq.transport.in_flight.send_acks import MAX_ACKS_PER_CALL
+from celery_dq.transport.redis.in_flight.ack_calls import ack, dead_letter, release
+from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.pipelined_connection import OVERDUE_S, PipelinedConnection
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_calls import ScriptCall

@@ -4,8 +4,8 @@
 ``slot_map``               the masters of a Redis Cluster and their slots
 ``cluster_connection``, ``cluster_client``, ``cluster_commands``   one connection to all of its nodes
 ``address``                the parts of a broker URL besides host and port
-``record``, ``message_ids``  a message as bytes; pure
-``replies``                the answers of the scripts, typed
+``message_ids``            message ids, task ids and delivery tags; pure
+``replies``                reads the answers of the scripts
 ``script_calls``           the scripts, and a call of one
 ``partition``, ``queue``   one partition as a set of script calls; a queue with its options
 ``home``                   the partition in which a tenant lives; pure

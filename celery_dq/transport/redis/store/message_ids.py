@@ -25,19 +25,6 @@ class Delivery(NamedTuple):
     message_id: str
 
 
-def delivery_tag(partition: str, claim: str, message_id: str) -> str:
-    """Return the delivery tag of a message, which no other delivery in this process has.
-
-    Claims are numbered in each partition, and a task id may be in several: so the tag names the partition.
-
-    Args:
-        partition: :attr:`Queue.key` of the queue.
-        claim: Claim number.
-        message_id: Message id.
-    """
-    return f"{partition}/{claim}/{message_id}"
-
-
 def delivery_of(tag: str) -> Delivery | None:
     """Return the delivery with this tag; None if it is the tag of another broker."""
     found = _TAG.fullmatch(tag)

@@ -12,27 +12,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
 from celery_dq.keys import DEFAULT_QUOTA, PartitionKeys, quota_field
 from celery_dq.scripts.loader import Argument, ScriptSet
+from celery_dq.transport.partition_replies import (
+    ClaimedEntry,
+    ClaimReply,
+    HeartbeatReply,
+    OutgoingRecord,
+    PurgeReply,
+    PushReply,
+    ReleaseMode,
+)
 from celery_dq.transport.redis.store.depth import DepthCall
 from celery_dq.transport.redis.store.partition_map import MOVING, PartitionMap
 from celery_dq.transport.redis.store.replies import (
     BacklogsReply,
     Brought,
     Cancellation,
-    ClaimedEntry,
-    ClaimReply,
     Declared,
     Edited,
     FenceReply,
-    HeartbeatReply,
     MoveReply,
-    OutgoingRecord,
     PauseReply,
-    PurgeReply,
-    PushReply,
     read_brought,
     read_cancellations,
     read_claim_reply,
@@ -66,8 +69,6 @@ TENANTS_PER_COUNT = 200
 
 #: A head start that is longer than any wait and that a double still holds in whole microseconds.
 STRICT_PRIORITY_US = 1_000_000_000_000_000
-
-ReleaseMode: TypeAlias = Literal["unstarted", "requeue", "crashed"]
 
 
 class Partition:

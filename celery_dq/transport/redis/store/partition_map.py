@@ -24,8 +24,8 @@ from itertools import islice
 from typing import TypeAlias
 
 from celery_dq.errors import ConfigurationError, InvalidTenant
+from celery_dq.transport.message_record import dedup_key_of, tenant_of
 from celery_dq.transport.redis.store.home import Homes, drawn, share_of
-from celery_dq.transport.redis.store.record import dedup_key_of, tenant_of
 from celery_dq.transport.resource_set import resources_of
 
 _MAP = re.compile(r"(?P<count>[1-9][0-9]*)(<(?P<before>[1-9][0-9]*))?(#(?P<version>[0-9]+))?")

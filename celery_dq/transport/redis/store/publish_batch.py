@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from celery_dq.compat.kombu_publishing import library_errors
-from celery_dq.transport.redis.store.publisher import StampedMessage
+from celery_dq.transport.stamped_message import StampedMessage
 
 logger = logging.getLogger(__name__)
 

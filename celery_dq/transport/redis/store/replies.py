@@ -1,4 +1,4 @@
-"""The answers of the scripts and the types of their arguments.
+"""The answers of the scripts that no other store gives, and how each script's reply is read.
 
 The functions read replies, which are bytes or, from a client that decodes, str.
 """
@@ -8,136 +8,19 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
+from celery_dq.transport.partition_replies import (
+    ClaimedEntry,
+    ClaimReply,
+    HeartbeatReply,
+    PurgeReply,
+    PushReply,
+    PushStatus,
+    Reaped,
+)
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 
-_PushStatus = Literal[
-    "seen", "accepted", "discarded", "declined", "blocked", "following", "refused", "misrouted"
-]
 Edited: TypeAlias = Literal["waiting", "delayed", "blocked", "other", "expires", "none"]
 Cancellation: TypeAlias = Literal["waiting", "delayed", "claimed", "discarded", "tombstone", "none"]
-
-
-class DeliveryTag(NamedTuple):
-    """One delivery of a message."""
-
-    claim: str
-    id: str
-
-
-class OutgoingRecord(NamedTuple):
-    """A message to push: the producer's sequence (ascending; 0 without a producer), task id, record."""
-
-    sequence: int
-    id: str
-    record: bytes
-
-
-class PushReply(NamedTuple):
-    """The verdict on a pushed message.
-
-    Attributes:
-        status: ``accepted``; ``discarded`` when its task was cancelled before; ``seen`` when the partition
-            had the sequence before. A message with a dedup key may also be ``blocked`` behind another one,
-            ``following`` (it will get the result of another one), ``declined`` (not kept) or ``refused`` (it
-            should follow, but there are too many followers). ``misrouted``: the queue has another number of
-            partitions than the client knows, and nothing was stored.
-        id: message id; the task id when it was seen.
-        covering: the message that covers it or is ahead of it.
-        replaced: the message that it has replaced.
-    """
-
-    status: _PushStatus
-    id: str
-    covering: str = ""
-    replaced: str = ""
-
-
-class ClaimedEntry(NamedTuple):
-    """A claimed message.
-
-    Attributes:
-        id: message id.
-        claim: claim number.
-        deliveries: how many consumers were lost with it.
-        reason: why it is discarded; empty for a message that is to run.
-        record: the message as stored.
-        returned: it was delivered before, with or without a crash.
-        resource: the resource that takes a message of a set; empty for other messages.
-    """
-
-    id: str
-    claim: str
-    deliveries: int
-    reason: str
-    record: bytes
-    returned: bool = False
-    resource: str = ""
-
-    @property
-    def tag(self) -> DeliveryTag:
-        """The tag with which this delivery is settled, finished or released."""
-        return DeliveryTag(self.claim, self.id)
-
-
-class ClaimReply(NamedTuple):
-    """The answer to a claim.
-
-    Attributes:
-        more: a message may be served now.
-        next_look_s: seconds after which this consumer must claim again, because it has planned the next
-            look; None when it has not.
-        stale: number of stale tags.
-        suspect: the only entry has crashed a worker before and should run alone.
-        entries: the claimed messages.
-        fenced: the queue has a leader, and the consumer is not the leader.
-        lost_up_to: None when the consumer had its lease until now. Else other consumers may have the messages
-            of its claims up to this number.
-        has_limits: a tenant may have a limit, so that the end of one message may let another one start.
-    """
-
-    more: bool
-    next_look_s: float | None
-    stale: int
-    suspect: bool
-    entries: list[ClaimedEntry]
-    fenced: bool = False
-    lost_up_to: int | None = None
-    has_limits: bool = True
-
-    @property
-    def alive(self) -> bool:
-        """Whether the consumer had its lease until now."""
-        return self.lost_up_to is None
-
-
-class Reaped(NamedTuple):
-    """A message that was reaped from a lost consumer; one that was ``settled`` does not run again."""
-
-    consumer: str
-    id: str
-    settled: bool
-
-
-class HeartbeatReply(NamedTuple):
-    """The answer to a heartbeat.
-
-    Attributes:
-        alive: the lease had not been lost.
-        reaped: number of messages that were reaped from lost consumers.
-        fenced: as in a claim; nothing was done.
-        claim: number of the last claim before this; messages of later claims are not lost.
-        next_end_s: seconds until there may be messages to reap; infinite when the call was not to reap.
-        homes: the map of the queue, as this partition has stored it; None without one.
-        lost: the reaped messages.
-    """
-
-    alive: bool
-    reaped: int
-    fenced: bool = False
-    claim: int = 0
-    next_end_s: float = math.inf
-    homes: PartitionMap | None = None
-    lost: tuple[Reaped, ...] = ()
 
 
 class Brought(NamedTuple):
@@ -185,13 +68,6 @@ class MoveReply(NamedTuple):
     remaining: int
 
 
-class PurgeReply(NamedTuple):
-    """The number of messages that a chunk removed, and whether there are more."""
-
-    removed: int
-    more: bool
-
-
 def read_text(reply: Any) -> str:
     """Return a string of a reply."""
     return reply.decode("utf-8", "surrogateescape") if isinstance(reply, bytes) else str(reply)
@@ -212,7 +88,7 @@ def read_nothing(reply: Any) -> None:
     return
 
 
-_PUSH_STATUS: tuple[_PushStatus, ...] = get_args(_PushStatus)
+_PUSH_STATUS: tuple[PushStatus, ...] = get_args(PushStatus)
 
 
 def read_push_reply(reply: Any) -> list[PushReply]:
@@ -249,8 +125,7 @@ def read_heartbeat_reply(reply: Any) -> HeartbeatReply:
     next_end_s = math.inf if reply[3] in (b"-", "-") else int(reply[3]) / 1e6
     texts = [read_text(each) for each in reply[5:]]
     lost = tuple(map(Reaped, texts[::3], texts[1::3], [each == "1" for each in texts[2::3]]))
-    stored = read_text(reply[4])
-    homes = PartitionMap.parse(stored) if stored else None
+    homes = read_text(reply[4])
     return HeartbeatReply(alive == 1, int(reply[1]), alive < 0, int(reply[2]), next_end_s, homes, lost)
 
 

@@ -120,6 +120,7 @@ ROLES = (
             *(*_BROKER, *_DECLARE, "HGETALL", "HMGET", "HSCAN", "SISMEMBER", "SREM", "TIME"),
             *(
                 "XADD",
+                "XDEL",
                 "XREVRANGE",
                 "ZCOUNT",
                 "ZRANGE",

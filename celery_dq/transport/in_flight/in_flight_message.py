@@ -6,6 +6,19 @@ from collections import deque
 from dataclasses import dataclass, field
 
 
+def delivery_tag(partition: str, claim: str, message_id: str) -> str:
+    """Return the delivery tag of a message, which no other delivery in this process has.
+
+    Claims are numbered in each partition, and a task id may be in several: so the tag names the partition.
+
+    Args:
+        partition: :attr:`Queue.key` of the queue.
+        claim: Claim number.
+        message_id: Message id.
+    """
+    return f"{partition}/{claim}/{message_id}"
+
+
 @dataclass(eq=False, slots=True)
 class InFlightMessage:
     """One in-flight message.

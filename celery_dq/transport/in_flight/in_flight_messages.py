@@ -28,12 +28,12 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from celery_dq.clock import Clock
-from celery_dq.transport.redis.in_flight.in_flight_message import (
+from celery_dq.transport.in_flight.in_flight_message import (
     InFlightMessage,
     PendingAcks,
     PendingDeadLetter,
+    delivery_tag,
 )
-from celery_dq.transport.redis.store.message_ids import delivery_tag
 
 _T = TypeVar("_T")
 

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
+from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.prefetch import PrefetchCount
-from celery_dq.transport.redis.consuming.consuming_channel import SettlingChannel
-from celery_dq.transport.redis.in_flight.message import Message
+
+
+class SettlingChannel(Protocol):
+    """The channel whose deliveries a kombu ``QoS`` counts and acknowledges."""
+
+    @property
+    def in_flight(self) -> InFlightMessages:
+        """The messages that the process holds."""
+
+    @property
+    def context(self) -> Any:
+        """The state shared by all channels of the connection."""
+
+    @property
+    def do_restore(self) -> bool:
+        """Whether kombu gives messages back when the channel ends."""
+
+    def running_tags(self) -> Any:
+        """Return the delivery tags of messages that run."""
+
+    def send_acks_now(self) -> None:
+        """Send the pending acks at once where no message is delivered next."""
+
+    def requeue_transient(self, message: Any) -> None:
+        """Push a message of a transient queue again."""
 
 
 class QoS(PrefetchCount):

@@ -1,7 +1,7 @@
-"""A message as it is stored in Redis: a small binary header, the envelope, the raw body.
+"""A message as it is stored: a small binary header, the envelope, the raw body.
 
-The Lua scripts read only the header (``include/record.lua`` unpacks the same layout). A record never changes,
-so it is written once and read once.
+The Lua scripts of Redis read only the header (``include/record.lua`` unpacks the same layout). A record never
+changes, so it is written once and read once.
 
 Layout, big-endian::
 
@@ -11,8 +11,8 @@ Layout, big-endian::
 
 ``due`` is 0 for a message that may run at once, ``expires`` 0 for one that never expires. Flag 1 means that
 the body is text, flag 2 that a dedup section follows it, see :class:`DedupSection`. Flag 4 means that ``due``
-was computed from a countdown by the publisher's clock. The push script turns it into the time of Redis, and
-stores the record without the flag.
+was computed from a countdown by the publisher's clock. The push turns it into the time of the store,
+which keeps the record without the flag.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ def as_moved(raw: bytes) -> bytes:
     """
     if len(raw) < HEADER_SIZE or not raw[2] & KEYED:
         return raw
-    record = RedisRecord.unpack(raw)
+    record = MessageRecord.unpack(raw)
     section = DedupSection.unpack(record.dedup)
     section = replace(section, follow=section.awaited, continues=("", 0))
     return record._replace(dedup=section.pack()).pack()
 
 
-class RedisRecord(NamedTuple):
+class MessageRecord(NamedTuple):
     """One stored message, unpacked.
 
     Attributes:
@@ -141,7 +141,7 @@ class RedisRecord(NamedTuple):
     counted: bool = False
 
     def pack(self) -> bytes:
-        """Return the bytes that go into the ``messages`` hash."""
+        """Return the bytes that are stored."""
         body, flags = self.body, 0
         if isinstance(body, str):
             body, flags = body.encode("utf-8", "surrogatepass"), TEXT
@@ -156,11 +156,11 @@ class RedisRecord(NamedTuple):
         return record + self.dedup + _LENGTH.pack(len(self.dedup)) if self.dedup else record
 
     @classmethod
-    def unpack(cls, raw: bytes) -> RedisRecord:
+    def unpack(cls, raw: bytes) -> MessageRecord:
         """Unpack stored bytes.
 
         Raises:
-            CorruptRecord: the bytes are no record, because another program wrote to the hash.
+            CorruptRecord: the bytes are no record, because another program wrote to the store.
         """
         try:
             version, priority, flags, due, expires, n_tenant, n_task, n_envelope = _HEADER.unpack_from(raw)
@@ -213,7 +213,7 @@ def placing_of(record: bytes, task_id: str) -> tuple[str, str]:
     Raises:
         CorruptRecord: the bytes are no record.
     """
-    unpacked = RedisRecord.unpack(record)
+    unpacked = MessageRecord.unpack(record)
     return unpacked.tenant, DedupSection.unpack(unpacked.dedup).key if unpacked.dedup else task_id
 
 
@@ -239,7 +239,7 @@ def pack_record(
     envelope: bytes,
     body: bytes,
 ) -> bytes:
-    """Return the bytes of a record from encoded parts; see :class:`RedisRecord`."""
+    """Return the bytes of a record from encoded parts; see :class:`MessageRecord`."""
     head = _HEADER.pack(VERSION, priority, flags, due_us, expires_us, len(tenant), len(task), len(envelope))
     return b"".join((head, tenant, task, envelope, body))
 
@@ -257,9 +257,9 @@ def pack_joined(
     """Return what :func:`pack_record` does for a message without due time and expiry.
 
     Args:
-        tenant: as in :class:`RedisRecord`, encoded.
-        task: as in :class:`RedisRecord`, encoded.
-        priority: as in :class:`RedisRecord`.
+        tenant: as in :class:`MessageRecord`, encoded.
+        task: as in :class:`MessageRecord`, encoded.
+        priority: as in :class:`MessageRecord`.
         flags: flags of the header.
         content: envelope and body in one piece.
         envelope_size: bytes of the envelope.

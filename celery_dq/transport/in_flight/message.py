@@ -12,12 +12,12 @@ from kombu.utils import json as kombu_json
 
 from celery_dq.compat.kombu_publishing import json_decoder_is_kombus
 from celery_dq.protocols import QUEUE_HEADER, RESOURCE_HEADER, TOKEN_HEADER, TermPermit
-from celery_dq.transport.redis.store.record import RedisRecord
+from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.stored_message import StoredMessage
 
 if TYPE_CHECKING:
-    from celery_dq.transport.redis.in_flight.in_flight_message import InFlightMessage
-    from celery_dq.transport.redis.store.replies import ClaimedEntry
+    from celery_dq.transport.in_flight.in_flight_message import InFlightMessage
+    from celery_dq.transport.partition_replies import ClaimedEntry
 
 JSON = "application/json"
 #: Seconds between two checks of the confirmation that a message waits for.
@@ -45,7 +45,9 @@ class Message(StoredMessage):
         permit: The term with this token; None for other queues.
     """
 
-    def __init__(self, record: RedisRecord, entry: ClaimedEntry, tag: str, queue: str, channel: Any) -> None:
+    def __init__(
+        self, record: MessageRecord, entry: ClaimedEntry, tag: str, queue: str, channel: Any
+    ) -> None:
         super().__init__(
             record.envelope,
             record.body,
