@@ -13,8 +13,8 @@ from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.inspector.redis_values import Client, check_count, check_seconds, scan, scan_all, text
 from celery_dq.options.sections import MAX_PARTITIONS, Options
+from celery_dq.transport.message_record import placing_of
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.record import placing_of
 from celery_dq.transport.redis.store.rounds import run_one
 from celery_dq.transport.redis.store.whole_queue import namesake_of
 from celery_dq.transport.resource_set import resources_of
