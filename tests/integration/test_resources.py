@@ -139,13 +139,26 @@ def test_a_queue_with_several_partitions_refuses_a_set(wide: Any, queue: Any) ->
     assert len(claim_in(wide, A)) == 1
 
 
-def test_a_queue_gets_no_more_partitions_while_messages_wait_for_a_set(shop: Any) -> None:
-    push = shop.dq.queues["push"]
-    send(shop, A_B)
-    with pytest.raises(InvalidRequest, match=r"wait for 'any_of\(a,b\)'"):
+@pytest.mark.parametrize("where", ["waiting", "delayed", "in flight", "blocked"])
+def test_a_queue_gets_no_more_partitions_while_it_has_messages_for_a_set(shop: Any, where: str) -> None:
+    push, notify = shop.dq.queues["push"], shop.tasks["notify"]
+    options: dict[str, Any] = {}
+    if where == "delayed":
+        options["countdown"] = 3600
+    elif where == "blocked":
+        options["dedup"] = {"key": "k"}
+    first = notify.apply_async(("x",), tenant=A_B, **options)
+    claimed = claim(shop) if where in ("in flight", "blocked") else []
+    if where == "blocked":
+        notify.apply_async(("y",), tenant=A_B, **options)
+        with shop.dq._broker.open_home("push") as (partition, client):
+            partition.ack("worker:1", settle=[claimed[0].tag]).run(client)
+    # In another partition, its resources would have neither their quotas nor their slots.
+    with pytest.raises(InvalidRequest, match=r"wait or run for 'any_of\(a,b\)'"):
         push.set_partitions(4)
-    claim(shop)
-    assert push.set_partitions(2, timeout=0).after == 2
+    if where == "waiting":
+        push.cancel(first.id)
+        assert push.set_partitions(2, timeout=0).after == 2
 
 
 @pytest.fixture

@@ -57,6 +57,20 @@ def test_the_counts_outlive_the_running_tasks_and_end_with_the_backlog(scripts: 
     assert not scripts.client.exists(scripts.keys.running)
 
 
+def test_the_counts_begin_again_after_the_clock_has_jumped_back(scripts: PartitionScripts) -> None:
+    scripts.push(*"abcdefgh", tenant="t")
+    scripts.claim(1)
+    scripts.claim(1)
+    make_earlier(scripts, -60 * MINUTE_US, "t")
+    scripts.claim(2)
+    entry, now = entry_of(scripts, "t"), scripts.now_us()
+    window = struct.unpack(">dddddd", scripts.client.hget(scripts.keys.state, "claim_window"))
+    assert max(entry.since_us, entry.before_us, window[0], window[3]) <= now
+    make_earlier(scripts, 2_000_000, "t")
+    scripts.claim(3)
+    assert service_of(scripts, "t").got_per_s == pytest.approx(1.5, rel=0.3)
+
+
 @pytest.mark.parametrize("way", ["cancel", "cancel_tenant", "purge", "take"])
 def test_a_backlog_that_leaves_without_a_claim_ends_the_counts(scripts: PartitionScripts, way: str) -> None:
     scripts.push(*"ab", tenant="t")

@@ -7,6 +7,22 @@ from tests.mutations.mutation import Mutation
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "shared",
+        "the counts of a tenant are wrong after the clock has jumped back",
+        "transport/redis/lua/include/place_served.lua",
+        " or struct.unpack('>d', entry, 9) > now then",
+        " then",
+        ("tests/lua/test_claim_rates.py", "-k", "jumped"),
+    ),
+    Mutation(
+        "shared",
+        "the window of a partition does not end after the clock has jumped back",
+        "transport/redis/lua/claim.lua",
+        "if window_age < 0 then window_age = math.huge end",
+        "",
+        ("tests/lua/test_claim_rates.py", "-k", "jumped"),
+    ),
+    Mutation(
+        "shared",
         "a plain push is not counted",
         "transport/redis/lua/include/plain_push.lua",
         "digits((known[6] or 0) + 1)",

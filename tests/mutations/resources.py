@@ -36,6 +36,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "fairness",
+        "a message that a claim passes over keeps all backlogs of its resource from it",
+        _LUA + "include/serve_rotation.lua",
+        "      tenant.passed = nil\n",
+        "",
+        _SCRIPTS,
+    ),
+    Mutation(
+        "fairness",
         "a plain claim serves a resource without its sets",
         _LUA + "include/plain_claim.lua",
         " or (known[10] or '0') ~= '0'\n",
@@ -110,8 +118,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         "once",
         "a queue is split while messages wait for a set",
         "app/api/partition_count.py",
-        "            _check_no_sets(queue, count, partitions_of(channel, queue, homes), client)\n",
+        "            _check_no_sets(queue, count, partitions_of(channel, queue, homes)[0], client)\n",
         "",
+        _OPERATIONS,
+    ),
+    Mutation(
+        "concurrency",
+        "a queue is split while delayed messages are for a set",
+        "app/api/partition_count.py",
+        "for key in (keys.delayed, keys.blocked)]",
+        "for key in (keys.blocked,)]",
         _OPERATIONS,
     ),
     Mutation(

@@ -210,18 +210,17 @@ class Model:
             took.entries.append((message.id, message.reason, message.crashes, message.returned, of_set))
 
         passed: set[str] = set()
+        passed_backlogs: set[str] = set()
         served: Counter[str] = Counter()
         while len(took.entries) < want:
             line = [t for t in self.start if t not in passed and not self.queue_pauses]
             if not line:
                 break
             tenant = min(line, key=lambda t: (self.start[t], t.encode()))
-            quota = self.quota(tenant)
-            if quota.concurrency and free <= 0:
+            quota, backlog = self.quota(tenant), self.rotations.next_of(tenant, self.waiting, passed_backlogs)
+            if backlog is None or (quota.concurrency and free <= 0):
                 passed.add(tenant)
                 continue
-            backlog = self.rotations.next_of(tenant, self.waiting)
-            assert backlog is not None
             message = self.waiting[backlog][0]
             if message.expired or message.crashes >= max_deliveries:
                 if not message.expired:
@@ -231,7 +230,7 @@ class Model:
                 self.put_in_place()
                 continue
             if message.crashes and not suspects:
-                passed.add(tenant)
+                passed_backlogs.add(backlog)
                 continue
             if message.crashes:
                 if took.entries:

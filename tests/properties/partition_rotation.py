@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from celery_dq.transport.resource_set import resources_of
 
@@ -29,9 +29,12 @@ class Rotations:
                 if self.of[each] == [each]:
                     del self.of[each]
 
-    def next_of(self, resource: str, waiting: Mapping[str, Sequence[object]]) -> str | None:
-        """Return the backlog from which `resource` takes its next message."""
-        return next((each for each in self.of.get(resource, [resource]) if waiting.get(each)), None)
+    def next_of(
+        self, resource: str, waiting: Mapping[str, Sequence[object]], passed: Collection[str] = ()
+    ) -> str | None:
+        """Return the backlog from which `resource` takes its next message; none of those passed over."""
+        rotation = self.of.get(resource, [resource])
+        return next((each for each in rotation if waiting.get(each) and each not in passed), None)
 
     def served(self, resource: str, backlog: str) -> None:
         rotation = self.of.get(resource)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 from celery_dq.app.api.broker import BrokerAccess, partitions_of, stored_maps
 from celery_dq.app.api.map_change import begin_change, complete_change, require_complete
 from celery_dq.app.api.progress import OnProgress, ignore_progress
-from celery_dq.errors import InvalidRequest
-from celery_dq.inspector.redis_values import Client, check_count, check_seconds, text
+from celery_dq.errors import CorruptRecord, InvalidRequest
+from celery_dq.inspector.redis_values import Client, check_count, check_seconds, scan, scan_all, text
 from celery_dq.options.sections import MAX_PARTITIONS, Options
+from celery_dq.transport.message_record import placing_of
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.rounds import run_one
 from celery_dq.transport.redis.store.whole_queue import namesake_of
+from celery_dq.transport.resource_set import resources_of
 
 __all__ = ["PartitionsChange", "set_partitions"]
 
@@ -67,7 +71,8 @@ def set_partitions(
 
     Raises:
         InvalidRequest: The number is not from 1 to 4096, the queue is a singleton queue, another queue has
-            the name of a partition, another change is under way, or messages wait for sets of resources.
+            the name of a partition, another change is under way, or messages wait or run for sets of
+            resources.
     """
     check_count("partitions", count)
     check_seconds("timeout", timeout_s)
@@ -97,7 +102,7 @@ def set_partitions(
                     f"run celery dq quotas set {queue} {widest} --spread {count}"
                 )
         if homes.before is None:
-            _check_no_sets(queue, count, partitions_of(channel, queue, homes), client)
+            _check_no_sets(queue, count, partitions_of(channel, queue, homes)[0], client)
             now = homes.begin(count)
             begin_change(partitions_of(channel, queue, now), client, homes)
             homes = now
@@ -108,10 +113,36 @@ def set_partitions(
     return PartitionsChange(queue, before, count, *progress)
 
 
-def _check_no_sets(queue: str, count: int, partitions: Sequence[Partition], client: Client) -> None:
-    sets = count > 1 and client.zrange(partitions[0].keys.resource_sets, 0, 0)
-    if sets:
+def _check_no_sets(queue: str, count: int, first: Partition, client: Client) -> None:
+    found = _some_set(first, client) if count > 1 else None
+    if found is not None:
         raise InvalidRequest(
-            f"Messages of {queue!r} wait for {text(sets[0])!r}, whose resources must be in one partition: "
-            f"let workers take them, or move them to another queue, and publish no others"
+            f"Messages of {queue!r} wait or run for {found!r}, whose resources must be in one partition: "
+            f"let workers end them, or move them to another queue, and publish no others"
         )
+
+
+def _some_set(partition: Partition, client: Client) -> str | None:
+    """Return a set of resources that has a message in a partition, in whatever state; None without one."""
+    keys = partition.keys
+    waiting = client.zrange(keys.resource_sets, 0, 0)
+    if waiting:
+        return text(waiting[0])
+    # These may wait later, in a partition where some of their resources have neither quota nor slots.
+    held = [keys.held(text(each)) for each in run_one(client, scan_all("zset", keys.leases))]
+    places = [scan(client, "zset", key) for key in (keys.delayed, keys.blocked)]
+    places += [scan(client, "hash", key) for key in (keys.following, *held)]
+    for pairs in chain.from_iterable(places):
+        ids = [each for each, _ in pairs]
+        for record in client.hmget(keys.messages, ids) if ids else ():
+            tenant = _tenant_of(record)
+            if resources_of(tenant) is not None:
+                return tenant
+    return None
+
+
+def _tenant_of(record: bytes | None) -> str:
+    try:
+        return placing_of(record, "")[0] if record else ""
+    except CorruptRecord:
+        return ""  # of a settled message, or one of which a worker makes a dead letter

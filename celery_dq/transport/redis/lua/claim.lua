@@ -169,6 +169,7 @@ end
 local is_busy = dq.close_busy_period() and not is_paused
 local window = state.claim_window
 local window_age = leaves_backlog and (#window == 48 and now - struct.unpack('>d', window) or math.huge) or 0
+if window_age < 0 then window_age = math.huge end -- the clock has jumped back
 if window_age >= CLAIM_WINDOW then dq.end_claim_window(window_age) end
 -- Behind messages that cannot run, the next claim removes more. Until then Redis has time for others.
 local pause = message_count == 0 and serving.leaves_skips and REMOVAL_PAUSE_US or nil

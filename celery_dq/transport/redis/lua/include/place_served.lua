@@ -23,9 +23,12 @@ local function has_more(tenant)
 end
 
 -- Returns the entry in `running` of a tenant of which this claim took `served` messages and left some. The first such
--- claim begins the counts and is not in them. The first one after the end of a window begins another.
+-- claim begins the counts and is not in them; so does one before the window, after the server's clock has jumped back. The
+-- first one after the end of a window begins another.
 local function count_claimed(entry, slots, served)
-  if not entry or #entry ~= COUNTED then return struct.pack(RUNNING, slots, now, 0, now, 0) end
+  if not entry or #entry ~= COUNTED or struct.unpack('>d', entry, 9) > now then
+    return struct.pack(RUNNING, slots, now, 0, now, 0)
+  end
   local _, since, count, before, count_before = struct.unpack(RUNNING, entry)
   count = count + served
   if now - since >= CLAIM_WINDOW then since, count, before, count_before = now, 0, since, count end

@@ -36,14 +36,16 @@ function dq.serve_rotation(serving, tenant, run)
   while run > 0 and #rotation > 0 do
     local backlog, served = rotation[1], tenant.served
     local goes_on, looked_at = dq.serve_backlog(serving, tenant, backlog, #rotation == 1 and run or 1)
-    if looked_at == 0 then
-      table.remove(rotation, 1)
-    elseif tenant.served > served then
-      if tenant.rotated then tenant.rotated[#tenant.rotated + 1] = backlog.name end
-      table.remove(rotation, 1)
+    local is_served, is_passed = tenant.served > served, tenant.passed
+    if is_served and tenant.rotated then tenant.rotated[#tenant.rotated + 1] = backlog.name end
+    if is_served or is_passed or looked_at == 0 then table.remove(rotation, 1) end
+    -- The claim passes over a backlog, not over the resource: its other backlogs do not wait for this one.
+    if is_passed then
+      tenant.passed = nil
+    elseif is_served then
       rotation[#rotation + 1] = backlog
     end
-    if not goes_on then return end
+    if not (goes_on or is_passed) then return end
     run = run - looked_at
   end
 end
