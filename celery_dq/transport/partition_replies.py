@@ -91,6 +91,7 @@ class ClaimReply(NamedTuple):
         lost_up_to: None when the consumer had its lease until now. Else other consumers may have the messages
             of its claims up to this number.
         has_limits: a tenant may have a limit, so that the end of one message may let another one start.
+        needs_slot: a tenant with a concurrency limit has its turn, and the claim named no free slot for it.
     """
 
     more: bool
@@ -101,6 +102,7 @@ class ClaimReply(NamedTuple):
     fenced: bool = False
     lost_up_to: int | None = None
     has_limits: bool = True
+    needs_slot: bool = False
 
     @property
     def alive(self) -> bool:

@@ -187,3 +187,21 @@ def test_a_solo_worker_keeps_no_messages_behind_a_long_task(open_app: Open) -> N
             worker_app.ran(70)
         worker_app.witness.release("long")
         worker_app.settled()
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_tenant_with_a_concurrency_has_its_turn_beside_messages_claimed_ahead(
+    open_app: Open, partitions: int
+) -> None:
+    worker_app = open_app(dq_lease=240.0)
+    app: Any = worker_app.app
+    app.dq.queues[worker_app.queue].set_partitions(partitions)
+    app.dq.quotas.set(worker_app.queue, "limited", concurrency=4)
+    for _ in range(600):
+        worker_app.send("note", "busy", tenant="busy")
+    for _ in range(20):
+        worker_app.send("note", "limited", tenant="limited")
+    with worker_app.worker("threads", 2):
+        order = worker_app.ran(620)
+        worker_app.settled()
+    assert "limited" not in order[300:]

@@ -162,6 +162,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "fairness",
+        "messages claimed ahead take every slot from a tenant with a concurrency",
+        "transport/redis/lua/claim.lua",
+        "    serving.needs_slot = true\n    break\n  end\n  if has_turn then",
+        "  elseif has_turn then",
+        ("tests/broker/test_claim_ahead.py", "-k", "has_its_turn"),
+    ),
+    Mutation(
+        "fairness",
+        "messages claimed ahead of one queue take every slot from a tenant of another one",
+        "transport/redis/consuming/fetcher.py",
+        "            want = free  #",
+        "            pass  #",
+        ("tests/broker/test_claim_ahead.py", "-k", "has_its_turn"),
+    ),
+    Mutation(
+        "fairness",
         "a worker with worker_disable_prefetch claims ahead once a slot is free",
         "transport/redis/consuming/claim_limits.py",
         "limit = 0 if is_gated else min(",

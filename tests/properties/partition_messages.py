@@ -41,3 +41,4 @@ class Held:
 class Took:
     entries: list[tuple[str, str, int, bool, str]] = field(default_factory=list)
     suspect: bool = False
+    needs_slot: bool = False

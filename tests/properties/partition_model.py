@@ -212,30 +212,29 @@ class Model:
         passed: set[str] = set()
         passed_backlogs: set[str] = set()
         served: Counter[str] = Counter()
-        while len(took.entries) < want:
-            line = [t for t in self.start if t not in passed and not self.queue_pauses]
-            if not line:
+        while len(took.entries) < want and not (took.suspect or self.queue_pauses):
+            if not (line := [t for t in self.start if t not in passed]):
                 break
             tenant = min(line, key=lambda t: (self.start[t], t.encode()))
             quota, backlog = self.quota(tenant), self.rotations.next_of(tenant, self.waiting, passed_backlogs)
-            if backlog is None or (quota.concurrency and free <= 0):
+            took.needs_slot = quota.concurrency > 0 >= free
+            if took.needs_slot:
+                break
+            if backlog is None:
                 passed.add(tenant)
                 continue
             message = self.waiting[backlog][0]
             if message.expired or message.crashes >= max_deliveries:
-                if not message.expired:
-                    self.add_dead_letter(message)
-                self.waiting[backlog].pop(0)
-                self.discard(message, "expired" if message.expired else "dead:max_deliveries")
-                self.put_in_place()
+                self.give_up(backlog)
                 continue
             if message.crashes and not suspects:
                 passed_backlogs.add(backlog)
+                if self.rotations.next_of(tenant, self.waiting, passed_backlogs) is None:
+                    passed.add(tenant)
                 continue
-            if message.crashes:
-                if took.entries:
-                    break
-                took.suspect = True
+            if message.crashes and took.entries:
+                break
+            took.suspect = message.crashes > 0
             self.waiting[backlog].pop(0)
             self.rotations.served(tenant, backlog)
             hold(message, tenant)
@@ -243,11 +242,8 @@ class Model:
             self.v = max(self.v, self.start[tenant])
             self.start[tenant] += 1 / quota.weight
             free -= bool(quota.concurrency)
-            if quota.burst:
-                self.used[tenant] = self.used.get(tenant, 0) + 1
+            self.used[tenant] = self.used.get(tenant, 0) + bool(quota.burst)
             self.put_in_place()
-            if took.suspect:
-                break
         for tenant in (each for each in served if each in self.place):
             self.claimed[tenant] = self.claimed[tenant] + served[tenant] if tenant in self.claimed else 0
         if want and not took.suspect:
@@ -255,6 +251,13 @@ class Model:
         if took.entries:
             self.claims = number
         return took
+
+    def give_up(self, backlog: str) -> None:
+        message = self.waiting[backlog].pop(0)
+        if not message.expired:
+            self.add_dead_letter(message)
+        self.discard(message, "expired" if message.expired else "dead:max_deliveries")
+        self.put_in_place()
 
     def take_discards(self, most: int, hold: Callable[[Message], None]) -> None:
         taken, self.discards = self.discards[:most], self.discards[most:]
@@ -398,16 +401,14 @@ class Model:
         return "other" if ids else "none"
 
     def cancel_tenant(self, tenant: str) -> int:
-        line = self.waiting.pop(tenant, [])
-        for message in line:
+        for message in (line := self.waiting.pop(tenant, [])):
             self.discard(message, "cancelled")
         self.put_in_place()
         return len(line)
 
     def purge(self) -> int:
         gone = [each for line in self.waiting.values() for each in line]
-        gone += [self.messages[each] for each in self.delayed]
-        gone += self.discards
+        gone += [*(self.messages[each] for each in self.delayed), *self.discards]
         for message in gone:
             self.drop(message)
         self.waiting.clear()

@@ -188,6 +188,7 @@ class PartitionMachine(WatchedPartition):
         expected = self.model.claim(consumer, want, free, MAX_DELIVERIES, suspects, discards)
         assert [each_of(e) for e in claimed.entries] == expected.entries
         assert claimed.suspect == expected.suspect
+        assert claimed.needs_slot == expected.needs_slot
         assert claimed.stale == stale
         assert claimed.more == self.model.may_serve()
         self.remembers(consumer, claimed.next_look_s)

@@ -228,8 +228,15 @@ class QuotasApi:
             return live_quotas(*opened)
 
     def changes(self, queue: str, wanted: LiveQuotas) -> builtins.list[QuotaChange]:
-        """The changes that would make the live quotas of a queue equal to `wanted`. Changes nothing."""
-        return compare(queue, self.live(queue), wanted)
+        """The changes that would make the live quotas of a queue equal to `wanted`. Changes nothing.
+
+        Raises:
+            InvalidQuota: The queue has fewer partitions than the spread of a tenant.
+        """
+        found = compare(queue, self.live(queue), wanted)
+        with self._broker.open(queue) as opened:
+            _check_spreads(opened, found)
+        return found
 
     def make(
         self,
@@ -258,16 +265,15 @@ class QuotasApi:
                 self._broker.open(queue, declare=True) as opened,
                 self._change(opened.client, queue, "quotas_made") as audited,
             ):
-                changed = []
-                now = opened
-                for change in group:
+                changed, chosen, now = [], list(group), opened
+                _check_spreads(opened, chosen)
+                for change in chosen:
                     changed.append("default" if change.tenant is None else repr(change.tenant))
                     audited.details = ", ".join(changed[:3]) + (", …" if len(changed) > 3 else "")
                     if change.tenant is None:
                         self._set_default(now, change.after, audited)
                     else:
                         name = check_single_tenant(change.tenant, what="quota")
-                        _check_spread(now, name, change.after)
                         now = self._set_own(now, name, change.after, timeout)
                         audited.count += 1
                     made += 1
@@ -361,6 +367,12 @@ class QuotasApi:
     ) -> AbstractContextManager[AuditedChange]:
         """Write a change to the audit stream at its end."""
         return self._broker.audit.change(client, action, queue, tenant=tenant)
+
+
+def _check_spreads(opened: OpenQueue, changes: Iterable[QuotaChange]) -> None:
+    for change in changes:
+        if change.tenant is not None:
+            _check_spread(opened, change.tenant, change.after)
 
 
 def _check_spread(opened: OpenQueue, tenant: str, quota: Quota | None) -> None:

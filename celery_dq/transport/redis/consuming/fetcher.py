@@ -189,6 +189,8 @@ class RedisFetcher:
         # Most turns are of other events, such as the end of a task, and change nothing here.
         is_needed = self._ready.needs_capacity or self.wakeups.needs_capacity
         want, free = self._capacity() if self._subscriptions and is_needed else (0, 0)
+        if self._ready.needing_slots:
+            want = free  # messages claimed ahead would take the slots for which a tenant waits
         with self.pipeline.together:
             if want > 0:
                 self._send_claims(want, free, now)
@@ -316,6 +318,9 @@ class RedisFetcher:
             return
         self.claimed_at = now = process.clock.monotonic()
         process.watchdog_strikes, source.has_limits = 0, claimed.has_limits
+        (ready.needing_slots.discard if is_gone or not claimed.needs_slot else ready.needing_slots.add)(
+            source
+        )
         next_look_at = None if claimed.next_look_s is None else now + claimed.next_look_s
         if not is_gone:
             ready.looked(source, next_look_at)

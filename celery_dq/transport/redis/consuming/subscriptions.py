@@ -114,6 +114,8 @@ class ReadyQueues:
         self.relied_on: dict[Subscription, None] = {}
         #: Queues whose next look this process keeps.
         self._looks: dict[Subscription, None] = {}
+        #: Queues in which a tenant with a concurrency limit has its turn and needs a free slot.
+        self.needing_slots: set[Subscription] = set()
         #: The fewest free slots at the last claims of the queues that back off, or fewer.
         self._free = 0
         #: (time, number, queue). An entry counts only with the `timer_at` of its queue.
@@ -162,6 +164,7 @@ class ReadyQueues:
         self.rest(source)
         self.handed_over(source)
         self._slowed.pop(source, None)
+        self.needing_slots.discard(source)
         source.timer_at = math.inf
 
     def found_none(self, source: Subscription, now: float, runs_suspect: bool, needs_lead: bool) -> None:

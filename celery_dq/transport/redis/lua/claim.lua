@@ -16,7 +16,7 @@
 --   consumer: the consumer that claims
 --   lease_ms: how long the lease holds from now
 --   want: how many messages it has free slots for, at most 1000; 0 only settles, finishes and renews
---   free: how many of them may belong to tenants with a concurrency limit
+--   free: how many of them may belong to tenants with a concurrency limit; when one more has its turn, the claim ends
 --   hold: '1' it may plan the next look even with messages, '0' only without or with discards only, '-' never
 --   max_deliveries: deliveries after which a message that crashes is dead; 0 is never
 --   suspects: '1' may take one message that has crashed a worker before, '0' passes over tenants whose next is one
@@ -29,9 +29,9 @@
 -- RETURNS
 --   an array: '1' when a message may be served now, else '0'; µs until the look that this consumer has planned, or
 --   '-1'; number of stale tags; '1' when the only message has crashed a worker before, '2' when the consumer is fenced
---   out, '3' when a tenant may have a limit, else '0'; '-1' when the consumer had its lease until now, else (no lease, or
---   fenced out) the number of the last claim before this one: its messages of claims up to that are lost; then three
---   strings per message: message id,
+--   out, '4' when the claim has ended at a tenant that needs a free slot, '3' when a tenant may have a limit, else '0';
+--   '-1' when the consumer had its lease until now, else (no lease, or fenced out) the number of the last claim before
+--   this one: its messages of claims up to that are lost; then three strings per message: message id,
 --   'claim number|deliveries|reason', record. For a message of a set the reason is '|' and the resource that takes it.
 --   Deliveries is '' for a message that was never delivered before, '0' for
 --   one that came back without a crash. The reason is '', except for a discard: a message that is delivered for its
@@ -114,8 +114,8 @@ if state.paused_until <= now then state.paused_until = 0 end
 local is_paused = state.paused_until > 0
 local serving = {consumer = consumer, want = want, free = tonumber(ARGV[4]), max_deliveries = tonumber(ARGV[6]),
   suspects = ARGV[7] == '1', crashes_known = has_rare and want > 0 and call('EXISTS', P .. 'deliveries') == 1,
-  chunk = math.max(want, 1), passes = 0, skips = 0, leaves_skips = false, is_full = false, has_suspect = false, discarded = {},
-  unreadable = {}}
+  chunk = math.max(want, 1), passes = 0, skips = 0, leaves_skips = false, is_full = false, has_suspect = false, needs_slot = false,
+  discarded = {}, unreadable = {}}
 local most_seen = TENANTS_PER_MESSAGE * serving.chunk
 while not is_paused and delivery.count < want and not serving.is_full and #line.seen < most_seen + serving.passes do
   if not serving.crashes_known and state.sets == 0 then dq.serve_singles(serving.chunk, want - delivery.count) end
@@ -125,7 +125,13 @@ while not is_paused and delivery.count < want and not serving.is_full and #line.
     dq.fetch_ahead(tenant, want - delivery.count)
   end
   local quota = tenant.quota
-  if dq.place_of(quota, tenant.slots, tenant.arrival) == 'turn' and (quota.concurrency == 0 or serving.free > 0) then
+  local has_turn = dq.place_of(quota, tenant.slots, tenant.arrival) == 'turn'
+  if has_turn and quota.concurrency > 0 and serving.free <= 0 then
+    -- If others were claimed ahead of their slots now, they would take each slot that becomes free.
+    serving.needs_slot = true
+    break
+  end
+  if has_turn then
     local follower = dq.first_in_line(serving.chunk)
     local run, has_more = dq.run_length(tenant, follower, want - delivery.count, serving.free), nil
     if state.sets == 0 then
@@ -182,6 +188,6 @@ local may_keep = not is_late and (ARGV[5] == '1' or (ARGV[5] == '0' and message_
 local is_more, look_in = dq.plan_next_look(consumer, may_keep, is_busy and not pause, has_rare, pause)
 if is_more then reply[1] = '1' end
 if look_in then reply[2] = string.format('%.0f', look_in) end
-reply[4] = serving.has_suspect and '1' or dq.has_limits and '3' or '0'
+reply[4] = serving.has_suspect and '1' or serving.needs_slot and '4' or dq.has_limits and '3' or '0'
 save()
 return reply
