@@ -196,9 +196,7 @@ class AuditTrail:
             is_known = isinstance(exc, _REFUSALS) and not isinstance(exc, ConnectionError)
             raise
         finally:
-            is_end = bool(continues) and not change.is_unfinished
-            if change.count or is_end or not is_known:
-                self._write(client, action, queue, tenant or "", change, is_known=is_known)
+            self._write(client, action, queue, tenant or "", change, is_known=is_known)
 
     @property
     def _key(self) -> str:
