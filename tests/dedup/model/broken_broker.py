@@ -226,7 +226,7 @@ BROKER = (
         "broker",
         "who comes back evicted takes its old place",
         "transport/redis/lua/include/dedup.lua",
-        "local verdict = admit(message, scope_of(entry.tenant, d.key))\n",
+        "local verdict = admit(message, scope_of(entry.owner, d.key))\n",
         "local verdict = 'accept'\n",
     ),
     Mutation(
