@@ -19,7 +19,7 @@ leave = heartbeat.leave_green_hub
 
 def leave_slowly():
     # As a thread that the machine lets wait: in a greenlet, while the interpreter ends.
-    gevent.sleep(0.3)
+    gevent.sleep(0.3)  # the delay that is tested
     leave()
     print("left", flush=True)
 

@@ -73,7 +73,7 @@ class Proxy:
             await asyncio.gather(*others, return_exceptions=True)
         server.close()
         # The next round of the loop closes the connections that were aborted in this one.
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # lets that round run
 
     def _sever(self) -> None:
         for writer in list(self._pairs):

@@ -178,6 +178,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "fairness",
+        "a queue at rest keeps a worker from claiming ahead",
+        "transport/redis/consuming/subscriptions.py",
+        "        self.needing_slots.discard(source)\n",
+        "",
+        ("tests/unit/test_ready_queues.py",),
+    ),
+    Mutation(
+        "fairness",
         "a worker with worker_disable_prefetch claims ahead once a slot is free",
         "transport/redis/consuming/claim_limits.py",
         "limit = 0 if is_gated else min(",

@@ -154,6 +154,8 @@ class ReadyQueues:
         """Note that no message of this queue is eligible before its next wake-up."""
         self._ready.pop(source, None)
         self._backing_off.pop(source, None)
+        # Another consumer may serve the tenant, and this one may not claim from the queue for long.
+        self.needing_slots.discard(source)
         if source.may_have_work:
             source.may_have_work = False
             if source.waits is not None:
@@ -164,7 +166,6 @@ class ReadyQueues:
         self.rest(source)
         self.handed_over(source)
         self._slowed.pop(source, None)
-        self.needing_slots.discard(source)
         source.timer_at = math.inf
 
     def found_none(self, source: Subscription, now: float, runs_suspect: bool, needs_lead: bool) -> None:
