@@ -14,6 +14,14 @@ STATUS = "tests/integration/test_status.py"
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "shared",
+        "an edit gives a task arguments that it does not take",
+        "app/api/task_body.py",
+        "if check is not None and task.typing:",
+        "if False:",
+        ("tests/integration/test_edits.py", "-k", "do_not_fit"),
+    ),
+    Mutation(
+        "shared",
         "an unknown option of a failover URL is found when it is tried",
         "transport/url_options.py",
         "for each in alternatives_in(url):",
