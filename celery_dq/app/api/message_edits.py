@@ -68,11 +68,12 @@ def edit_arguments(
     task_id: str,
     changes: Mapping[str, Any],
     accept: Collection[str],
+    tasks: Mapping[str, Any],
 ) -> Edited:
-    """Change ``args`` or ``kwargs`` of a task; `accept` as for :func:`with_arguments`.
+    """Change ``args`` or ``kwargs`` of a task; `accept` and `tasks` as for :func:`with_arguments`.
 
     Raises:
-        InvalidMessage: The body cannot be decoded or encoded.
+        InvalidMessage: The body cannot be decoded or encoded, or the arguments do not fit the task.
     """
     for _ in range(_TRIES):
         found = find_located(partitions, client, task_id)
@@ -82,7 +83,7 @@ def edit_arguments(
         if message.state not in CHANGED:
             return "other"
         record = MessageRecord.unpack(before)
-        packed, body = with_arguments(record.envelope, record.body, changes, accept)
+        packed, body = with_arguments(record.envelope, record.body, changes, accept, tasks)
         after = record._replace(envelope=packed, body=body).pack()
         call = partitions[message.partition].edit_record(task_id, before, after)
         outcome: Edited = call.run(client)
