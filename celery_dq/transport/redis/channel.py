@@ -295,9 +295,9 @@ class Channel(EventLoopChannel):
             self._active_queues.append(queue)
             self._consumers.add(consumer_tag)
             queues = self.queues(queue, refresh=True)  # the number may have changed since it was asked for
-            if self.context.has_settings:
-                options = self.context.options.queue(queues.whole_name)
-                write_settings_quota(self.partitions(queue), self.client, options, self.process.consumer)
+            options, by = self.context.options.queue(queues.whole_name), self.process.consumer
+            while not write_settings_quota(self.partitions(queue), self.client, options, by):
+                queues = self.queues(queue, refresh=True)
             self.context.register_consumer()
             self.consumer.start_consumer(QueueConsumer(consumer_tag, queues, callback, no_ack))
         self.poller.wake()

@@ -257,13 +257,19 @@ class Partition:
         """
         return self._call("hand_over_wakeup", (consumer,), read_flag)
 
-    def set_quota(self, tenant: str, packed: bytes | None, *, by: str = "") -> ScriptCall[None]:
-        """Set the quota of a tenant in the name of a user, or with None delete it; in force at once."""
-        return self._call("quota", (quota_field(tenant), packed or b"", by), read_nothing)
+    def set_quota(self, tenant: str, packed: bytes | None, *, by: str = "") -> ScriptCall[bool]:
+        """Set the quota of a tenant in the name of a user, or with None delete it; in force at once.
 
-    def set_default_quota(self, packed: bytes | None, *, by: str = "") -> ScriptCall[None]:
-        """Set the quota of tenants without their own; :meth:`place_held_back` applies it to their backlog."""
-        return self._call("quota", (DEFAULT_QUOTA, packed or b"", by), read_nothing)
+        The reply is False when the partition has another map than :attr:`homes`, and nothing was changed.
+        """
+        return self._call("quota", (quota_field(tenant), packed or b"", by, str(self.homes)), read_flag)
+
+    def set_default_quota(self, packed: bytes | None, *, by: str = "") -> ScriptCall[bool]:
+        """Set the quota of tenants without their own; :meth:`place_held_back` applies it to their backlog.
+
+        The reply is that of :meth:`set_quota`.
+        """
+        return self._call("quota", (DEFAULT_QUOTA, packed or b"", by, str(self.homes)), read_flag)
 
     def bring_settings_quota(
         self, packed: bytes | None, *, by: str, memory_ms: int, force: bool = False
@@ -276,7 +282,8 @@ class Partition:
             memory_ms: for how long a replaced quota counts as one of older settings, which is refused.
             force: apply it even then.
         """
-        return self._call("settings_quota", (packed or b"", by, memory_ms, int(force)), read_brought)
+        args = (packed or b"", by, memory_ms, int(force), str(self.homes))
+        return self._call("settings_quota", args, read_brought)
 
     def pause(
         self, tenant: str | None, *, until_us: int = 0, for_us: int = 0
