@@ -78,6 +78,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/unit/test_callback_pace.py",),
     ),
     Mutation(
+        "fairness",
+        "a queue keeps its turn in the inbox beside others",
+        "transport/redis/consuming/inbox.py",
+        "now >= self._turn[1] + TURN_S",
+        "now < self._turn[1]",
+        ("tests/properties/test_inbox.py",),
+    ),
+    Mutation(
+        "fairness",
+        "each message of a queue is a turn of its own in the inbox",
+        "transport/redis/consuming/inbox.py",
+        "now >= self._turn[1] + TURN_S",
+        "now >= self._turn[1]",
+        ("tests/properties/test_inbox.py",),
+    ),
+    Mutation(
         "custody",
         "singleton queues withhold the wake-ups of others",
         "transport/redis/consuming/subscriptions.py",

@@ -299,7 +299,7 @@ class ChannelConsumer:
     def deliver_one(self) -> bool:
         """Deliver the next message of the inbox; return whether a consumer received it."""
         self.pace.end()
-        message = self._inbox.take_next()
+        message = self._inbox.take_next(self._process.clock.monotonic())
         if message is None:
             return False
         self.pace.begin(self._runs_in_loop)
