@@ -201,7 +201,8 @@ class RedisFetcher:
             else:
                 for source in tuple(islice(self._ready.to_hand_over(), MAX_HANDOVERS)):
                     self.handovers.hand_over(source, now)
-            self.handovers.send(now)
+            if self.handovers.queued:
+                self.handovers.send(now)
             self.pipeline.send_pending_acks(now)
         keeps = self._can_keep_next_look()
         self.wakeups.wait(now, may_wait=want > 0 and keeps is not None, in_loop=not keeps)

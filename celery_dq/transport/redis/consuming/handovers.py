@@ -35,7 +35,7 @@ class Handovers:
         self._pipeline = pipeline
         self._wakeups = wakeups
         #: Queues whose wake-up must be handed over, with the number of handovers.
-        self._queued: list[tuple[Queue, int]] = []
+        self.queued: list[tuple[Queue, int]] = []
 
     # -- taking ----------------------------------------------------------------
 
@@ -68,12 +68,12 @@ class Handovers:
     def add(self, source: Subscription, times: int = 1) -> None:
         """Let :meth:`send` hand a wake-up over, in the place where a broken connection is handled."""
         if not source.queue.token and self._pipeline.connections():
-            self._queued.append((source.queue, times))
+            self.queued.append((source.queue, times))
 
     def send(self, now: float) -> None:
         """Send the handovers of the queues that this channel no longer consumes."""
-        while self._queued:
-            queue, times = self._queued.pop()
+        while self.queued:
+            queue, times = self.queued.pop()
             self._pipeline.hand_over_wakeup(queue, now, times)
 
     def send_before_blocking(self) -> None:
@@ -98,4 +98,4 @@ class Handovers:
 
     def close(self) -> None:
         """Forget the handovers that were not sent."""
-        self._queued.clear()
+        self.queued.clear()
