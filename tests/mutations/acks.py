@@ -89,8 +89,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "heartbeat",
         "a finish waits for a claim in a loop that a message may block",
         "transport/redis/consuming/fetcher.py",
-        "bool(in_time and not source.is_end_awaited(box.finishes))",
-        "bool(not source.is_end_awaited(box.finishes))",
+        "(self._acks_may_wait() and not source.is_end_awaited(box.finishes))",
+        "(not source.is_end_awaited(box.finishes))",
         ("tests/broker/test_acks.py", "-k", "not_planned"),
     ),
     Mutation(

@@ -311,7 +311,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "eta",
         "a worker that is about to be busy keeps its appointment",
-        "transport/redis/consuming/fetcher.py",
+        "transport/redis/consuming/handovers.py",
         "for source in self._ready.awaited():",
         "for source in tuple(self._ready.relied_on):",
         (
@@ -323,9 +323,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "eta",
         "no answer to a handed-over wake-up is read before a task that blocks the loop",
-        "transport/redis/consuming/fetcher.py",
-        "if self.pipeline.hands_over_wakeup():",
-        "if any(group.is_waiting for group in self.wakeups):",
+        "transport/redis/consuming/handovers.py",
+        "if self._pipeline.hands_over_wakeup():",
+        "if any(group.is_waiting for group in self._wakeups):",
         (
             "tests/broker/test_appointments.py",
             "-k",

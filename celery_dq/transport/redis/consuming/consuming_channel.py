@@ -15,6 +15,7 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.partition_replies import ClaimedEntry
+from celery_dq.transport.redis.consuming.callback_pace import CallbackPace
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
@@ -39,8 +40,9 @@ class PolledConsumer(Protocol):
     def has_undelivered(self) -> bool:
         """Whether claimed messages wait for their delivery."""
 
-    def record_service_time(self) -> None:
-        """Take the time since the last delivery for the service time of the previous message."""
+    @property
+    def pace(self) -> CallbackPace:
+        """How long its callbacks take."""
 
     def was_busy_since(self, moment: float) -> bool:
         """Whether a message was delivered after this monotonic time."""

@@ -170,7 +170,7 @@ class Poller:
         self._thread = threading.get_ident()
         try:
             for channel in self._channels:
-                channel.consumer.record_service_time()
+                channel.consumer.pace.end()
             while True:
                 for channel in self._channels:
                     if channel.consumer.was_busy_since(self._waited_until):
