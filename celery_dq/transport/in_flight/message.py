@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.utils import json as kombu_json
 
-from celery_dq.compat.kombu_publishing import json_decoder_is_kombus
+from celery_dq.compat.kombu_json import json_decoder_is_kombus
 from celery_dq.protocols import QUEUE_HEADER, RESOURCE_HEADER, TOKEN_HEADER, TermPermit
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.stored_message import StoredMessage
