@@ -285,10 +285,6 @@ class EventLoopChannel(RedisChannel):
         capacity = self.context.state.capacity
         return self.poller.is_driven and not (capacity is not None and capacity.closing)
 
-    def deliver_one(self) -> bool:
-        """Deliver one claimed message, if there is one; return whether a consumer received it."""
-        return self.consumer.has_undelivered and self.consumer.deliver_one()
-
     @property
     def has_inbox(self) -> bool:
         """Whether a message may be delivered, or a delivered one of a singleton queue may start."""

@@ -196,9 +196,12 @@ class ScriptPipeline:
 
     def queues_with_acks(self) -> list[tuple[Queue, PendingAcks]]:
         """Return the queues with pending acks, except those without a lease, whose acks are not sent."""
-        leased = self._process.heartbeat.queues
-        waiting = self._process.in_flight.partitions_with_acks()
-        return [(queue, box) for name, box in waiting if (queue := leased.get(name)) is not None]
+        leased, found = self._process.heartbeat.queues, []
+        for name, box in self._process.in_flight.partitions_with_acks():
+            queue = leased.get(name)
+            if queue is not None:
+                found.append((queue, box))
+        return found
 
     def send_pending_acks(self, now: float, urgent: str = "") -> None:
         """Send the pending acks.
