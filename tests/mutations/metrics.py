@@ -148,6 +148,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         TRACING,
     ),
     Mutation(
+        "shared",
+        "a worker without a tracer provider warns at each span",
+        "tracing/worker_step.py",
+        "            self._has_warned = True\n",
+        "",
+        TRACING,
+    ),
+    Mutation(
         "once",
         "a span that cannot be made keeps a batch in the buffer",
         "tracing/sender.py",

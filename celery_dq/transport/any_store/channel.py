@@ -101,6 +101,12 @@ class StoreChannel(ThreadedChannel):
         """Start to claim messages of a queue for this channel."""
         return self._transport.consume(self, queue)
 
+    def transient_bindings(self, queue: str) -> list[tuple[str, str]] | None:
+        """Return exchange and routing key of each binding of a transient queue; None for a lasting one."""
+        if not self.uses(queue):
+            return None
+        return [(each.exchange, each.routing_key) for each in self.state.queue_bindings(queue)]
+
     def room(self, source: Any) -> int:
         """How many messages to claim now; none while the worker stops.
 
