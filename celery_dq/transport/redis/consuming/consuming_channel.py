@@ -47,6 +47,9 @@ class PolledConsumer(Protocol):
     def was_busy_since(self, moment: float) -> bool:
         """Whether a message was delivered after this monotonic time."""
 
+    def deliver_one(self) -> bool:
+        """Deliver the next claimed message; return whether a consumer received it."""
+
     def deliver_all(self) -> None:
         """Deliver the claimed messages."""
 
@@ -85,9 +88,6 @@ class PolledChannel(Protocol):
 
     def on_readable(self, fd: int, kind: str, deliver: bool) -> bool:
         """Read what has arrived; return whether a broadcast was delivered."""
-
-    def deliver_one(self) -> bool:
-        """Deliver the next message; return whether there was one."""
 
     def next_deadline(self) -> float | None:
         """Return the monotonic time of the next tick that is due."""

@@ -27,9 +27,8 @@ from typing import Any
 
 import redis
 
-from celery_dq.transport.in_flight.in_flight_message import PendingAcks
 from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
-from celery_dq.transport.in_flight.send_acks import MAX_ACKS_PER_CALL, tags
+from celery_dq.transport.in_flight.pending_acks import PendingAcks, tags
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.redis.consuming.claim_limits import ClaimsUnderWay, DiscardPace
 from celery_dq.transport.redis.consuming.handovers import Handovers
@@ -272,7 +271,7 @@ class RedisFetcher:
         process, queue = self._process, source.queue
         if source.claim_limit is not None:
             want = min(want, source.claim_limit())
-        settles, finishes = process.in_flight.take_acks(queue.key, MAX_ACKS_PER_CALL)
+        acks = process.in_flight.pending_acks(queue.key).take()
         leads = self._claims.add(queue.key, want)
         source.is_claiming, source.is_woken, source.needs_lead = True, False, False
         call = queue.partition.claim(
@@ -285,11 +284,11 @@ class RedisFetcher:
             suspects=leads and not self._runs_suspect,
             discards=self.discard_pace.room() if leads else 0,
             discard_rest_s=self.discard_pace.rest_s(),
-            settle=tags(settles),
-            finish=tags(finishes),
+            settle=tags(acks.settles),
+            finish=tags(acks.finishes),
         )
         answer = partial(self._claimed, source, want, leads, now)
-        self.pipeline.send(InFlightCall(call, queue, now, answer, settles, finishes))
+        self.pipeline.send(InFlightCall(call, queue, now, answer, acks))
         return want
 
     def _claimed(

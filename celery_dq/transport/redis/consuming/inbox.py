@@ -55,8 +55,12 @@ class Inbox:
     @property
     def message_count(self) -> int:
         """The number of messages in the inbox, without the discards."""
-        queues = tuple(self._waiting.values())
-        return sum(len(line) for lines in queues for name, line in tuple(lines.items()) if name is not None)
+        count = 0
+        for lines in tuple(self._waiting.values()):
+            for name, line in tuple(lines.items()):
+                if name is not None:
+                    count += len(line)
+        return count
 
     def queues(self) -> tuple[str, ...]:
         """Return the names of the queues of which the inbox holds messages."""

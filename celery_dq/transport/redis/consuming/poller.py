@@ -182,7 +182,7 @@ class Poller:
                 for channel in tuple(self._channels):
                     # A message that no consumer receives, such as a discard, costs no turn of the loop.
                     while channel.consumer.has_undelivered:
-                        if channel.deliver_one():
+                        if channel.consumer.deliver_one():
                             if channel in self._channels:  # the callback may have closed it
                                 self._channels.remove(channel)
                                 self._channels.append(channel)

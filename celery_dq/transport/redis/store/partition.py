@@ -216,7 +216,14 @@ class Partition:
             worker: the worker that gives up on it, for the dead letter.
         """
         _check_chunk(tags)
-        args: tuple[Argument, ...] = (consumer, mode, max_deliveries, worker, len(tags), *_tags(tags))
+        args: tuple[Argument, ...] = (
+            consumer,
+            mode,
+            max_deliveries,
+            worker,
+            len(tags),
+            *chain.from_iterable(tags),
+        )
         return self._call("release", args, int)
 
     def heartbeat(
@@ -435,10 +442,8 @@ def _check_chunk(items: Sequence[object], limit: int = MAX_CHUNK) -> None:
 
 
 def _acks(settle: Sequence[tuple[str, str]], finish: Sequence[tuple[str, str]]) -> list[Argument]:
-    _check_chunk(settle)
-    _check_chunk(finish)
-    return [len(settle), *_tags(settle), len(finish), *_tags(finish)]
-
-
-def _tags(tags: Sequence[tuple[str, str]]) -> list[Argument]:
-    return list(chain.from_iterable(tags))
+    words: list[Argument] = []
+    for tags in (settle, finish):
+        _check_chunk(tags)
+        words += (len(tags), *chain.from_iterable(tags))
+    return words

@@ -102,7 +102,7 @@ def read_push_reply(reply: Any, messages: Sequence[OutgoingRecord]) -> list[Push
 
 def read_claim_reply(reply: Any) -> ClaimReply:
     """Return the answer to a claim."""
-    more, appointment, stale, mark, lost = (int(each) for each in reply[:5])
+    more, appointment, stale, mark, lost = map(int, reply[:5])
     delay = None if appointment < 0 else appointment / 1e6
     entries, lost_up_to = read_entries(reply[5:]), None if lost < 0 else lost
     return ClaimReply(more == 1, delay, stale, mark == 1, entries, mark == 2, lost_up_to, mark > 0, mark == 4)
