@@ -76,10 +76,11 @@ class InboxMachine(RuleBasedStateMachine):
         ]
         assert sorted(map(int, taken)) == sorted(gone)
         assert not set(discards) & set(map(int, taken))
-        for (_, tenant), line in self.lines.items():
+        for (queue, tenant), line in self.lines.items():
             if tenant in tenants:
                 assert [int(each) for each in taken if int(each) in line] == line[::-1], "the youngest first"
                 line.clear()
+                self.passed.pop((queue, tenant), None)
 
     @rule(turns=st.sampled_from([0.25, 1.0]))
     def wait(self, turns: float) -> None:
