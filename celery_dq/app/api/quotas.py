@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from celery_dq.app.api.audit import AuditedChange
-from celery_dq.app.api.broker import BrokerAccess, OpenQueue
+from celery_dq.app.api.broker import BrokerAccess, MapChanged, OpenQueue
 from celery_dq.app.api.map_change import begin_change, complete_change, require_complete
 from celery_dq.app.api.pauses import pause, resume
 from celery_dq.app.api.progress import OnProgress, ignore_progress
@@ -44,8 +45,10 @@ from celery_dq.transport.tenant import check_single_tenant, check_tenant
 class QuotasApi:
     """Live quotas. They are kept in Redis, win over the settings, and outlive restarts."""
 
-    def __init__(self, broker: BrokerAccess) -> None:
+    def __init__(self, broker: BrokerAccess, *, is_elsewhere: bool = False) -> None:
         self._broker = broker
+        #: Whether this is another environment than that of the app.
+        self._is_elsewhere = is_elsewhere
 
     def get(self, queue: str, tenant: str | int | None = None) -> Quota:
         """The quota in force for a tenant; without a tenant, for all tenants that have no quota of their own.
@@ -87,23 +90,8 @@ class QuotasApi:
         """
         name = check_single_tenant(tenant, what="quota")
         check_seconds("timeout", timeout)
-        with self._broker.open(queue, declare=True) as opened:
-            partitions, client = opened.of(name), opened.client
-            partition = partitions[0]
-            base = stored_quota(partition, client, name)
-            quota = _parse(parts, base, f"quota of tenant {name!r} in {queue!r}")
-            _check_spread(opened, name, quota)
-            pauses = parts.get("paused")
-            if pauses:
-                pause(partitions, client, name, None, self._broker.audit)
-                quota = replace(quota, paused=base.paused)
-            if quota != base or pauses is None or len(parts) > 1:
-                with self._change(client, queue, "quota_set", name) as change:
-                    change.details, change.count = str(quota), 1
-                    self._set_own(opened, name, quota, timeout)
-            if pauses is False:
-                resume(partitions, client, name, self._broker.audit)
-            return quota_in_force(partition, client, name)
+        with self._open_to_store(queue) as opened:
+            return self._broker.repeated(opened, lambda found: self._set(found, name, parts, timeout))
 
     def remove(self, queue: str, tenant: str | int, *, timeout: float = 60.0) -> None:
         """Remove a tenant's own quota: the default holds for it again.
@@ -124,8 +112,7 @@ class QuotasApi:
             self._broker.open(queue) as opened,
             self._change(opened.client, queue, "quota_removed", name) as change,
         ):
-            self._set_own(opened, name, None, timeout)
-            change.count = 1
+            self._broker.repeated(opened, lambda found: self._set_own(found, name, None, change, timeout))
 
     def pause(self, queue: str, tenant: str | int, *, until: datetime | timedelta | None = None) -> Quota:
         """Start no more tasks of a tenant. Its backlog stays, and its running tasks continue.
@@ -145,7 +132,7 @@ class QuotasApi:
             InvalidTenant: The tenant is a set of resources.
         """
         name = check_single_tenant(tenant, what="pause")
-        with self._broker.open(queue, declare=True) as opened:
+        with self._open_to_store(queue) as opened:
             partitions, client = opened.of(name), opened.client
             pause(partitions, client, name, until, self._broker.audit)
             return quota_in_force(partitions[0], client, name)
@@ -168,19 +155,19 @@ class QuotasApi:
 
         It takes effect tenant by tenant: this call walks the backlog in chunks before it returns.
         """
-        with self._broker.open(queue, declare=True) as opened:
+        with self._open_to_store(queue) as opened:
             base = quota_in_force(opened.partitions[0], opened.client, None)
             quota = _parse(parts, base, f"default quota of {queue!r}")
             with self._change(opened.client, queue, "default_set") as change:
                 change.details = str(quota)
-                self._set_default(opened, quota, change)
+                self._broker.repeated(opened, lambda found: self._set_default(found, quota, change))
             return quota
 
     def remove_default(self, queue: str) -> Quota:
         """Let the settings hold again for tenants without a quota of their own."""
         with self._broker.open(queue) as opened:
             with self._change(opened.client, queue, "default_removed") as change:
-                self._set_default(opened, None, change)
+                self._broker.repeated(opened, lambda found: self._set_default(found, None, change))
             return quota_in_force(opened.partitions[0], opened.client, None)
 
     def origins(self, queue: str, *tenants: str | int | None) -> builtins.list[QuotaOrigin]:
@@ -214,11 +201,11 @@ class QuotasApi:
         """
         options = self._broker.options.queue(queue)
         quota = options.quota if options.names_quota else None
-        with self._broker.open(queue, declare=True) as opened:
+        with self._open_to_store(queue) as opened:
             with self._change(opened.client, queue, "settings_applied") as change:
                 by = f"{self._author} (celery dq quotas apply)"
                 change.details = str(quota or "no quota")
-                apply_settings(*opened, quota, by, force=True)
+                self._broker.repeated(opened, lambda found: _apply_settings(found, quota, by))
                 change.count = 1
             return quota_in_force(opened.partitions[0], opened.client, None)
 
@@ -235,7 +222,7 @@ class QuotasApi:
         """
         found = compare(queue, self.live(queue), wanted)
         with self._broker.open(queue) as opened:
-            _check_spreads(opened, found)
+            self._check_spreads(opened, found)
         return found
 
     def make(
@@ -262,20 +249,15 @@ class QuotasApi:
         made = 0
         for queue, group in groupby(changes, key=lambda change: change.queue):
             with (
-                self._broker.open(queue, declare=True) as opened,
+                self._open_to_store(queue) as opened,
                 self._change(opened.client, queue, "quotas_made") as audited,
             ):
                 changed, chosen, now = [], list(group), opened
-                _check_spreads(opened, chosen)
+                self._check_spreads(opened, chosen)
                 for change in chosen:
                     changed.append("default" if change.tenant is None else repr(change.tenant))
                     audited.details = ", ".join(changed[:3]) + (", …" if len(changed) > 3 else "")
-                    if change.tenant is None:
-                        self._set_default(now, change.after, audited)
-                    else:
-                        name = check_single_tenant(change.tenant, what="quota")
-                        now = self._set_own(now, name, change.after, timeout)
-                        audited.count += 1
+                    now = self._broker.repeated(now, partial(self._make, change, audited, timeout))
                     made += 1
                     on_progress(made)
         return made
@@ -291,7 +273,7 @@ class QuotasApi:
             InvalidRequest: The environment is unknown, or is the app's own.
         """
         with self._broker.in_environment(environment) as there:
-            yield QuotasApi(there)
+            yield QuotasApi(there, is_elsewhere=True)
 
     def copy(
         self, queue: str, *, to: str, dry_run: bool = False, on_progress: OnProgress = ignore_progress
@@ -326,18 +308,57 @@ class QuotasApi:
     def _author(self) -> str:
         return self._broker.audit.author
 
-    def _set_own(self, opened: OpenQueue, tenant: str, quota: Quota | None, timeout_s: float) -> OpenQueue:
+    @contextmanager
+    def _open_to_store(self, queue: str) -> Iterator[OpenQueue]:
+        """Open a queue that will store something, and register it: commands know only registered queues."""
+        with self._broker.open(queue, declare=True) as opened:
+            self._broker.declare(opened.client, queue)
+            yield opened
+
+    def _set(self, opened: OpenQueue, tenant: str, parts: dict[str, Any], timeout_s: float) -> Quota:
+        partitions, client, queue = opened.of(tenant), opened.client, opened.partitions[0].keys.queue
+        base = stored_quota(partitions[0], client, tenant)
+        quota = _parse(parts, base, f"quota of tenant {tenant!r} in {queue!r}")
+        self._check_spread(opened, tenant, quota)
+        pauses = parts.get("paused")
+        if pauses:
+            pause(partitions, client, tenant, None, self._broker.audit)
+            quota = replace(quota, paused=base.paused)
+        if quota != base or pauses is None or len(parts) > 1:
+            with self._change(client, queue, "quota_set", tenant) as change:
+                change.details = str(quota)
+                self._set_own(opened, tenant, quota, change, timeout_s)
+        if pauses is False:
+            resume(partitions, client, tenant, self._broker.audit)
+        return quota_in_force(partitions[0], client, tenant)
+
+    def _make(
+        self, change: QuotaChange, audited: AuditedChange, timeout_s: float, opened: OpenQueue
+    ) -> OpenQueue:
+        if change.tenant is None:
+            self._set_default(opened, change.after, audited)
+            return opened
+        tenant = check_single_tenant(change.tenant, what="quota")
+        return self._set_own(opened, tenant, change.after, audited, timeout_s)
+
+    def _set_own(
+        self, opened: OpenQueue, tenant: str, quota: Quota | None, change: AuditedChange, timeout_s: float
+    ) -> OpenQueue:
         """Set the own quota of a tenant, or with None remove it; return the queue with its new map."""
         before, queue, client = opened.homes, opened.partitions[0].keys.queue, opened.client
         spread = 1 if quota is None else quota.spread
-        if spread != len(before.shares(tenant)):
+        changes_spread = spread != len(before.shares(tenant))
+        if changes_spread:
             require_complete(queue, before)
+        # A tenant keeps its divided quota until the last of its shares is empty.
+        is_kept = quota is None and tenant in before.spreads
+        if not is_kept:
+            opened.set_quota(tenant, quota, by=self._author)
+            change.count += 1
+        if changes_spread:
+            # The quota comes first: a process that completes this change divides it among the new shares.
             opened = opened.at(before.begin_spread(tenant, spread))
             begin_change(opened.partitions, client, before)
-        # A tenant keeps its divided quota until the last of its shares is empty.
-        is_kept = quota is None and tenant in opened.homes.spreads
-        kept = replace(stored_quota(opened.of(tenant)[0], client, tenant), spread=1) if is_kept else quota
-        opened.set_quota(tenant, kept, by=self._author)
         if tenant in opened.homes.spreads and opened.homes.moves(tenant):
             head_start_us = self._broker.options.queue(queue).head_start_us
             progress = complete_change(opened.partitions, client, head_start_us, timeout_s)
@@ -350,6 +371,7 @@ class QuotasApi:
             opened = opened.at(opened.homes.end())
         if is_kept:
             opened.set_quota(tenant, None)
+            change.count += 1
         return opened
 
     def _set_default(self, opened: OpenQueue, quota: Quota | None, change: AuditedChange) -> None:
@@ -358,7 +380,10 @@ class QuotasApi:
             refuse_default_spread(quota, f"default quota of {opened.partitions[0].keys.queue!r}")
         packed = None if quota is None else quota.pack()
         by = self._author
-        run_all([each.set_default_quota(packed, by=by) for each in opened.partitions], opened.client)
+        calls = [each.set_default_quota(packed, by=by) for each in opened.partitions]
+        is_set = run_all(calls, opened.client)
+        if not all(is_set):
+            raise MapChanged.of(opened.partitions[0].keys.queue)
         change.count += 1
         place_held_back(*opened)
 
@@ -368,22 +393,34 @@ class QuotasApi:
         """Write a change to the audit stream at its end."""
         return self._broker.audit.change(client, action, queue, tenant=tenant)
 
+    def _check_spreads(self, opened: OpenQueue, changes: Iterable[QuotaChange]) -> None:
+        for change in changes:
+            if change.tenant is not None:
+                self._check_spread(opened, change.tenant, change.after)
 
-def _check_spreads(opened: OpenQueue, changes: Iterable[QuotaChange]) -> None:
-    for change in changes:
-        if change.tenant is not None:
-            _check_spread(opened, change.tenant, change.after)
+    def _check_spread(self, opened: OpenQueue, tenant: str, quota: Quota | None) -> None:
+        """Refuse a spread over more partitions than the queue has, or will have when it is stored."""
+        keys, options = opened.partitions[0].keys, self._broker.options
+        if quota is None or quota.spread <= opened.homes.count:
+            return
+        queue, spread, count = keys.queue, quota.spread, opened.homes.count
+        if opened.client.exists(keys.state):
+            remedy = f"first run celery dq partitions {queue} --set {spread}"
+            remedy += f" with dq_environment = {options.environment!r}" if self._is_elsewhere else ""
+        else:
+            count = options.queue(queue).partitions
+            remedy = f"set dq_queues[{queue!r}]['partitions'] = {spread} in the settings"
+        if spread > count:
+            have = "1 partition" if count == 1 else f"{count} partitions"
+            raise InvalidQuota(
+                f"quota of tenant {tenant!r} in {queue!r}: spread = {spread}, but the queue has {have}: "
+                f"give a spread up to {count}, or {remedy}"
+            )
 
 
-def _check_spread(opened: OpenQueue, tenant: str, quota: Quota | None) -> None:
-    """Refuse a spread over more partitions than there are."""
-    count, queue = opened.homes.count, opened.partitions[0].keys.queue
-    if quota is not None and quota.spread > count:
-        have = "1 partition" if count == 1 else f"{count} partitions"
-        raise InvalidQuota(
-            f"quota of tenant {tenant!r} in {queue!r}: spread = {quota.spread}, but the queue has {have}: "
-            f"give a spread up to {count}, or first run celery dq partitions {queue} --set {quota.spread}"
-        )
+def _apply_settings(opened: OpenQueue, quota: Quota | None, by: str) -> None:
+    if any(each.status == "moved" for each in apply_settings(*opened, quota, by, force=True)):
+        raise MapChanged.of(opened.partitions[0].keys.queue)
 
 
 def _parse(parts: dict[str, Any], base: Quota, where: str) -> Quota:
