@@ -50,7 +50,9 @@ def status(dq: DQ, as_json: bool, timeout: float) -> None:
 
 def _print(found: Status) -> None:
     tenant_queues = [each for each in found.queues if isinstance(each, QueueSnapshot)]
-    alive = {each.name for queue in tenant_queues for each in queue.consumers if each.lease_s > 0}
+    consumers = [each for queue in tenant_queues for each in queue.consumers if each.lease_s > 0]
+    # The leader of a singleton queue has its fencing token in its name.
+    alive = {each.name.partition("@")[0] for each in consumers}
     rows = [each for each in found.queues if any(getattr(each, name, 0) for name in _IN_USE)]
     counts = f"; queues: {len(found.queues)}" if found.queues else ""
     counts += f", living consumers: {len(alive)}" if tenant_queues else ""

@@ -46,6 +46,14 @@ def test_messages_with_and_without_a_worker(status: Status, shop: Any) -> None:
     with shop.dq._broker.open_home("push") as (partition, client):
         partition.claim("w", lease_ms=60_000, want=0).run(client)
         assert "living consumers: 1" in status()
+        # The same process, as the leader of a singleton queue.
+        shop.tasks["notify"].apply_async(("acme",), queue="ledger")
+        with shop.dq._broker.open_home("ledger") as (led, _):
+            led.fence(1).run(client)
+            led.claim("w@1", lease_ms=60_000, want=0).run(client)
+            assert len(client.zrange(led.keys.leases, 0, -1)) == 1
+            assert "queues: 2, living consumers: 1" in status()
+            led.claim("w@1", lease_ms=1, want=0).run(client)
         partition.claim("w", lease_ms=1, want=0).run(client)
         while client.zscore(partition.keys.leases, "w") > int(client.time()[0]) * 1e6 + client.time()[1]:
             pass

@@ -134,8 +134,7 @@ class Model:
     def discard(self, message: Message, reason: str) -> None:
         """Behind the discards of its tenant, which take turns with those of the others."""
         first = self.first_discard(0.0)
-        self.counts["discarded"] += 1
-        self.counts[reason] += 1
+        self.counts.update(("discarded", reason))
         message.reason = reason
         message.score = max(first, self.discard_tags.get(message.tenant, 0.0))
         self.discard_tags[message.tenant] = message.score + 1
@@ -274,24 +273,22 @@ class Model:
 
     def settle(self, consumer: str, tags: list[tuple[str, str]]) -> int:
         found = [self.find(consumer, *tag) for tag in tags]
-        for message in found:
-            if message:
-                message.settled = True
+        for message in filter(None, found):
+            message.settled = True
         self.counts["stale_acks"] += found.count(None)
         return found.count(None)
 
     def finish(self, consumer: str, tags: list[tuple[str, str]]) -> int:
-        stale = 0
+        before = self.counts["stale_acks"]
         for tag in tags:
             message = self.find(consumer, *tag)
             if message is None:
-                stale += 1
+                self.counts["stale_acks"] += 1
                 continue
             del self.held[consumer][message.id]
             self.drop(message, "discards_finished" if message.reason else "finished")
         self.put_in_place()
-        self.counts["stale_acks"] += stale
-        return stale
+        return self.counts["stale_acks"] - before
 
     def release(
         self,
@@ -301,14 +298,14 @@ class Model:
         max_deliveries: int,
         as_what: str = "released",
     ) -> int:
-        stale = 0
+        before = self.counts["stale_acks"]
         charges: dict[str, float] = {}
         new: list[tuple[Message, str]] = []
         again: list[Message] = []
         for tag in tags:
             message = self.find(consumer, *tag)
             if message is None:
-                stale += 1
+                self.counts["stale_acks"] += 1
                 continue
             held = self.held[consumer].pop(message.id)
             self.counts[as_what] += 1
@@ -346,16 +343,14 @@ class Model:
             self.discard(message, reason)
         self.put_in_place()
         self.refund(charges)
-        self.counts["stale_acks"] += stale
-        return stale
+        return self.counts["stale_acks"] - before
 
     def give_all(self, consumer: str, mode: str, max_deliveries: int) -> int:
         held = self.held.get(consumer, {})
         found = sorted(held.values(), key=lambda each: each.message.score)
         tags = [(str(each.claim), each.message.id) for each in found]
-        as_what = "reaped" if mode == "crashed" else "released"
         self.counts["leases_lost"] += mode == "crashed"
-        self.release(consumer, tags, mode, max_deliveries, as_what)
+        self.release(consumer, tags, mode, max_deliveries, "reaped" if mode == "crashed" else "released")
         return len(tags)
 
     def cancel(self, task: str, stone: bool) -> str:
