@@ -124,6 +124,7 @@ EVENTS: Final[dict[str, str]] = {
     "singleton_queue_outage_began": "The broker fails for a singleton queue; the leader cannot consume it.",
     "singleton_queue_outage_over": "The broker answers again; the leader consumes its singleton queue.",
     "task_failure_not_recorded": "The failure of a dead-lettered task is not in the result backend.",
+    "tracer_provider_missing": "A worker has no tracer provider in its main process; spans are lost.",
     "unknown_task_dead_lettered": "A worker does not know a task; its message is a dead letter.",
     "task_not_started": "A lease or term was not renewed in time; the task was released unstarted.",
     "task_waits_for_predecessor": "The message before it will return; the task was released unstarted.",

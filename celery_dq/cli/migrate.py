@@ -98,6 +98,8 @@ def _show(as_json: bool, report: MigrationReport, dry_run: bool, is_return: bool
     show_table(False, report.queues, _COLUMNS, "No message waits on the source.")
     if dry_run:
         click.echo(f"{counted(report.found, 'message')} would be migrated; none was.")
+        if report.undecided:
+            click.echo(_UNDECIDED.format(", ".join(report.undecided)))
     elif report.queues:
         click.echo(f"Migrated {report.migrated:,}.")
     for each in report.left[:_SHOWN]:
@@ -109,6 +111,11 @@ def _show(as_json: bool, report: MigrationReport, dry_run: bool, is_return: bool
         click.echo(text.format(", ".join(report.held_by)))
 
 
+_UNDECIDED = (
+    "These queues have messages with priorities: {}. Stock Redis serves priority 0 first, celery-dq serves 9 "
+    "first. The migration needs --priorities inverted if your code inverts them from now on, too, or "
+    "--priorities same to keep the numbers."
+)
 #: The text for messages that workers hold, by the direction of the migration.
 _HELD = (
     "In-flight messages stay, because workers hold them: {}. Stop these workers (TERM; they return their "

@@ -130,13 +130,15 @@ class SqliteStore:
     Args:
         path: Path of the file, which is created at the first connection.
         clock: Its wall time is the time of the store.
+        marker_ttl_s: Seconds for which a batch of a producer is recognised when it is sent again.
     """
 
     look_every_s = LOOK_EVERY_S
 
-    def __init__(self, path: str, clock: Clock | None = None) -> None:
+    def __init__(self, path: str, clock: Clock | None = None, marker_ttl_s: float = 3600.0) -> None:
         self.path = path
         self.clock: Clock = clock or SystemClock()
+        self._marker_ttl_s = marker_ttl_s
 
     def connect(self) -> SqliteClient:
         """Open the file."""
@@ -148,7 +150,7 @@ class SqliteStore:
 
     def partition(self, queue: str) -> SqlitePartition:
         """Return the calls on a queue."""
-        return SqlitePartition(queue, self.clock.wall)
+        return SqlitePartition(queue, self.clock.wall, self._marker_ttl_s)
 
     def queues(self, client: SqliteClient) -> SqliteQueues:
         """Return the queues of the file."""
@@ -182,7 +184,7 @@ class Transport(StoreTransport):
                 f"broker_url = '{self.client.transport_cls}:///' names no file: give"
                 " dq-sqlite:///relative/path or dq-sqlite:////absolute/path"
             )
-        return SqliteStore(path, self.clock)
+        return SqliteStore(path, self.clock, self.options.producer_marker_ttl_us / 1e6)
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
         """Return the URL of the file, which has no password."""

@@ -31,7 +31,9 @@ CREATE TABLE IF NOT EXISTS messages (
 CREATE INDEX IF NOT EXISTS waiting ON messages (queue, consumer, priority DESC, place);
 CREATE TABLE IF NOT EXISTS leases (
     queue TEXT, consumer TEXT, until_us INTEGER NOT NULL, PRIMARY KEY (queue, consumer));
-CREATE TABLE IF NOT EXISTS producers (queue TEXT, name TEXT, sequence INTEGER, PRIMARY KEY (queue, name));
+CREATE TABLE IF NOT EXISTS producers (
+    queue TEXT, name TEXT, sequence INTEGER NOT NULL, used_us INTEGER NOT NULL, PRIMARY KEY (queue, name));
+CREATE INDEX IF NOT EXISTS producers_by_use ON producers (queue, used_us);
 CREATE TABLE IF NOT EXISTS dead_letters (
     queue TEXT, id TEXT, record BLOB NOT NULL, reason TEXT NOT NULL, worker TEXT NOT NULL,
     deliveries INTEGER NOT NULL, at_us INTEGER NOT NULL, PRIMARY KEY (queue, id));

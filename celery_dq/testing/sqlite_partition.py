@@ -45,11 +45,13 @@ class SqlitePartition:
     Args:
         queue: Name of the queue.
         wall: Returns the time in seconds since the epoch.
+        marker_ttl_s: Seconds for which the last sequence of a silent producer is known.
     """
 
-    def __init__(self, queue: str, wall: Callable[[], float]) -> None:
+    def __init__(self, queue: str, wall: Callable[[], float], marker_ttl_s: float = 3600.0) -> None:
         self._queue = queue
         self._wall = wall
+        self._marker_ttl_us = int(marker_ttl_s * 1e6)
 
     def _now_us(self) -> int:
         return int(self._wall() * 1e6)
@@ -69,11 +71,17 @@ class SqlitePartition:
             known = db.execute(
                 "SELECT sequence FROM producers WHERE queue = ? AND name = ?", (self._queue, producer)
             ).fetchone()
-            if known is not None and message.sequence <= known[0]:
-                return PushReply("seen", message.id)
+            is_seen, now_us = known is not None and message.sequence <= known[0], self._now_us()
             db.execute(
-                "INSERT OR REPLACE INTO producers VALUES (?, ?, ?)", (self._queue, producer, message.sequence)
+                "INSERT OR REPLACE INTO producers VALUES (?, ?, ?, ?)",
+                (self._queue, producer, known[0] if is_seen else message.sequence, now_us),
             )
+            db.execute(
+                "DELETE FROM producers WHERE queue = ? AND used_us <= ?",
+                (self._queue, now_us - self._marker_ttl_us),
+            )
+            if is_seen:
+                return PushReply("seen", message.id)
         return PushReply("accepted", self._insert(db, message.id, message.record))
 
     def _insert(self, db: sqlite3.Connection, wanted: str, raw: bytes) -> str:

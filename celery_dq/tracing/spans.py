@@ -15,7 +15,7 @@ from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-__all__ = ["MOST_LINKS", "batch_span", "message_span"]
+__all__ = ["MOST_LINKS", "batch_span", "message_span", "provider_is_set"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,11 @@ _SYSTEM = "celery"
 def _tracer() -> trace.Tracer:
     # The provider of the application may be set after this module was imported.
     return trace.get_tracer("celery_dq")
+
+
+def provider_is_set() -> bool:
+    """Return whether this process has a tracer provider. Without one, the API discards all spans."""
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def _attributes(operation: str, kind: str, destination: str, **more: AttributeValue) -> dict[str, Any]:

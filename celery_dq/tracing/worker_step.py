@@ -7,6 +7,7 @@ loses the span of the run, so its deliveries and the dead letter are all that th
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from celery import bootsteps
@@ -20,6 +21,8 @@ from celery_dq.transport.in_flight.message import Message
 from celery_dq.worker.task_events import TaskSubscriber, task_events
 
 __all__ = ["TracingStep"]
+
+logger = logging.getLogger(__name__)
 
 
 class TracingStep(bootsteps.Step):
@@ -35,14 +38,15 @@ class TracingStep(bootsteps.Step):
             and consumer.conninfo.transport_cls in TENANT_SCHEMES
             and context.options.otel
         ):
-            task_events(consumer).subscribe(TaskTracing(SystemClock()))
+            task_events(consumer).subscribe(TaskTracing(SystemClock(), consumer.hostname))
 
 
 class TaskTracing(TaskSubscriber):
-    """Makes the spans of one worker.
+    """Makes the spans of one worker, in its main process.
 
     Args:
         clock: Its monotonic time is that of the deliveries.
+        worker: Name of the worker, for the log.
 
     Raises:
         MissingLibrary: opentelemetry-api is not installed.
@@ -50,13 +54,16 @@ class TaskTracing(TaskSubscriber):
 
     role = "tracing"
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, worker: str) -> None:
         try:
-            from celery_dq.tracing.spans import message_span
+            from celery_dq.tracing.spans import message_span, provider_is_set
         except ImportError as exc:
             raise MissingLibrary.needed_by("dq_otel = True", "opentelemetry-api", "otel") from exc
         self._clock = clock
         self._message_span = message_span
+        self._provider_is_set = provider_is_set
+        self._worker = worker
+        self._has_warned = False
 
     def follows(self, request: Any) -> bool:
         """See :class:`TaskSubscriber`."""
@@ -81,6 +88,16 @@ class TaskTracing(TaskSubscriber):
     def _record(
         self, operation: str, kind: str, message: Message, *, seconds: float = 0.0, error: str = ""
     ) -> None:
+        # An application may set its provider as late as it likes, so the first span is the time to look.
+        if not self._has_warned and not self._provider_is_set():
+            self._has_warned = True
+            logger.warning(
+                "No tracer provider is set in the main process of worker %s: its spans 'receive' and "
+                "'dead_letter' of dq_otel are lost. Set the provider in a receiver of signal worker_init, "
+                "which runs before the pool forks, instead of worker_process_init.",
+                self._worker,
+                extra={"event": "tracer_provider_missing", "worker": self._worker},
+            )
         attributes: dict[str, Any] = {"celery_dq.deliveries": message.deliveries}
         if message.record.tenant:
             attributes["celery_dq.tenant"] = message.record.tenant

@@ -1,11 +1,11 @@
 """The brokers: kombu transports on Redis, on ZooKeeper, and above any other store.
 
 ``aliases``          the URL schemes, as kombu knows them
+``url_options``      the options that a URL of the tenant broker may hold
 ``bases``            the parts of kombu's virtual transport that the brokers use
 ``tenant``           the rules for a tenant's name and a priority; pure
 ``envelope``         the compact form of headers and properties
 ``stored_message``   a message as a broker delivers it
-``prefetch``         how much more a channel may deliver
 ``queue_arguments``  queue arguments that the brokers refuse or ignore
 ``redis``            the tenant broker
 ``zookeeper``        the broker on ZooKeeper

@@ -36,9 +36,14 @@ def leases_messages(connection: Any) -> bool:
 
 def schemes_in(url: Any) -> list[str]:
     """Return the schemes of a broker URL, of several joined by semicolons, or of a list of URLs."""
+    return [each.partition("://")[0].partition("+")[0] for each in alternatives_in(url)]
+
+
+def alternatives_in(url: Any) -> list[str]:
+    """Return the single URLs in a broker URL, in several joined by semicolons, or in a list of URLs."""
     urls = [url] if isinstance(url, str) else list(url or ())
     alternatives = (each.strip() for joined in urls for each in str(joined).split(";"))
-    return [each.partition("://")[0].partition("+")[0] for each in alternatives if "://" in each]
+    return [each for each in alternatives if "://" in each]
 
 
 def refuse_misspelt(url: Any) -> None:

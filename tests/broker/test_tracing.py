@@ -44,8 +44,7 @@ def spans_of(client: Any) -> dict[str, list[Any]]:
     return found
 
 
-def test_a_trace_shows_hand_over_deliveries_and_dead_letters(conf: dict[str, Any]) -> None:
-    client: Any = redis.Redis.from_url(conf["spans_url"])
+def call_tasks(conf: dict[str, Any]) -> dict[str, str]:
     ran = subprocess.run(
         [sys.executable, "-m", MODULE],
         cwd=ROOT,
@@ -55,10 +54,17 @@ def test_a_trace_shows_hand_over_deliveries_and_dead_letters(conf: dict[str, Any
         timeout=60,
     )
     assert ran.returncode == 0, ran.stderr
-    traces = json.loads(ran.stdout)
+    traces: dict[str, str] = json.loads(ran.stdout)
+    return traces
+
+
+def test_a_trace_shows_hand_over_deliveries_and_dead_letters(conf: dict[str, Any]) -> None:
+    client: Any = redis.Redis.from_url(conf["spans_url"])
+    traces = call_tasks(conf)
     worker = WorkerProcess(MODULE, broker=BROKERS["dq"], conf=conf, concurrency=1)
     with worker:
         wait_until(lambda: len(spans_of(client)["dead_letter shop"]) == 2, 60)
+        assert "No tracer provider" not in worker.log
     spans = spans_of(client)
     sent = spans["send shop"]
     linked = [link["context"]["trace_id"] for span in sent for link in span["links"]]
@@ -76,6 +82,17 @@ def test_a_trace_shows_hand_over_deliveries_and_dead_letters(conf: dict[str, Any
         traces["fails"]: {"status_code": "ERROR", "description": "failed: ValueError: broken"},
         traces["dies"]: {"status_code": "ERROR", "description": "max_deliveries"},
     }
+
+
+def test_a_worker_without_a_tracer_provider_warns_once(conf: dict[str, Any]) -> None:
+    call_tasks(conf)
+    worker = WorkerProcess(
+        MODULE, broker=BROKERS["dq"], conf={**conf, "traced_in_children": True}, concurrency=1
+    )
+    with worker:
+        worker.wait_for_log("No tracer provider is set in the main process of worker w1@proof: its spans")
+        worker.wait_for_log("was dead-lettered after 2 deliveries", 60)
+        assert worker.log.count("No tracer provider") == 1
 
 
 WITHOUT = """

@@ -1,7 +1,8 @@
 """The app of a traced producer and worker: their spans go to the list ``spans`` in Redis.
 
 ``python -m tests.broker.traced_shop`` makes one buffered call of each task, each in a trace of its own, and
-prints the traces by task.
+prints the traces by task. A worker sets its tracer up before it forks, or with ``traced_in_children`` in each
+child of its pool only.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import redis
+from celery.signals import worker_init, worker_process_init
 from opentelemetry import trace
 from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -47,6 +49,12 @@ def add_tasks(app: Any) -> None:
     app.task(shared=False, name="dies", acks_late=True, reject_on_worker_lost=True)(dies)
 
 
+def set_up_tracer(**_: Any) -> None:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(RedisExporter(app.conf["spans_url"])))
+    trace.set_tracer_provider(provider)
+
+
 def main() -> None:
     instrumentor: Any = CeleryInstrumentor
     instrumentor().instrument()
@@ -64,8 +72,9 @@ if ENVIRONMENT in os.environ:
     app: Any = app_from_environment("shop")
     celery_dq.setup(app)
     add_tasks(app)
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(RedisExporter(app.conf["spans_url"])))
-    trace.set_tracer_provider(provider)
     if __name__ == "__main__":
+        set_up_tracer()
         main()
+    else:
+        in_children = app.conf.get("traced_in_children")
+        (worker_process_init if in_children else worker_init).connect(set_up_tracer)

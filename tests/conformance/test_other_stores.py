@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 from pathlib import Path
@@ -72,6 +73,33 @@ def test_an_unknown_task_is_a_dead_letter(celery_app: CeleryApp) -> None:
         celery_app.app.send_task("unknown.task", queue=celery_app.queue)
         wait_until(lambda: calls.dead_letters().run(client), WAIT)
     assert "unknown task" in calls.dead_letters().run(client)[0].reason
+    client.close()
+
+
+@pytest.mark.parametrize("broker", ["sqlite"], indirect=True)
+def test_a_suspended_worker_declares_its_mailbox_again(celery_app: CeleryApp) -> None:
+    store = SqliteStore(celery_app.conf["broker_url"].removeprefix("dq-sqlite:///"))
+    client = store.connect()
+    control = celery_app.app.control
+    with celery_app.worker("solo", conf={"dq_lease": 1}) as worker:
+        wait_until(lambda: control.ping(timeout=1), WAIT)
+        mailbox = "%@%.celery.pidbox"
+        os.kill(worker.pid, signal.SIGSTOP)
+        try:
+            # Its mailbox and its leases are as old as those of a worker that has stood still for a minute.
+            client.transact(
+                lambda db: [
+                    db.execute("UPDATE queues SET used_us = 0 WHERE name LIKE ?", (mailbox,)),
+                    db.execute("UPDATE leases SET until_us = 0"),
+                ]
+            )
+            store.queues(client).declare("of another user", transient=True)
+            for table, column in (("queues", "name"), ("bindings", "queue")):
+                left = f"SELECT count(*) FROM {table} WHERE {column} LIKE ?"
+                assert client.read(left, mailbox) == [(0,)]
+        finally:
+            os.kill(worker.pid, signal.SIGCONT)
+        wait_until(lambda: control.ping(timeout=1), WAIT)
     client.close()
 
 

@@ -21,6 +21,7 @@ from celery_dq.transport.partition_replies import ClaimReply, OutgoingRecord
 from celery_dq.transport.partition_store import PartitionStore, StoreCall
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.script_calls import load_scripts
+from tests.doubles.jumping_clock import JumpingClock
 
 LONG_MS, SHORT_MS = 60_000, 60
 WAIT = 10
@@ -198,6 +199,25 @@ def test_a_purge_leaves_held_messages(partition: OpenPartition) -> None:
     partition.push("a", "b")
     assert partition.run(partition.calls.purge()).removed == 2
     assert partition.run(partition.calls.ack("one", finish=tags_of(held))) == 0
+
+
+def test_sqlite_forgets_producers_after_their_markers_end(tmp_path: Path) -> None:
+    clock = JumpingClock()
+    store = SqliteStore(str(tmp_path / "queues"), clock, marker_ttl_s=60)
+    opened, calls = store.connect(), store.partition("push")
+    message = OutgoingRecord(1, "a", MessageRecord("", "", 0, 0, 0, b"[0,{},{}]", b"body").pack())
+
+    def push(producer: str) -> str:
+        (reply,) = calls.push([message], producer=producer).run(opened)
+        return str(reply.status)
+
+    assert [push("idle"), push("busy"), push("busy")] == ["accepted", "accepted", "seen"]
+    clock.jump(59)
+    assert push("busy") == "seen"
+    clock.jump(2)
+    assert push("new") == "accepted"
+    assert opened.read("SELECT name FROM producers ORDER BY name") == [("busy",), ("new",)]
+    opened.close()
 
 
 def test_sqlite_keeps_and_replays_dead_letters(tmp_path: Path) -> None:

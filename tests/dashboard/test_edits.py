@@ -71,11 +71,12 @@ def test_hidden_arguments_of_a_task_are_replaced_unseen(shop: Any, operator: Any
 
 def test_a_confirmed_edit_changes_only_the_parts_of_its_preview(shop: Any, operator: Any) -> None:
     (task_id,) = send(shop, "a")
+    shop.dq.queues["push"].edit(task_id, args=["a"])
     place = {"queue": "push", "id": task_id}
-    asked = post(operator, "message/arguments/edit/", **place, args='["b", 0]', kwargs="{}")
-    shop.dq.queues["push"].edit(task_id, kwargs={"note": "of another operator"})
+    asked = post(operator, "message/arguments/edit/", **place, args='["b"]', kwargs="{}")
+    shop.dq.queues["push"].edit(task_id, kwargs={"order": "of another operator"})
     post(operator, "message/arguments/edit/", **hidden_fields(asked))
-    assert shop.dq.queues["push"].arguments(task_id) == (["b", 0], {"note": "of another operator"})
+    assert shop.dq.queues["push"].arguments(task_id) == (["b"], {"order": "of another operator"})
 
 
 @pytest.mark.parametrize("text", ['["\\ud800"]', "[NaN]", "[" * 900 + "]" * 900, "[" + "9" * 5000 + "]"])

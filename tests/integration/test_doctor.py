@@ -28,6 +28,7 @@ from celery_dq.errors import ConfigurationError
 from celery_dq.options import Options
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.transport.redis.store.rights import ROLES, Role, denied_commands
 from tests.apps import without_shared_tasks
 
@@ -89,6 +90,35 @@ ZOOKEEPER = f"dq-zookeeper://{NOWHERE}/shop"
         ("dq-redis://localhost/0", {"dq_buffer_folder": "/proc/here"}, "E008", "/proc/here"),
         ("dq-redis://localhost/0", {"dq_buffer_folder": "/dev/null/x"}, "E008", "/dev/null"),
         ("dq-redis://localhost/0", {"dq_leese": 5}, "E001", "dq_lease"),
+        (
+            "dq-redis://localhost/0?socket_timeout=3",
+            {},
+            "E002",
+            "option socket_timeout = '3': set broker_transport_options = {'socket_timeout': …}",
+        ),
+        (
+            "dq-redis://localhost;dq-redis://other/0?foo=1",
+            {},
+            "E002",
+            "option foo = '1': known are credential_",
+        ),
+        (
+            "dq-rediss://localhost/0?ssl_ca_cert=/x.pem",
+            {},
+            "E002",
+            "option ssl_ca_cert = '/x.pem': did you mean ssl_ca_certs",
+        ),
+        ("dq-rediss://localhost?ssl_cert_reqs=all", {}, "E002", "ssl_cert_reqs = 'all': give required,"),
+        (
+            "dq-redis+socket:///tmp/x?database=3",
+            {},
+            "E002",
+            "option database = '3': known are credential_provider, db,",
+        ),
+        *(
+            (broker, {"broker_transport_options": {"global_keyprefix": "shop"}}, "E033", "dq_key_prefix")
+            for broker in ("dq-redis://localhost/0", ZOOKEEPER)
+        ),
     ],
 )
 def test_settings(make_app: MakeApp, broker: str, conf: dict[str, Any], code: str, words: str) -> None:
@@ -102,13 +132,25 @@ def test_our_own_schemes_are_well(make_app: MakeApp, broker: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("broker", "conf"), [(ZOOKEEPER, {}), ("redis://", {"dq_election": "zookeeper://zk"})]
+    ("broker", "conf", "library", "extra"),
+    [
+        (ZOOKEEPER, {}, "kazoo", "zookeeper"),
+        ("redis://", {"dq_election": "zookeeper://zk"}, "kazoo", "zookeeper"),
+        ("dq-redis://localhost/0", {"dq_otel": True}, "opentelemetry.trace", "otel"),
+        ("dq-redis://localhost/0", {"dq_metrics_port": 9000}, "prometheus_client", "metrics"),
+    ],
 )
-def test_a_missing_kazoo(
-    make_app: MakeApp, broker: str, conf: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_a_missing_library(
+    make_app: MakeApp,
+    broker: str,
+    conf: dict[str, Any],
+    library: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "kazoo", None)
-    assert "celery-dq[zookeeper]" in faults(check_settings(make_app(broker, **conf)))["E004"]
+    monkeypatch.setitem(sys.modules, library, None)
+    assert f"celery-dq[{extra}]" in faults(check_settings(make_app(broker, **conf)))["E004"]
+    assert "E004" not in faults(check_settings(make_app("dq-redis://localhost/0")))
 
 
 def test_a_release_that_was_not_read(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +212,15 @@ def test_servers_that_do_not_answer(
     found = faults(check_server(app))
     assert words in found[code]
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(("session", "words"), [("3s", "after 4 s, not after the 3 s"), ("9s", "")])
+def test_a_session_outside_of_the_bounds_of_zookeeper(make_app: MakeApp, session: str, words: str) -> None:
+    with ZooKeeperServer(tick_ms=2_000) as server:  # no session is shorter than two ticks
+        app = make_app("memory://", dq_election=f"zookeeper://{server.hosts}", dq_election_session=session)
+        found = faults(check_server(app))
+    assert words in found.get("W033", "")
+    assert bool(words) == ("W033" in found)
 
 
 def test_messages_of_the_stock_transport(make_app: MakeApp, redis_url: str, broker_url: str) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
+import celery_dq
 from celery_dq.cli import dq
 from celery_dq.errors import InvalidQuota, InvalidRequest
 from celery_dq.inspector.live_quotas import LiveQuotas, compare, read_document, written
@@ -23,7 +26,7 @@ Run = Callable[..., str]
 @pytest.fixture
 def run(shop: Any) -> Run:
     """A function that runs ``celery dq quotas …``. Two queues exist, and one has live quotas."""
-    shop.conf.dq_queues = {"push": {}, "pull": {}}
+    shop.conf.dq_queues = {"push": {}, "pull": {}, "wide": {"partitions": 3}}
     shop.dq.quotas.set_default("push", rate=20)
     shop.dq.quotas.set("push", "007", weight=3)
     shop.dq.quotas.set("push", "no", rate="50/m", burst=10, concurrency=8)
@@ -64,6 +67,44 @@ def test_export_and_import_give_the_same_quotas(run: Run, shop: Any, tmp_path: P
     assert list(shop.dq.quotas.paused("push")) == ["acme"]
     (origin,) = shop.dq.quotas.origins("push", "no")
     assert origin.by
+
+
+def test_an_import_reads_yaml_and_takes_names_as_they_are_written(
+    run: Run, shop: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "quotas.yaml"
+    run("export", "--output", str(file))
+    assert run("import", str(file)) == "No difference.\n"
+    # Without quotes they are a number and a boolean in YAML.
+    file.write_text(
+        "# of the spring\npush:\n  default: {rate: 20}\n"
+        "  tenants:\n    007: {weight: 3}\n    no:\n      rate: 50/m\n      burst: 10\n"
+    )
+    lines = run("import", str(file), "--yes").splitlines()
+    assert [line.split(":")[0] for line in lines] == ["~ push  007", "~ push  no", "2 changes made."]
+    assert list(shop.dq.quotas.live("push").tenants) == ["007", "no"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("push: {", "quotas.yml is not YAML: "),
+        ("push: {}\npush: {}", "quotas.yml: 'push' stands twice"),
+        ("push: {default: 2026-03-01}", "queue 'push', default is '2026-03-01': give an object"),
+        ("? [push]\n: {}", "quotas.yml is not YAML: a name in line 1 is no text"),
+    ],
+)
+def test_a_mistake_in_yaml_is_named(run: Run, tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "quotas.yml"
+    file.write_text(text)
+    assert words in run("import", str(file), "--yes", status=1)
+
+
+def test_yaml_without_its_library(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    file = tmp_path / "quotas.yaml"
+    file.write_text("push: {}")
+    assert "pip install PyYAML" in run("import", str(file), "--yes", status=1)
 
 
 def test_an_interrupted_import_reports_how_far_it_got(
@@ -118,6 +159,30 @@ def test_the_quotas_of_a_sandbox_go_online_after_a_look(run: Run, shop: Any) -> 
         run("copy", "push", "--to", "pull", "--to-environment", "sandbox", "--yes")
         assert sandbox.live("pull") == wanted == shop.dq.quotas.live("push")
     assert shop.dq.quotas.live("pull") == LiveQuotas()
+
+
+def test_a_spread_goes_to_an_environment_that_has_no_such_queue(run: Run, shop: Any) -> None:
+    for queue in ("news", "jobs"):  # no setting names them
+        shop.dq.queues[queue].set_partitions(3)
+        shop.dq.quotas.set(queue, "big", spread=3)
+    to_sandbox = ("--to-environment", "sandbox", "--yes")
+    # Without partitions in the settings, the queue cannot have the spread there.
+    with pytest.raises(InvalidQuota, match=r"set dq_queues\['news'\]\['partitions'\] = 3 in the settings"):
+        shop.dq.quotas.copy("news", to="sandbox")
+    assert "1 change, none made." in run("copy", "news", "--to", "wide", *to_sandbox[:2], "--dry-run")
+    run("copy", "news", "--to", "wide", *to_sandbox)
+    with shop.dq.quotas.in_environment("sandbox") as sandbox:
+        assert sandbox.get("wide", "big").spread == 3
+        sandbox.set("jobs", "small", rate=1)
+        # It exists there now, with one partition.
+        with pytest.raises(InvalidQuota, match="partitions jobs --set 3 with dq_environment = 'sandbox'"):
+            shop.dq.quotas.copy("jobs", to="sandbox")
+    with Celery("elsewhere", broker=shop.conf.broker_url, set_as_current=False) as app:
+        celery_dq.setup(app).conf.dq_environment = "sandbox"
+        context = CLIContext(app=app, no_color=True, workdir=None)
+        result = CliRunner().invoke(dq, ["partitions", "jobs", "--set", "3"], obj=context)
+        assert result.exit_code == 0, result.output
+    assert len(shop.dq.quotas.copy("jobs", to="sandbox")) == 2
 
 
 def test_a_copy_to_another_environment_is_audited_there(run: Run, shop: Any) -> None:

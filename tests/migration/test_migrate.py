@@ -10,6 +10,7 @@ import pytest
 from kombu import Connection
 
 from celery_dq.app.api.migration import CHUNK
+from celery_dq.app.api.migration_report import MigrationOptions
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from tests.migration.conftest import Migrate
 
@@ -160,9 +161,18 @@ def test_messages_of_a_live_worker_stay_unless_they_are_asked_for(
     held.release()
 
 
-def test_priorities_are_asked_for_and_inverted(stock: Any, shop: Any, migrate: Migrate) -> None:
+def test_priorities_are_asked_for_and_inverted(
+    stock: Any, shop: Any, redis_url: str, migrate: Migrate
+) -> None:
     low, urgent, middle = (send(stock, "a", priority=priority)[0] for priority in (9, 0, 6))
     assert "--priorities inverted" in migrate(status=1)
+    report = migrate("--dry-run")
+    assert (report["found"], report["undecided"], report["migrated"]) == (3, ["push"], 0)
+    assert migrate("--dry-run", "--priorities", "same")["undecided"] == []
+    with shop.dq.migration(redis_url, None, MigrationOptions()) as migration:
+        migration.survey(read=True)
+        with pytest.raises(InvalidRequest, match="--priorities inverted"):
+            migration.run()
     assert migrate("--priorities", "inverted")["migrated"] == 3
     assert waiting_ids(shop) == [urgent, middle, low]
     assert [message.priority for message in shop.dq.queues["push"].peek(3)] == [9, 3, 0]

@@ -97,6 +97,8 @@ def test_a_dry_run_moves_nothing_and_leaves_no_key(shop: Any, migrate_back: Retu
 def test_priorities_are_asked_for(shop: Any, stock: Any, migrate_back: Return) -> None:
     low, urgent = (send(shop, "a", priority=priority)[0] for priority in (0, 9))
     assert "--priorities inverted" in migrate_back(status=1)
+    report = migrate_back("--dry-run")
+    assert (report["found"], report["undecided"], report["migrated"]) == (2, ["push"], 0)
     assert migrate_back("--priorities", "inverted")["migrated"] == 2
     assert ids_of(receive_all(stock)) == [urgent, low]
 

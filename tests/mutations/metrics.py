@@ -142,8 +142,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "shared",
         "a dead letter that no worker could run leaves no trace",
-        "worker/failed_tasks.py",
+        "worker/discards.py",
         "    task_events(consumer).exhausted(message, why)\n",
+        "",
+        TRACING,
+    ),
+    Mutation(
+        "shared",
+        "a worker without a tracer provider warns at each span",
+        "tracing/worker_step.py",
+        "            self._has_warned = True\n",
         "",
         TRACING,
     ),

@@ -11,6 +11,14 @@ RETURN = "tests/migration/test_return.py"
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "once",
+        "a migration after a look begins without a choice of priorities",
+        "app/api/migration.py",
+        "        self._report.require_priorities()\n",
+        "",
+        ("tests/migration/test_migrate.py", "-k", "asked_for"),
+    ),
+    Mutation(
+        "once",
         "each run of a migration numbers its messages as another producer",
         "migration/stock_broker.py",
         'pipeline.hsetnx(self._keys.state, "producer",',

@@ -14,6 +14,38 @@ STATUS = "tests/integration/test_status.py"
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "shared",
+        "the doctor does not see that ZooKeeper grants another session",
+        "app/checks/server_checks.py",
+        "if granted_s != wanted_s:",
+        "if False:",
+        ("tests/integration/test_doctor.py", "-k", "bounds"),
+    ),
+    Mutation(
+        "shared",
+        "an edit gives a task arguments that it does not take",
+        "app/api/task_body.py",
+        "if check is not None and task.typing:",
+        "if False:",
+        ("tests/integration/test_edits.py", "-k", "do_not_fit"),
+    ),
+    Mutation(
+        "shared",
+        "an unknown option of a failover URL is found when it is tried",
+        "transport/url_options.py",
+        "for each in alternatives_in(url):",
+        "for each in alternatives_in(url)[:1]:",
+        ("tests/integration/test_doctor.py", "-k", "test_settings"),
+    ),
+    Mutation(
+        "shared",
+        "the doctor is silent about a missing opentelemetry-api",
+        "app/checks/settings_checks.py",
+        "        (found.otel,",
+        "        (False,",
+        ("tests/integration/test_doctor.py", "-k", "missing_library"),
+    ),
+    Mutation(
+        "shared",
         "the status does not report a server that hangs",
         "app/checks/status.py",
         "if reader.is_alive():",

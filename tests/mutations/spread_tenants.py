@@ -29,6 +29,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         (*_BY_RATE, "-k", "user_names"),
     ),
     Mutation(
+        "rate",
+        "a spread is refused where the queue does not exist yet",
+        "app/api/quotas.py",
+        "            count = options.queue(queue).partitions\n",
+        "",
+        ("tests/integration/test_quota_documents.py", "-k", "no_such_queue"),
+    ),
+    Mutation(
+        "rate",
+        "a queue with quotas only is unknown to the command line",
+        "app/api/quotas.py",
+        "            self._broker.declare(opened.client, queue)\n",
+        "",
+        ("tests/integration/test_quota_documents.py", "-k", "no_such_queue"),
+    ),
+    Mutation(
         "dedup",
         "a dedup key of a spread tenant runs in a new share beside its run in an old one",
         "app/api/tenant_moves.py",

@@ -10,6 +10,22 @@ BROKER = "tests/conformance/test_other_stores.py"
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "stores",
+        "a store keeps the number of each producer for ever",
+        "testing/sqlite_partition.py",
+        '"DELETE FROM producers WHERE queue = ? AND used_us <= ?",',
+        '"DELETE FROM producers WHERE queue = ? AND used_us <= ? AND 0",',
+        (CALLS, "-k", "forgets_producers"),
+    ),
+    Mutation(
+        "stores",
+        "a worker that stood still has no mailbox when it goes on",
+        "transport/any_store/fetcher.py",
+        "            if source.queue == queue.key:\n",
+        "            if False:\n",
+        (BROKER, "-k", "mailbox"),
+    ),
+    Mutation(
+        "stores",
         "a store accepts an ack of an earlier delivery",
         "testing/sqlite_partition.py",
         '        where = " WHERE queue = ? AND consumer = ? AND claim = ? AND id = ?"\n',

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -147,6 +147,12 @@ class BrokerAccess:
     def accept_content(self) -> frozenset[str]:
         """The content types that the app's workers decode."""
         return frozenset(prepare_accept_content(self._app.conf.accept_content) or ())
+
+    @property
+    def tasks(self) -> Mapping[str, Any]:
+        """The tasks of the app, by name."""
+        tasks: Mapping[str, Any] = self._app.tasks
+        return tasks
 
     @contextmanager
     def channel(self, connection: Any = None) -> Iterator[Any]:

@@ -70,8 +70,8 @@ class BrokerMigration:
             read: Also read every waiting message, to find those that are not understood.
 
         Raises:
-            InvalidRequest: An option names a queue that does not exist, a choice is missing, or a migration
-                in the other direction was interrupted.
+            InvalidRequest: An option names a queue that does not exist, a choice is missing and `read` is
+                not set, or a migration in the other direction was interrupted.
         """
         self._refuse_interrupted_return()
         report, self._tags = MigrationReport(), {}
@@ -89,7 +89,9 @@ class BrokerMigration:
                 self._queues[queue] = counts
         report.queues = list(self._queues.values())
         if self._options.priorities is None:
-            self._refuse_priorities()
+            report.undecided = [queue.queue for queue in report.queues if queue.priorities]
+        if not read:
+            report.require_priorities()
         if self._tags and not self._options.take_unacked:
             report.held_by = live_workers(self._app, self._stock)
         if read:
@@ -112,8 +114,9 @@ class BrokerMigration:
             ConfigurationError: A migration to another target was interrupted.
             InvalidMessage: A message that an interrupted migration has taken is not understood with the
                 present settings of the app.
-            InvalidRequest: Another process has completed the migration meanwhile.
+            InvalidRequest: Another process has completed the migration meanwhile, or a choice is missing.
         """
+        self._report.require_priorities()
         channel = self._connection.default_channel
         options = self._broker.options
         target = f"{channel.context.address} {options.environment} {options.key_prefix}".rstrip()
@@ -177,15 +180,6 @@ class BrokerMigration:
             shown = queue.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
             report.left.append(NotMigrated(shown, shown, "the name of this queue is not UTF-8", ""))
         return found
-
-    def _refuse_priorities(self) -> None:
-        used = [queue.queue for queue in self._queues.values() if queue.priorities]
-        if used:
-            raise InvalidRequest(
-                f"Queue {used[0]!r} has messages with priorities. Stock Redis serves priority 0 first, "
-                "celery-dq serves 9 first: say --priorities inverted if your code inverts them from now on, "
-                "too, or --priorities same to keep the numbers."
-            )
 
     # The messages.
 

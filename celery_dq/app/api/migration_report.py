@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_dq.errors import InvalidRequest
 from celery_dq.migration.stock_message import Priorities
 
 __all__ = ["MigrationOptions", "MigrationReport", "NotMigrated", "QueueMigration"]
@@ -77,11 +78,13 @@ class MigrationReport:
         queues: The queues that have messages, or had some.
         left: Messages that stay, with the reasons.
         held_by: Living workers, because of which the unacknowledged messages stay; empty if they do not.
+        undecided: Queues with priorities other than 0, if the options do not say how to convert them.
     """
 
     queues: list[QueueMigration] = field(default_factory=list)
     left: list[NotMigrated] = field(default_factory=list)
     held_by: list[str] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
 
     @property
     def migrated(self) -> int:
@@ -96,6 +99,19 @@ class MigrationReport:
             queue.waiting + queue.staged + (0 if held else queue.unacked) - queue.left
             for queue in self.queues
         )
+
+    def require_priorities(self) -> None:
+        """Refuse to go on while it is not said how to convert priorities.
+
+        Raises:
+            InvalidRequest: A queue is undecided.
+        """
+        if self.undecided:
+            raise InvalidRequest(
+                f"Queue {self.undecided[0]!r} has messages with priorities. Stock Redis serves priority 0 "
+                "first, celery-dq serves 9 first: say --priorities inverted if your code inverts them from "
+                "now on, too, or --priorities same to keep the numbers."
+            )
 
     @property
     def is_complete(self) -> bool:

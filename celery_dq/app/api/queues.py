@@ -380,10 +380,12 @@ class QueueApi:
             See :meth:`reschedule`; ``blocked`` is a change, too.
 
         Raises:
-            InvalidMessage: A change is unknown, or the body's content type is not in ``accept_content``.
+            InvalidMessage: A change is unknown, the arguments do not fit the task's signature, or the body's
+                content type is not in ``accept_content``.
         """
         check_changes(changes, ("args", "kwargs"))
-        edit = partial(edits.edit_arguments, changes=changes, accept=self._broker.accept_content)
+        accept, tasks = self._broker.accept_content, self._broker.tasks
+        edit = partial(edits.edit_arguments, changes=changes, accept=accept, tasks=tasks)
         return self._edit("edited", task_id, ", ".join(sorted(changes)), edit)
 
     def _edit(self, action: str, task_id: str, new: str, edit: edits.EditMessage) -> Edited:

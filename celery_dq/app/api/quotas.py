@@ -46,8 +46,10 @@ from celery_dq.transport.tenant import check_single_tenant, check_tenant
 class QuotasApi:
     """Live quotas. They are kept in Redis, win over the settings, and outlive restarts."""
 
-    def __init__(self, broker: BrokerAccess) -> None:
+    def __init__(self, broker: BrokerAccess, *, is_elsewhere: bool = False) -> None:
         self._broker = broker
+        #: Whether this is another environment than that of the app.
+        self._is_elsewhere = is_elsewhere
 
     def get(self, queue: str, tenant: str | int | None = None) -> Quota:
         """The quota in force for a tenant; without a tenant, for all tenants that have no quota of their own.
@@ -90,7 +92,7 @@ class QuotasApi:
         """
         name = check_single_tenant(tenant, what="quota")
         check_seconds("timeout", timeout)
-        with self._broker.open(queue, declare=True) as opened:
+        with self._open_to_store(queue) as opened:
             return self._broker.repeated(opened, lambda found: self._set(found, name, parts, timeout))
 
     def remove(self, queue: str, tenant: str | int, *, timeout: float = 60.0) -> None:
@@ -132,7 +134,7 @@ class QuotasApi:
             InvalidTenant: The tenant is a set of resources.
         """
         name = check_single_tenant(tenant, what="pause")
-        with self._broker.open(queue, declare=True) as opened:
+        with self._open_to_store(queue) as opened:
             partitions, client = opened.of(name), opened.client
             pause(partitions, client, name, until, self._broker.audit)
             return quota_in_force(partitions[0], client, name)
@@ -155,7 +157,7 @@ class QuotasApi:
 
         It takes effect tenant by tenant: this call walks the backlog in chunks before it returns.
         """
-        with self._broker.open(queue, declare=True) as opened:
+        with self._open_to_store(queue) as opened:
             base = quota_in_force(opened.partitions[0], opened.client, None)
             quota = _parse(parts, base, f"default quota of {queue!r}")
             with self._change(opened.client, queue, "default_set") as change:
@@ -201,7 +203,7 @@ class QuotasApi:
         """
         options = self._broker.options.queue(queue)
         quota = options.quota if options.names_quota else None
-        with self._broker.open(queue, declare=True) as opened:
+        with self._open_to_store(queue) as opened:
             with self._change(opened.client, queue, "settings_applied") as change:
                 by = f"{self._author} (celery dq quotas apply)"
                 change.details = str(quota or "no quota")
@@ -222,7 +224,7 @@ class QuotasApi:
         """
         found = compare(queue, self.live(queue), wanted)
         with self._broker.open(queue) as opened:
-            _check_spreads(opened, found)
+            self._check_spreads(opened, found)
         return found
 
     def make(
@@ -249,11 +251,11 @@ class QuotasApi:
         made = 0
         for queue, group in groupby(changes, key=lambda change: change.queue):
             with (
-                self._broker.open(queue, declare=True) as opened,
+                self._open_to_store(queue) as opened,
                 self._change(opened.client, queue, "quotas_made") as audited,
             ):
                 changed, chosen, now = [], list(group), opened
-                _check_spreads(opened, chosen)
+                self._check_spreads(opened, chosen)
                 for change in chosen:
                     changed.append("default" if change.tenant is None else repr(change.tenant))
                     audited.details = ", ".join(changed[:3]) + (", …" if len(changed) > 3 else "")
@@ -273,7 +275,7 @@ class QuotasApi:
             InvalidRequest: The environment is unknown, or is the app's own.
         """
         with self._broker.in_environment(environment) as there:
-            yield QuotasApi(there)
+            yield QuotasApi(there, is_elsewhere=True)
 
     def copy(
         self, queue: str, *, to: str, dry_run: bool = False, on_progress: OnProgress = ignore_progress
@@ -308,6 +310,13 @@ class QuotasApi:
     def _author(self) -> str:
         return self._broker.audit.author
 
+    @contextmanager
+    def _open_to_store(self, queue: str) -> Iterator[OpenQueue]:
+        """Open a queue that will store something, and register it: commands know only registered queues."""
+        with self._broker.open(queue, declare=True) as opened:
+            self._broker.declare(opened.client, queue)
+            yield opened
+
     def _set(self, opened: OpenQueue, tenant: str, parts: dict[str, Any], timeout_s: float) -> Quota:
         partitions, client, queue = opened.of(tenant), opened.client, opened.partitions[0].keys.queue
         base = stored_quota(partitions[0], client, tenant)
@@ -319,7 +328,7 @@ class QuotasApi:
             log_new_spread(queue, tenant, base, quota, above_per_s)
         else:
             quota = _parse(parts, base, where)
-        _check_spread(opened, tenant, quota)
+        self._check_spread(opened, tenant, quota)
         pauses = parts.get("paused")
         if pauses:
             pause(partitions, client, tenant, None, self._broker.audit)
@@ -393,27 +402,34 @@ class QuotasApi:
         """Write a change to the audit stream at its end."""
         return self._broker.audit.change(client, action, queue, tenant=tenant)
 
+    def _check_spreads(self, opened: OpenQueue, changes: Iterable[QuotaChange]) -> None:
+        for change in changes:
+            if change.tenant is not None:
+                self._check_spread(opened, change.tenant, change.after)
+
+    def _check_spread(self, opened: OpenQueue, tenant: str, quota: Quota | None) -> None:
+        """Refuse a spread over more partitions than the queue has, or will have when it is stored."""
+        keys, options = opened.partitions[0].keys, self._broker.options
+        if quota is None or quota.spread <= opened.homes.count:
+            return
+        queue, spread, count = keys.queue, quota.spread, opened.homes.count
+        if opened.client.exists(keys.state):
+            remedy = f"first run celery dq partitions {queue} --set {spread}"
+            remedy += f" with dq_environment = {options.environment!r}" if self._is_elsewhere else ""
+        else:
+            count = options.queue(queue).partitions
+            remedy = f"set dq_queues[{queue!r}]['partitions'] = {spread} in the settings"
+        if spread > count:
+            have = "1 partition" if count == 1 else f"{count} partitions"
+            raise InvalidQuota(
+                f"quota of tenant {tenant!r} in {queue!r}: spread = {spread}, but the queue has {have}: "
+                f"give a spread up to {count}, or {remedy}"
+            )
+
 
 def _apply_settings(opened: OpenQueue, quota: Quota | None, by: str) -> None:
     if any(each.status == "moved" for each in apply_settings(*opened, quota, by, force=True)):
         raise MapChanged.of(opened.partitions[0].keys.queue)
-
-
-def _check_spreads(opened: OpenQueue, changes: Iterable[QuotaChange]) -> None:
-    for change in changes:
-        if change.tenant is not None:
-            _check_spread(opened, change.tenant, change.after)
-
-
-def _check_spread(opened: OpenQueue, tenant: str, quota: Quota | None) -> None:
-    """Refuse a spread over more partitions than there are."""
-    count, queue = opened.homes.count, opened.partitions[0].keys.queue
-    if quota is not None and quota.spread > count:
-        have = "1 partition" if count == 1 else f"{count} partitions"
-        raise InvalidQuota(
-            f"quota of tenant {tenant!r} in {queue!r}: spread = {quota.spread}, but the queue has {have}: "
-            f"give a spread up to {count}, or first run celery dq partitions {queue} --set {quota.spread}"
-        )
 
 
 def _parse(parts: dict[str, Any], base: Quota, where: str) -> Quota:

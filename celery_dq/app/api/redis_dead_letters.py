@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -238,7 +238,7 @@ class DeadLetters:
             if found is None:
                 return None
             partition, _, raw = found
-            record = edited(MessageRecord.unpack(raw), self._broker.accept_content, **changes).pack()
+            record = self._edited(MessageRecord.unpack(raw), **changes).pack()
             details = f"{message_id}: {', '.join(sorted(changes))}"
             with self._change(opened, "dead_edited", details) as change:
                 new_id = self._replayed(opened, partition, message_id, record)
@@ -308,6 +308,25 @@ class DeadLetters:
             return False
         return True
 
+    def _edited(self, record: MessageRecord, **changes: Any) -> MessageRecord:
+        """Return a record with other arguments, tenant, priority or ETA."""
+        if "tenant" in changes:
+            record = record._replace(tenant=check_tenant(changes["tenant"]))
+        if "priority" in changes:
+            record = record._replace(priority=check_priority(changes["priority"]))
+        if "eta" in changes:
+            eta = changes["eta"]
+            due_us = 0 if eta is None else check_moment("eta", eta)
+            if 0 < record.expires_us <= due_us:
+                raise InvalidRequest(
+                    f"eta = {eta}: the message expires at {moment(record.expires_us)}, and would not run; "
+                    "give an earlier time"
+                )
+            record = record._replace(due_us=due_us, counted=False, envelope=_with_eta(record.envelope, eta))
+        accept, tasks = self._broker.accept_content, self._broker.tasks
+        packed, body = with_arguments(record.envelope, record.body, changes, accept, tasks)
+        return record._replace(envelope=packed, body=body)
+
     def _replayed(
         self, opened: OpenQueue, partition: Partition, message_id: str, edit: bytes = b""
     ) -> str | None:
@@ -353,25 +372,6 @@ def check_choice(message_id: str | None, wanted: DeadLetterFilter) -> None:
     check_text("message_id", message_id)
     if wanted != ALL:
         raise InvalidRequest("replay: give either message_id or wanted=…, not both")
-
-
-def edited(record: MessageRecord, accept: Collection[str], **changes: Any) -> MessageRecord:
-    """Return a record with other arguments, tenant, priority or ETA; `accept` as for :func:`read_body`."""
-    if "tenant" in changes:
-        record = record._replace(tenant=check_tenant(changes["tenant"]))
-    if "priority" in changes:
-        record = record._replace(priority=check_priority(changes["priority"]))
-    if "eta" in changes:
-        eta = changes["eta"]
-        due_us = 0 if eta is None else check_moment("eta", eta)
-        if 0 < record.expires_us <= due_us:
-            raise InvalidRequest(
-                f"eta = {eta}: the message expires at {moment(record.expires_us)}, and would not run; give "
-                "an earlier time"
-            )
-        record = record._replace(due_us=due_us, counted=False, envelope=_with_eta(record.envelope, eta))
-    packed, body = with_arguments(record.envelope, record.body, changes, accept)
-    return record._replace(envelope=packed, body=body)
 
 
 def _with_eta(packed: bytes, eta: datetime | None) -> bytes:

@@ -51,6 +51,7 @@ class ReturnMigration:
         self._stock = stock
         self._connection = connection
         self._options = options
+        self._surveyed = MigrationReport()
         self._migrated: dict[str, int] = {}
         #: The messages of each queue that are not understood, by their ids.
         self._left: dict[str, dict[str, NotMigrated]] = {}
@@ -63,8 +64,9 @@ class ReturnMigration:
                 priorities every message is read, too.
 
         Raises:
-            InvalidRequest: An option names a queue that does not exist, a choice is missing, the number of
-                partitions of a queue changes, or a migration in the other direction was interrupted.
+            InvalidRequest: An option names a queue that does not exist, a choice is missing and `read` is
+                not set, the number of partitions of a queue changes, or a migration in the other direction
+                was interrupted.
         """
         for queue, staged in self._stock.staged_counts().items():
             if staged:
@@ -73,7 +75,10 @@ class ReturnMigration:
                     f"queue {queue!r} and was interrupted, or is under way: complete it by the same command "
                     "before you migrate back"
                 )
-        return self._count_all(read=read)
+        self._surveyed = self._count_all(read=read)
+        if not read:
+            self._surveyed.require_priorities()
+        return self._surveyed
 
     def _count_all(self, *, read: bool) -> MigrationReport:
         consumer = self._stock.known_consumer()
@@ -87,7 +92,7 @@ class ReturnMigration:
                     )
                 if read or self._options.priorities is None:
                     for partition in opened.partitions:
-                        self._read_all(partition, opened.client, queue)
+                        self._read_all(report, partition, opened.client, queue)
                 self._count(report, queue, opened, consumer)
         return report
 
@@ -98,7 +103,11 @@ class ReturnMigration:
 
         Args:
             on_progress: Called after each batch with the number of messages that were moved.
+
+        Raises:
+            InvalidRequest: A choice is missing.
         """
+        self._surveyed.require_priorities()
         consumer = self._stock.begin_return(LEASE_MS)
         target = self._stock.connection.as_uri()
         for queue in self._names():
@@ -154,22 +163,14 @@ class ReturnMigration:
         if counts.waiting or counts.unacked or counts.staged or counts.migrated:
             report.queues.append(counts)
 
-    def _read_all(self, partition: Partition, client: Any, queue: str) -> None:
-        """Read all messages; note those that are not understood.
-
-        Raises:
-            InvalidRequest: A message has a priority, and it is not said how to convert it.
-        """
+    def _read_all(self, report: MigrationReport, partition: Partition, client: Any, queue: str) -> None:
+        """Read all messages; note those that are not understood, and a priority without a choice."""
         for chunk in scan(client, "hash", partition.keys.messages, count=200):
             for message_id, record in chunk:
                 if len(record) < HEADER_SIZE:
                     continue  # a mark of a task that has started
-                if self._options.priorities is None and record[1]:
-                    raise InvalidRequest(
-                        f"Queue {queue!r} has messages with priorities. Stock Redis serves priority 0 first, "
-                        "celery-dq serves 9 first: say --priorities inverted if your code inverts them from "
-                        "now on, too, or --priorities same to keep the numbers."
-                    )
+                if self._options.priorities is None and record[1] and queue not in report.undecided:
+                    report.undecided.append(queue)
                 self._converted(queue, text(message_id), record)
 
     # The messages.

@@ -77,7 +77,11 @@ def shown_arguments(packed: bytes, raw: str | bytes) -> tuple[Any, Any]:
 
 
 def with_arguments(
-    packed: bytes, raw: str | bytes, changes: Mapping[str, Any], accept: Collection[str]
+    packed: bytes,
+    raw: str | bytes,
+    changes: Mapping[str, Any],
+    accept: Collection[str],
+    tasks: Mapping[str, Any],
 ) -> tuple[bytes, str | bytes]:
     """Return envelope and body with other ``args`` or ``kwargs``, in the same serializer and compression.
 
@@ -86,9 +90,11 @@ def with_arguments(
         raw: The body as stored.
         changes: The new ``args`` and ``kwargs``; without both, the message stays as it is.
         accept: As for :func:`read_body`.
+        tasks: The tasks of the app, by name. The arguments of other tasks are not checked.
 
     Raises:
-        InvalidMessage: The body cannot be decoded or encoded, or is of no task.
+        InvalidMessage: The body cannot be decoded or encoded, or is of no task, or the arguments do not fit
+            the task.
     """
     if "args" not in changes and "kwargs" not in changes:
         return packed, raw
@@ -98,6 +104,7 @@ def with_arguments(
     headers, properties, content_type, _ = envelope.unpack(packed)
     args = list(changes["args"] if "args" in changes else body[0])
     kwargs = dict(changes["kwargs"] if "kwargs" in changes else body[1])
+    _check_signature(tasks.get(str(headers.get("task"))), args, kwargs)
     squeezed = headers.get("compression")
     try:
         payload: str | bytes
@@ -113,6 +120,20 @@ def with_arguments(
     if "kwargs" in changes:
         headers["kwargsrepr"] = _shown(headers.get("kwargsrepr"), body[1], kwargs)
     return envelope.pack(headers, properties, kind, encoding), payload
+
+
+def _check_signature(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Check arguments as ``apply_async`` does, which leaves out tasks with ``typing = False``."""
+    # Only a task that was made of a function has the checker.
+    check = getattr(task, "__header__", None)
+    if check is not None and task.typing:
+        try:
+            check(*args, **kwargs)
+        except TypeError as exc:
+            raise InvalidMessage(
+                f"edit: the new arguments do not fit task {task.name!r}: {exc}; give arguments that the task "
+                "takes"
+            ) from exc
 
 
 def _shown(text: str | None, before: Any, after: Any) -> str:

@@ -123,8 +123,8 @@ class ZooKeeperDeadLettersApi(DeadLetters):
         def changed(record: ZooKeeperRecord) -> ZooKeeperRecord:
             if "priority" in changes:
                 record = replace(record, priority=check_priority(changes["priority"]))
-            accept = self._broker.accept_content
-            packed, body = with_arguments(record.envelope, record.body, changes, accept)
+            accept, tasks = self._broker.accept_content, self._broker.tasks
+            packed, body = with_arguments(record.envelope, record.body, changes, accept, tasks)
             return replace(record, envelope=packed, body=body)
 
         with self._broker.zookeeper_channel() as channel:

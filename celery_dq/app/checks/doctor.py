@@ -17,6 +17,7 @@ __all__ = ["SERVER_CHECKS", "SETTINGS_CHECKS", "Finding", "check_server", "check
 #: Checks that open no connection.
 SETTINGS_CHECKS = (
     settings_checks.client_libraries,
+    settings_checks.key_prefix,
     settings_checks.library_versions,
     settings_checks.tenant_options,
     settings_checks.dedup_keys,

@@ -27,6 +27,7 @@ from celery_dq.transport.aliases import (
     refuse_misspelt,
     schemes_in,
 )
+from celery_dq.transport.url_options import refuse_key_prefix
 from celery_dq.worker.unenforced import unenforced
 
 _IN_MEMORY = "which is in memory: its messages do not survive the machine"
@@ -73,18 +74,45 @@ def broker_url(app: Any) -> Iterator[Finding]:
 
 
 def client_libraries(app: Any) -> Iterator[Finding]:
-    """Whether kazoo is installed where ZooKeeper is named."""
-    if find_spec("kazoo") is not None:
-        return
-    election = dq_of(app).options.election
-    by_zookeeper = {
-        "dq-zookeeper://": _scheme(app) == ZOOKEEPER_SCHEME,
-        f"dq_election = {election!r}": election.startswith("zookeeper://"),
-    }
-    for subject in (name for name, needed in by_zookeeper.items() if needed):
-        yield Finding(
-            "error", "E004", str(MissingLibrary.needed_by(subject, "kazoo", "zookeeper")), "Install it."
-        )
+    """Whether the libraries of extras are installed where a setting needs them."""
+    found = dq_of(app).options
+    needs = (
+        (_scheme(app) == ZOOKEEPER_SCHEME, "dq-zookeeper://", "kazoo", "kazoo", "zookeeper"),
+        (
+            found.election.startswith("zookeeper://"),
+            f"dq_election = {found.election!r}",
+            "kazoo",
+            "kazoo",
+            "zookeeper",
+        ),
+        (found.otel, "dq_otel = True", "opentelemetry.trace", "opentelemetry-api", "otel"),
+        (
+            found.metrics.port is not None,
+            f"dq_metrics_port = {found.metrics.port}",
+            "prometheus_client",
+            "prometheus-client",
+            "metrics",
+        ),
+    )
+    for is_needed, subject, module, library, extra in needs:
+        if is_needed and not _can_import(module):
+            error = MissingLibrary.needed_by(subject, library, extra)
+            yield Finding("error", "E004", str(error), "Install it.")
+
+
+def _can_import(module: str) -> bool:
+    with suppress(ModuleNotFoundError):  # of the package of a module
+        return find_spec(module) is not None
+    return False
+
+
+def key_prefix(app: Any) -> Iterator[Finding]:
+    """Whether keys are separated by kombu's option, which no broker of celery-dq has."""
+    if _scheme(app) in (*TENANT_SCHEMES, *PLAIN_SCHEMES):
+        try:
+            refuse_key_prefix(app.conf.broker_transport_options)
+        except ConfigurationError as exc:
+            yield Finding("error", "E033", str(exc), "Remove the option.")
 
 
 def library_versions(app: Any) -> Iterator[Finding]:

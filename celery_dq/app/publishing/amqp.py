@@ -25,6 +25,7 @@ from celery_dq.producer.buffering_producer import BufferingProducer, RecordingPr
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport.aliases import TENANT_SCHEMES, refuse_misspelt, register_transports
 from celery_dq.transport.tenant import check_priority, check_tenant
+from celery_dq.transport.url_options import refuse_unknown_options
 
 #: Options that a call does not share with others of its kind.
 OF_ONE_CALL = frozenset(("headers", "tenant", "dedup", "retry", "retry_policy"))
@@ -46,11 +47,14 @@ class DQAmqp:
         The errors are raised here so that a worker or producer ends at its start, before it opens a socket.
 
         Raises:
-            ConfigurationError: A ``dq_*`` option is unusable, or the URL's scheme is misspelt.
+            ConfigurationError: A ``dq_*`` option is unusable, the URL's scheme is misspelt, or an option of
+                the URL is unknown.
             MissingLibrary: The library of the transport is not installed.
         """
         register_transports()  # an unpickled app was not set up in this process
-        refuse_misspelt(args[0] if args else kwargs.get("hostname"))
+        url = args[0] if args else kwargs.get("hostname")
+        refuse_misspelt(url)
+        refuse_unknown_options(url)
         context = dq_of(self.app).context
         context.options  # noqa: B018 - resolves them
         options = dict(kwargs.pop("transport_options", None) or {})

@@ -18,9 +18,9 @@ from typing import Any
 from celery_dq.clock import Clock
 from celery_dq.transport.any_store.queue_store import QueueStore, StoreClient
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.in_flight.send_acks import send_acks
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.partition_store import PartitionStore
+from celery_dq.transport.threaded_channel import BindingTable, QueueDirectory
 from celery_dq.wake_flag import WakeFlag
 
 __all__ = ["StoreConsumer", "StoreFetcher", "StoreQueue", "StoreSource"]
@@ -58,11 +58,21 @@ class StoreQueue:
 
 @dataclass(eq=False)
 class StoreSource:
-    """A queue that a channel consumes, with its claimed messages, each with its delivery tag."""
+    """A queue that a channel consumes, with its claimed messages, each with its delivery tag.
+
+    Attributes:
+        target: The queue.
+        in_flight: The messages of the connection.
+        wake: Begins the next round of the fetcher.
+        transient_bindings: Returns exchange and routing key of each binding of a transient queue; None for a
+            lasting queue.
+        inbox: The messages that were claimed and not delivered.
+    """
 
     target: StoreQueue
     in_flight: InFlightMessages
     wake: Callable[[], None]
+    transient_bindings: Callable[[], list[tuple[str, str]] | None]
     inbox: deque[tuple[ClaimedEntry, str]] = field(default_factory=deque)
 
     @property
@@ -73,6 +83,14 @@ class StoreSource:
     def look_now(self) -> None:
         """Let the fetcher claim at once."""
         self.wake()
+
+    def declare_again(self, queues: QueueDirectory, bindings: BindingTable) -> None:
+        """Declare a transient queue again, which other users have deleted while this process stood still."""
+        bound = self.transient_bindings()
+        if bound is not None and not queues.exists(self.queue):
+            queues.declare(self.queue, transient=True)
+            for exchange, routing_key in bound:
+                bindings.bind(exchange, self.queue, routing_key, transient=True)
 
     def close(self) -> None:
         """Release the messages that were not delivered, the youngest first."""
@@ -269,9 +287,9 @@ class StoreFetcher:
 
     def _send_acks(self, client: StoreClient) -> None:
         in_flight = self._consumer.in_flight
-        for name in in_flight.partitions_with_acks():
+        for name, _ in in_flight.partitions_with_acks():
             while in_flight.pending_acks(name):
-                send_acks(in_flight, self._consumer.name, self._leased[name], client)
+                in_flight.send_acks(self._consumer.name, self._leased[name], client)
 
     def _renew(self, client: StoreClient) -> float:
         """Renew all leases, if that is due; return the seconds until it is due again."""
@@ -286,10 +304,16 @@ class StoreFetcher:
                 ).run(client)
                 if not reply.alive:
                     self._consumer.lost_lease(queue, reply.claim)
+                    self._declare_again(queue, client)
                 self._consumer.in_flight.record_renewal(queue.key, now)
                 next_end_s = min(next_end_s, max(reply.next_end_s, 0.0))
             self._renew_at = now + next_end_s
         return self._renew_at - now
+
+    def _declare_again(self, queue: StoreQueue, client: StoreClient) -> None:
+        for source in self._sources:
+            if source.queue == queue.key:
+                source.declare_again(self._store.queues(client), self._store.bindings(client))
 
     def _claim(self, source: StoreSource, want: int, client: StoreClient) -> float:
         """Claim messages for a source; return the seconds until there may be more."""
@@ -305,6 +329,8 @@ class StoreFetcher:
             suspects=self._suspect not in consumer.in_flight,
         ).run(client)
         claimed = consumer.received(queue, reply, sent_at)
+        if reply.lost_up_to is not None:
+            self._declare_again(queue, client)
         if reply.suspect and claimed:
             self._suspect = claimed[0][1]
         if claimed:

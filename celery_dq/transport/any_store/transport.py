@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery_dq.context import APP_CONTEXT, AppContext
@@ -133,7 +134,8 @@ class StoreTransport(ThreadedTransport):
     def consume(self, channel: StoreChannel, queue: str) -> StoreSource:
         """Start to claim messages of *queue* for *channel*."""
         fetcher: StoreFetcher = self.start_fetcher()
-        source = StoreSource(self._queue(queue), self.in_flight, fetcher.wake)
+        bindings = partial(channel.transient_bindings, queue)
+        source = StoreSource(self._queue(queue), self.in_flight, fetcher.wake, bindings)
         self.add_source(channel, source)
         return source
 

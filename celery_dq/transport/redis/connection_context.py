@@ -26,6 +26,7 @@ from celery_dq.transport.redis.store.script_batches import run_all
 from celery_dq.transport.redis.store.server_checks import check_server
 from celery_dq.transport.redis.store.slot_map import SlotMap
 from celery_dq.transport.redis.store.whole_queue import namesake_of
+from celery_dq.transport.url_options import refuse_key_prefix
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +47,7 @@ class ConnectionContext:
     """
 
     def __init__(self, connection: Any) -> None:
-        prefix = connection.transport_options.get("global_keyprefix")
-        if prefix:
-            raise ConfigurationError(
-                f"broker_transport_options['global_keyprefix'] = {prefix!r} would reach only some of the "
-                "keys: set dq_key_prefix instead"
-            )
+        refuse_key_prefix(connection.transport_options)
         app_context = _app_context_of(connection)
         #: The worker's side, in this process; a child does not use a connection that it has inherited.
         self.state: ProcessState = app_context.in_this_process()

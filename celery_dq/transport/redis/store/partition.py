@@ -11,6 +11,7 @@ A *tag* names one delivery of a message: its claim number and its message id. A 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
@@ -128,7 +129,7 @@ class Partition:
         _check_chunk(messages)
         homes = self.homes.text + MOVING if moving else self.homes.text
         fixed = (producer, marker_ttl_ms, head_start_us, wall_us, homes, len(messages))
-        return self._call("push", chain(fixed, *messages), read_push_reply)
+        return self._call("push", chain(fixed, *messages), partial(read_push_reply, messages=messages))
 
     def claim(
         self,
@@ -215,7 +216,14 @@ class Partition:
             worker: the worker that gives up on it, for the dead letter.
         """
         _check_chunk(tags)
-        args: tuple[Argument, ...] = (consumer, mode, max_deliveries, worker, len(tags), *_tags(tags))
+        args: tuple[Argument, ...] = (
+            consumer,
+            mode,
+            max_deliveries,
+            worker,
+            len(tags),
+            *chain.from_iterable(tags),
+        )
         return self._call("release", args, int)
 
     def heartbeat(
@@ -434,10 +442,8 @@ def _check_chunk(items: Sequence[object], limit: int = MAX_CHUNK) -> None:
 
 
 def _acks(settle: Sequence[tuple[str, str]], finish: Sequence[tuple[str, str]]) -> list[Argument]:
-    _check_chunk(settle)
-    _check_chunk(finish)
-    return [len(settle), *_tags(settle), len(finish), *_tags(finish)]
-
-
-def _tags(tags: Sequence[tuple[str, str]]) -> list[Argument]:
-    return list(chain.from_iterable(tags))
+    words: list[Argument] = []
+    for tags in (settle, finish):
+        _check_chunk(tags)
+        words += (len(tags), *chain.from_iterable(tags))
+    return words

@@ -6,12 +6,14 @@ The functions read replies, which are bytes or, from a client that decodes, str.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from celery_dq.transport.partition_replies import (
     ClaimedEntry,
     ClaimReply,
     HeartbeatReply,
+    OutgoingRecord,
     PurgeReply,
     PushReply,
     PushStatus,
@@ -91,14 +93,16 @@ def read_nothing(reply: Any) -> None:
 _PUSH_STATUS: tuple[PushStatus, ...] = get_args(PushStatus)
 
 
-def read_push_reply(reply: Any) -> list[PushReply]:
-    """Return the verdict on each message of a push."""
+def read_push_reply(reply: Any, messages: Sequence[OutgoingRecord]) -> list[PushReply]:
+    """Return the verdict on each of these messages, which were pushed."""
+    if type(reply) is int:  # each was accepted under its task id
+        return [PushReply("accepted", read_text(task_id)) for _, task_id, _ in messages]
     return [PushReply(_PUSH_STATUS[int(text[0])], *text[1:].split("\0")) for text in map(read_text, reply)]
 
 
 def read_claim_reply(reply: Any) -> ClaimReply:
     """Return the answer to a claim."""
-    more, appointment, stale, mark, lost = (int(each) for each in reply[:5])
+    more, appointment, stale, mark, lost = map(int, reply[:5])
     delay = None if appointment < 0 else appointment / 1e6
     entries, lost_up_to = read_entries(reply[5:]), None if lost < 0 else lost
     return ClaimReply(more == 1, delay, stale, mark == 1, entries, mark == 2, lost_up_to, mark > 0, mark == 4)

@@ -1,0 +1,104 @@
+"""The options in the query of a URL of the tenant broker, and transport options that no broker here has.
+
+Kombu hands an unknown option on to a constructor, whose ``TypeError`` names neither the URL nor a remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+from urllib.parse import parse_qsl
+
+from celery_dq.errors import ConfigurationError
+from celery_dq.transport.aliases import CLUSTER_SCHEME, TENANT_SCHEMES, alternatives_in
+
+__all__ = ["refuse_key_prefix", "refuse_unknown_options"]
+
+#: Values of ``ssl_cert_reqs`` that kombu reads.
+_CERT_REQS = ("required", "optional", "none", "CERT_REQUIRED", "CERT_OPTIONAL", "CERT_NONE")
+#: Options in the URL of a server on TCP.
+_TCP_OPTIONS = (
+    "credential_provider",
+    "ssl_ca_certs",
+    "ssl_ca_data",
+    "ssl_ca_path",
+    "ssl_cert_reqs",
+    "ssl_certfile",
+    "ssl_check_hostname",
+    "ssl_ciphers",
+    "ssl_keyfile",
+    "ssl_password",
+)
+#: Transport options that concern the connection, which the URL of a unix socket may hold, too.
+_TRANSPORT_OPTIONS = (
+    "client_name",
+    "health_check_interval",
+    "max_connections",
+    "retry_on_timeout",
+    "socket_connect_timeout",
+    "socket_keepalive",
+    "socket_timeout",
+)
+#: Options in the URL of a unix socket.
+_SOCKET_OPTIONS = (
+    "credential_provider",
+    "db",
+    "password",
+    "protocol",
+    "username",
+    "virtual_host",
+    *(each for each in _TRANSPORT_OPTIONS if each != "socket_keepalive"),
+)
+
+
+def refuse_unknown_options(url: Any) -> None:
+    """Refuse an option in the query of a broker URL that has no effect there.
+
+    Args:
+        url: Broker URL, several joined by semicolons, or a list of URLs. A Redis Cluster and brokers other
+            than the tenant broker are not checked.
+
+    Raises:
+        ConfigurationError: An option is unknown, or the value of ``ssl_cert_reqs`` is.
+    """
+    for each in alternatives_in(url):
+        address, _, query = each.partition("?")
+        scheme, _, kind = address.partition("://")[0].partition("+")
+        if scheme not in TENANT_SCHEMES or scheme == CLUSTER_SCHEME:
+            continue
+        known = _SOCKET_OPTIONS if kind == "socket" else _TCP_OPTIONS
+        for name, value in parse_qsl(query):
+            if name not in known:
+                # A misspelt password is a password.
+                shown = "'**'" if "pass" in name else repr(value)
+                raise ConfigurationError(
+                    f"broker_url has the unknown option {name} = {shown}: {_remedy(name, known)}"
+                )
+            if name == "ssl_cert_reqs" and value not in _CERT_REQS:
+                raise ConfigurationError(
+                    f"broker_url has ssl_cert_reqs = {value!r}: give {', '.join(_CERT_REQS[:2])} or none"
+                )
+
+
+def _remedy(name: str, known: tuple[str, ...]) -> str:
+    close = [*get_close_matches(name, known, 1), *get_close_matches(name, _TRANSPORT_OPTIONS, 1)]
+    if not close:
+        return f"known are {', '.join(known)}"
+    if close[0] in known:
+        return f"did you mean {close[0]}?"
+    return f"set broker_transport_options = {{{close[0]!r}: …}}"
+
+
+def refuse_key_prefix(transport_options: Mapping[str, Any]) -> None:
+    """Refuse kombu's prefix of keys, which would leave workers and producers with different queues.
+
+    Raises:
+        ConfigurationError: The option is set.
+    """
+    prefix = transport_options.get("global_keyprefix")
+    if prefix:
+        raise ConfigurationError(
+            f"broker_transport_options['global_keyprefix'] = {prefix!r} would reach only some of the keys: "
+            "set dq_key_prefix instead, to the same value in all workers and producers"
+        )
