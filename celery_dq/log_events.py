@@ -51,6 +51,7 @@ EVENTS: Final[dict[str, str]] = {
         "A worker was started for one partition of a queue, which has fewer now; it gets no messages."
     ),
     "partitions_followed": "The number of partitions has changed, and a worker consumes the new ones.",
+    "tenant_spread_by_rate": "The rate of a tenant's quota has changed the number of its partitions.",
     "partitions_not_followed": "A worker cannot consume the new partitions; it goes on as before.",
     "partitions_differ": (
         "The settings name another number of partitions than the broker has stored, which is used."

@@ -141,6 +141,11 @@ def _queues(table: Mapping[Any, Any], defaults: QueueOptions) -> Iterable[QueueO
         if "partitions" in section:
             count = own["partitions"].check(section["partitions"], where=f"{where}['partitions']")
             queue = replace(queue, partitions=count)
+        if "spread_above_per_s" in section:
+            above = own["spread_above_per_s"].check(
+                section["spread_above_per_s"], where=f"{where}['spread_above_per_s']"
+            )
+            queue = replace(queue, spread_above_per_s=above)
         if "allocated" in section:
             allocated = own["allocated"].check(section["allocated"], where=f"{where}['allocated']")
             queue = replace(queue, allocated=allocated)

@@ -50,6 +50,15 @@ _PARTITIONS = Setting(
     low=1,
     high=MAX_PARTITIONS,
 )
+_SPREAD_ABOVE = Setting(
+    "dq_spread_above_per_s",
+    Kind.WHOLE,
+    None,
+    "Rate of a tenant's own quota, per second, for each partition in which it then lives; None spreads none.",
+    low=1,
+    high=100_000,
+    optional=True,
+)
 
 SETTINGS = (
     Setting(
@@ -75,7 +84,8 @@ SETTINGS = (
         "dq_queues",
         Kind.TABLE,
         {},
-        "Per queue: the parts of a quota, priority_aging, max_deliveries, partitions, allocated.",
+        "Per queue: the parts of a quota, priority_aging, max_deliveries, partitions, spread_above_per_s, "
+        "allocated.",
     ),
     Setting(
         "dq_default_quota", Kind.TABLE, {}, "Quota of each tenant, in queues without a quota of their own."
@@ -179,7 +189,7 @@ SETTINGS = (
 )
 
 # The keys of dq_queues[name] besides the parts of a quota; there they have no prefix.
-QUEUE_SETTINGS = (_PRIORITY_AGING, _MAX_DELIVERIES, _PARTITIONS, ALLOCATED)
+QUEUE_SETTINGS = (_PRIORITY_AGING, _MAX_DELIVERIES, _PARTITIONS, _SPREAD_ABOVE, ALLOCATED)
 
 
 @dataclass(frozen=True)
@@ -194,6 +204,8 @@ class QueueOptions:
             priority.
         max_deliveries: Number of lost workers after which a message becomes a dead letter; default 5.
         partitions: Number of partitions that the queue gets when it is first declared; default 1.
+        spread_above_per_s: Rate of a tenant's own quota for each partition in which it then lives; None
+            (default) spreads no tenant by its rate.
         allocated: Whether its partitions are allocated to workers; None (default) is whether it has several.
     """
 
@@ -203,6 +215,7 @@ class QueueOptions:
     priority_aging_us: int | None = None
     max_deliveries: int = 5
     partitions: int = 1
+    spread_above_per_s: int | None = None
     allocated: bool | None = None
 
     @property

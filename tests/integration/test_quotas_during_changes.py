@@ -54,7 +54,8 @@ def test_a_quota_is_divided_among_the_shares_of_now(
     wide: Any, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     wide.dq.quotas.set("push", A, concurrency=4)
-    before_next(monkeypatch, quotas, moment, lambda: wide.dq.quotas.set("push", A, spread=2))
+    owner = quotas if hasattr(quotas, moment) else quotas.QuotasApi
+    before_next(monkeypatch, owner, moment, lambda: wide.dq.quotas.set("push", A, spread=2))
     assert wide.dq.quotas.set("push", A, concurrency=8) == Quota(concurrency=8, spread=2)
     assert limits(wide, A) == [4, 4]
     send(wide, *[A] * 40)

@@ -8,9 +8,26 @@ _UNIT = ("tests/unit/test_shares.py",)
 _MODEL = ("tests/integration/test_spread.py",)
 _OPERATIONS = ("tests/integration/test_spread_operations.py",)
 _MOVES = ("tests/integration/test_tenant_moves.py",)
+_BY_RATE = ("tests/integration/test_spread_by_rate.py",)
 _QUOTAS = ("tests/integration/test_quotas_during_changes.py",)
 
 MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "rate",
+        "a rate just above the threshold spreads no tenant",
+        "app/api/spread_by_rate.py",
+        "-(-SECOND_US // (quota.interval_us * above_per_s))",
+        "max(SECOND_US // (quota.interval_us * above_per_s), 1)",
+        (*_BY_RATE, "-k", "divided_by_the_threshold"),
+    ),
+    Mutation(
+        "rate",
+        "the rate replaces a spread that a user has named",
+        "app/api/spread_by_rate.py",
+        "    return base.spread == spread_by_rate(base, above_per_s, opened.homes.count)",
+        "    return True",
+        (*_BY_RATE, "-k", "user_names"),
+    ),
     Mutation(
         "rate",
         "a spread is refused where the queue does not exist yet",

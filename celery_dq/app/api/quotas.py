@@ -16,6 +16,7 @@ from celery_dq.app.api.broker import BrokerAccess, MapChanged, OpenQueue
 from celery_dq.app.api.map_change import begin_change, complete_change, require_complete
 from celery_dq.app.api.pauses import pause, resume
 from celery_dq.app.api.progress import OnProgress, ignore_progress
+from celery_dq.app.api.spread_by_rate import follows_rate, log_new_spread, spread_by_rate
 from celery_dq.errors import InvalidQuota, InvalidRequest, TenantMoving
 from celery_dq.inspector.live_quotas import (
     LiveQuotas,
@@ -76,7 +77,8 @@ class QuotasApi:
             timeout: Seconds to wait for the moves of a changed `spread`. The same call goes on with them.
             parts: ``rate`` (``"50/s"``, ``"3000/m"``, a number per second, None for unlimited), ``burst``,
                 ``weight``, ``concurrency`` (None for unlimited), ``paused``, ``spread`` (the number of
-                partitions of the queue in which the tenant lives).
+                partitions of the queue in which the tenant lives; without it, the setting
+                ``spread_above_per_s`` of the queue may choose it from the rate).
 
         Returns:
             The quota that is in force now.
@@ -318,7 +320,14 @@ class QuotasApi:
     def _set(self, opened: OpenQueue, tenant: str, parts: dict[str, Any], timeout_s: float) -> Quota:
         partitions, client, queue = opened.of(tenant), opened.client, opened.partitions[0].keys.queue
         base = stored_quota(partitions[0], client, tenant)
-        quota = _parse(parts, base, f"quota of tenant {tenant!r} in {queue!r}")
+        where = f"quota of tenant {tenant!r} in {queue!r}"
+        above_per_s = self._broker.options.queue(queue).spread_above_per_s
+        if above_per_s and "spread" not in parts and follows_rate(opened, tenant, base, above_per_s):
+            quota = _parse({**parts, "spread": 1}, base, where)
+            quota = replace(quota, spread=spread_by_rate(quota, above_per_s, opened.homes.count))
+            log_new_spread(queue, tenant, base, quota, above_per_s)
+        else:
+            quota = _parse(parts, base, where)
         self._check_spread(opened, tenant, quota)
         pauses = parts.get("paused")
         if pauses:
