@@ -14,6 +14,14 @@ STATUS = "tests/integration/test_status.py"
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "shared",
+        "two workers of one name share a probe file in silence",
+        "worker/probe_step.py",
+        "is_other = other.pid != os.getpid() and",
+        "is_other = other.worker != self._worker and",
+        ("tests/integration/test_probe.py", "-k", "leaves_the_file"),
+    ),
+    Mutation(
+        "shared",
         "an edit gives a task arguments that it does not take",
         "app/api/task_body.py",
         "if check is not None and task.typing:",
