@@ -11,6 +11,14 @@ _MOVES = ("tests/integration/test_tenant_moves.py",)
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        "shared",
+        "a purged dead letter returns with its move to another partition",
+        "transport/redis/lua/forget_dead.lua",
+        "if not moving[id] then ids",
+        "if true then ids",
+        ("tests/integration/test_tenant_moves.py", "-k", "not_purged"),
+    ),
+    Mutation(
         "revoke",
         "a task that one partition has leaves tombstones in the other ones",
         "app/api/cancel.py",
