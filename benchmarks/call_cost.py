@@ -1,4 +1,4 @@
-"""CPU time of ``apply_async`` in several checkouts, in turn: ``python -m benchmarks.call_cost TREE TREE …``.
+"""The cost of ``apply_async`` in several checkouts, in turn: ``python -m benchmarks.call_cost TREE TREE …``.
 
 A change to the path of a call is compared with the commit before it:
 ``git worktree add ../before main; python -m benchmarks.call_cost ../before .``. A round starts one process
@@ -11,6 +11,7 @@ import argparse
 import gc
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.buffering import flush, shop
-from benchmarks.measure import Report, interleave, ratio
+from benchmarks.measure import Report, ServerProbe, interleave, ratio
 from celery_dq.testing.servers import RedisServer
 
 #: Name of the calls -> way of the app, options of the calls, how many.
@@ -30,6 +31,9 @@ CALLS: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
+FIGURES = ("caller", "process", "redis", "switches", "rate")
+
+
 def compare(trees: list[str], rounds: int) -> Report:
     """Measure the calling thread's CPU time and the whole process's, in µs per call."""
     report = Report("call_cost")
@@ -39,18 +43,21 @@ def compare(trees: list[str], rounds: int) -> Report:
         "µs of the caller",
         f"vs {trees[0]}",
         "µs of the process",
+        "µs of Redis",
+        "switches",
         "calls/s",
     ]
     report.notes.append(
         "CPU time, median (min-max); process: with the flusher, until the broker has all messages"
     )
+    report.notes.append("switches: how often a thread of the process waited, per 1,000 calls")
     report.notes.append("calls/s: of the caller by the clock on the wall")
     found = interleave(trees, rounds, _measure_tree, 3_600)
     for calls in CALLS:
         for tree in trees:
-            row = {key: found[tree][f"{calls}: {key}"] for key in ("caller", "process", "rate")}
+            row = {key: found[tree][f"{calls}: {key}"] for key in FIGURES}
             against = ratio(row["caller"], found[trees[0]][f"{calls}: caller"])
-            report.row(calls, tree, row["caller"], against, row["process"], row["rate"])
+            report.row(calls, tree, row["caller"], against, *(row[key] for key in FIGURES[1:]))
     return report
 
 
@@ -72,14 +79,21 @@ def measure() -> dict[str, float]:
                     task.apply_async((42, "A-1"), **options)
                 flush(task.app)
                 gc.collect()
+                probe = ServerProbe(server.port)
+                redis, switches = probe.cpu_seconds(), resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
                 process, caller, started = time.process_time(), time.thread_time(), time.perf_counter()
                 for _ in range(amount):
                     task.apply_async((42, "A-1"), **options)
                 caller, called = time.thread_time() - caller, time.perf_counter() - started
                 flush(task.app)
                 process = time.process_time() - process
+                switches = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - switches
+                redis = probe.cpu_seconds() - redis
+                probe.close()
             figures[f"{calls}: caller"] = caller / amount * 1e6
             figures[f"{calls}: process"] = process / amount * 1e6
+            figures[f"{calls}: redis"] = redis / amount * 1e6
+            figures[f"{calls}: switches"] = switches / amount * 1e3
             figures[f"{calls}: rate"] = amount / called
     return figures
 

@@ -41,10 +41,12 @@ def scrapes(quick: bool) -> Report:
         (f"{tenants:,} tenants", 1, {}),
         (f"{tenants:,} tenants with a rate", 1, {"dq_default_quota": {"rate": "1/m", "burst": 2}}),
         (f"{tenants:,} tenants, 20 with labels", 1, {"dq_metrics_tenants": 20}),
-        (f"{queues:,} empty queues", queues, {"dq_metrics_timeout": 60}),
+        (f"{queues:,} empty queues", queues, {}),
     )
     for name, queue_count, conf in cases:
-        with RedisServer() as server, _exporter(server, queue_count, conf) as (app, url):
+        # A busy machine must not end the measurement.
+        patient = {**conf, "dq_metrics_timeout": 60}
+        with RedisServer() as server, _exporter(server, queue_count, patient) as (app, url):
             if queue_count == 1:
                 _fill(app, tenants)
             found = _measure(server.port, url, rounds)

@@ -32,14 +32,17 @@ class TenantRules:
             inherited = self._of_retried(headers["id"])
             if inherited is not None:
                 return inherited
-        rule = self.rule(name)
-        if rule is None:
-            return ""
         if isinstance(body, dict):  # task protocol 1
-            args, kwargs = body["args"], body["kwargs"]
-        else:
-            args, kwargs = body[0], body[1]
-        return check_tenant(rule(args, kwargs), where=f"tenant of task {name}")
+            return self.of_arguments(name, body["args"], body["kwargs"])
+        return self.of_arguments(name, body[0], body[1])
+
+    def of_arguments(self, name: str, args: Any, kwargs: Any) -> str:
+        """Return the tenant that the task's ``tenant`` names for these arguments; "" without the option.
+
+        The errors are those of :meth:`tenant_of`.
+        """
+        rule = self.rule(name)
+        return "" if rule is None else check_tenant(rule(args, kwargs), where=f"tenant of task {name}")
 
     def _of_retried(self, task_id: str) -> str | None:
         running = running_task()

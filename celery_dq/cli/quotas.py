@@ -15,6 +15,7 @@ from celery_dq.cli.bulk import bulk, confirm
 from celery_dq.cli.output import command, show
 from celery_dq.cli.progress import counted, reported_progress
 from celery_dq.cli.typos import nearest, require_queue, unknown_tenant
+from celery_dq.cli.yaml_document import yaml_as_json
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.live_quotas import LiveQuotas, QuotaChange, read_document, written
 from celery_dq.inspector.tenants import QuotaOrigin
@@ -195,12 +196,15 @@ def quota_import(dq: DQ, as_json: bool, file: str, dry_run: bool, yes: bool) -> 
     """Make the live quotas of the queues in FILE (- is the standard input) equal to FILE.
 
     A quota that FILE does not have is removed. Queues that FILE does not name stay as they are, and so do
-    pauses. FILE is checked before the first change.
+    pauses. FILE is checked before the first change. It is JSON, or YAML if its name ends in .yaml or .yml.
     """
     if file == "-" and not (dry_run or yes):
         raise click.UsageError("FILE - needs --yes or --dry-run: no question can be asked there.")
     with click.open_file(file, "rb") as opened:
-        wanted = read_document(opened.read(), "the standard input" if file == "-" else file)
+        text = opened.read()
+    if file.endswith((".yaml", ".yml")):
+        text = yaml_as_json(text, file)
+    wanted = read_document(text, "the standard input" if file == "-" else file)
     known = list(dq.queues)
     for queue in wanted:
         require_queue(queue, known)

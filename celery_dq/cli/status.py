@@ -54,7 +54,8 @@ def _print(found: Status) -> None:
     rows = [each for each in found.queues if any(getattr(each, name, 0) for name in _IN_USE)]
     counts = f"; queues: {len(found.queues)}" if found.queues else ""
     counts += f", living consumers: {len(alive)}" if tenant_queues else ""
-    click.echo(f"Broker {found.broker}{counts}")
+    if found.broker:
+        click.echo(f"Broker {found.broker}{counts}")
     if rows:
         click.echo()
         show_table(False, rows, with_pauses(_QUEUE_COLUMNS, rows), "")
@@ -64,7 +65,8 @@ def _print(found: Status) -> None:
     if found.workers:
         click.echo()
         show_table(False, found.workers, WORKER_COLUMNS, "")
-    click.echo()
+    if found.broker:
+        click.echo()
     for finding in found.findings:
         click.echo(line_of(finding))
     if not found.findings and len(tenant_queues) == len(found.queues):

@@ -16,6 +16,7 @@ from celery_dq.inspector.waiting import waiting_of
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import HEADER_SIZE, MessageRecord
+from celery_dq.transport.redis.store.likely_partitions import likely_first
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
@@ -163,14 +164,30 @@ def find(partitions: Sequence[Partition], client: Client, task_id: str) -> list[
 
 
 def find_located(partitions: Sequence[Partition], client: Client, task_id: str) -> list[Located]:
-    """Return the messages of :func:`find` with their records."""
+    """Return the messages of :func:`find` with their records.
+
+    The partitions in which the id says that the task is are asked first. The other ones are asked only if
+    none of them has it. A dead letter or a tombstone is no such answer.
+    """
+    first, others = likely_first(partitions, task_id)
+    answers = _located_in(first, client, task_id)
+    if all(each is None or each.message.state in _LAST for each in answers.values()):
+        answers |= _located_in(others, client, task_id)
     found: dict[str, Located] = {}
-    for each in run_rounds(client, [locate(partition, task_id) for partition in partitions]):
+    for partition in partitions:
+        each = answers.get(partition)
         if each is not None:
             known = found.setdefault(each.message.queue, each).message
             if _LAST.get(each.message.state, 0) < _LAST.get(known.state, 0):
                 found[each.message.queue] = each
     return list(found.values())
+
+
+def _located_in(
+    partitions: Sequence[Partition], client: Client, task_id: str
+) -> dict[Partition, Located | None]:
+    found = run_rounds(client, [locate(partition, task_id) for partition in partitions])
+    return dict(zip(partitions, found, strict=True))
 
 
 #: The states that count only where a task is in no other one.

@@ -20,7 +20,11 @@ COUNTER_FIELDS = (
     "settled",
     "released",
     "reaped",
+    "leases_lost",
+    "stale_acks",
     "discarded",
+    "cancelled",
+    "expired",
     "discards_claimed",
     "discards_finished",
     "dead_lettered",
@@ -109,7 +113,12 @@ class QueueCounters:
             messages.
         released: Messages that a worker has released, settled ones included.
         reaped: Messages that were reaped from a lost worker, settled ones included.
+        leases_lost: Leases of workers that expired, with messages or without.
+        stale_acks: Acks and releases that changed nothing, because the worker had lost the message to
+            another one, or had no right to it any more. An ack that is repeated after a lost reply counts.
         discarded: Messages that became discards: cancelled, expired, dead, or covered by another call.
+        cancelled: The discards that were cancelled.
+        expired: The discards that expired.
         discards_finished: Discards whose end a worker has recorded.
         dead_lettered: Dead letters that were stored.
         dropped: Messages that were deleted before their end: purged, replaced by a later call with the
@@ -126,7 +135,11 @@ class QueueCounters:
     finished: int
     released: int
     reaped: int
+    leases_lost: int
+    stale_acks: int
     discarded: int
+    cancelled: int
+    expired: int
     discards_finished: int
     dead_lettered: int
     dropped: int

@@ -119,9 +119,23 @@ METRICS: tuple[Metric, ...] = (
     _messages(
         "discarded", "Messages that will not run: cancelled, expired, dead or covered by a call.", "discarded"
     ),
+    _messages("cancelled", "Discards that were cancelled.", "cancelled"),
+    _messages("expired", "Discards that expired.", "expired"),
     _messages("discards_finished", "Discards whose end a worker has recorded.", "discards_finished"),
     _messages("dead_lettered", "Dead letters that were stored.", "dead_lettered"),
     _messages("dropped", "Messages that were deleted before their end, for example by a purge.", "dropped"),
+    _queue(
+        "celery_dq_leases_lost_total",
+        "Leases of workers that expired: the workers were killed, cut off or stood still.",
+        "snapshot.counters.leases_lost",
+        "counter",
+    ),
+    _queue(
+        "celery_dq_stale_acks_total",
+        "Acks and releases that changed nothing, because the worker had lost the message.",
+        "snapshot.counters.stale_acks",
+        "counter",
+    ),
     Metric(
         "celery_dq_queue_wait_seconds",
         "histogram",

@@ -70,8 +70,6 @@ class TaskLifecycle(TaskSubscriber):
         if not self._asks_at_once:
             # For a task that calls back after its start, this is the last check.
             self._veto(request, message, starts=not self.asks_first)
-        if message.permit is not None and request.task.acks_late:
-            message.expect_late_ack()
         self._in_pool[message.delivery_tag] = self._clock.monotonic()
         _answer_at_once(request, message)
 

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import click
 from docutils import nodes
@@ -33,6 +34,15 @@ from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS
 from celery_dq.scripts import ScriptSet
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from celery_dq.transport.redis.store.transient import TransientQueues
+from celery_dq.znodes import (
+    JOURNALS,
+    PRESENCES,
+    AllocationNodes,
+    AllocatorNodes,
+    BrokerNodes,
+    LeadershipNodes,
+    beat_entry,
+)
 
 
 def settings() -> str:
@@ -101,6 +111,38 @@ def keys() -> str:
         kind, _, meaning = " ".join(doc.split()).partition(": ")
         rows.append((f"``{key}`` (on the stock broker)", kind, meaning))
     return _table(("key", "type", "holds"), rows, "35 10 55")
+
+
+def znodes() -> str:
+    """Every folder and node of celery-dq in ZooKeeper."""
+    leader, allocation, broker = (
+        LeadershipNodes("online", "<name>"),
+        AllocationNodes("online"),
+        BrokerNodes("online"),
+    )
+    queue = broker.queue("<queue>")
+    found = {
+        JOURNALS: "Persistent children, one for each writer whose transactions must take effect once.",
+        PRESENCES: "Ephemeral children, one for each consumer that holds items in a session.",
+        leader.candidate_prefix("<guid>") + "<sequence>": "A candidate, an ephemeral node.",
+        allocation.member("<worker>", 0).rpartition("|")[0]
+        + "|<session>": "A running worker, an ephemeral node.",
+        allocation.serverlist + "/<generation>/<worker>": "The partitions that a worker serves.",
+        broker.bindings("<exchange>"): "The bindings of an exchange, in the names of its nodes.",
+        broker.transient("<queue>"): "The users of a transient queue, ephemeral nodes.",
+        queue.ready_prefix(9)
+        + "<sequence>": "A waiting item; the digits before the sequence are the priority.",
+        queue.delayed_prefix(1_800_000_000_000) + "<sequence>": "A delayed item with its due time.",
+        beat_entry("online", "<beat>", "<entry>"): "The last tick of an entry of an elected beat.",
+    }
+    for each in (leader, AllocatorNodes("online"), allocation, broker, queue):
+        for kind in type(each).__mro__:
+            for name, member in vars(kind).items():
+                path = getattr(each, name) if isinstance(member, property) else None
+                if isinstance(path, str):
+                    found[path] = " ".join((inspect.getdoc(member) or "").split())
+    rows = [(f"``{unquote(path)}``", meaning) for path, meaning in sorted(found.items())]
+    return _table(("node", "holds"), rows, "45 55")
 
 
 def cli() -> str:
@@ -235,6 +277,7 @@ PAGES: tuple[Callable[[], str], ...] = (
     settings,
     queue_settings,
     keys,
+    znodes,
     cli,
     rights,
     log_events,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import importlib
+import inspect
 import json
 import os
 import re
@@ -25,6 +26,14 @@ from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.znodes import (
+    JOURNALS,
+    PRESENCES,
+    AllocationNodes,
+    AllocatorNodes,
+    BrokerNodes,
+    LeadershipNodes,
+)
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -134,6 +143,21 @@ def test_every_script_and_key_is_in_the_documentation(pages: str) -> None:
     keys = [getattr(example, name).removeprefix(example.prefix) for name in names]
     keys += ["tenant:<tenant>", "held:<consumer>", "producer:<producer>"]
     assert [key for key in keys if f"``{key}``" not in pages] == []
+
+
+def test_every_node_in_zookeeper_is_in_the_documentation(pages: str) -> None:
+    broker = BrokerNodes("online")
+    leader = LeadershipNodes("online", "name")
+    nodes = [leader, AllocatorNodes("online"), AllocationNodes("online"), broker, broker.queue("queue")]
+    paths = {
+        getattr(each, name)
+        for each in nodes
+        for name, member in inspect.getmembers(type(each))
+        if isinstance(member, property) and name != "folders"
+    }
+    assert len(paths) > 15
+    shown = pages.replace("<name>", "name").replace("<queue>", "queue")
+    assert [path for path in (*paths, JOURNALS, PRESENCES) if f"``{path}``" not in shown] == []
 
 
 def test_every_finding_of_the_doctor_is_explained() -> None:

@@ -10,9 +10,9 @@ from tests.integration.shop import send
 
 COUNT = 4
 #: One tenant for each partition, in the order of their numbers.
-A, B, C, D = TENANTS = ["shop-0", "shop-1", "shop-7", "shop-2"]
+A, B, C, D = TENANTS = ["shop-11", "shop-3", "shop-26", "shop-13"]
 #: Another tenant of partition 0.
-A2 = "shop-5"
+A2 = "shop-7"
 
 
 @contextmanager

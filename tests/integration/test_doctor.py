@@ -28,6 +28,7 @@ from celery_dq.errors import ConfigurationError
 from celery_dq.options import Options
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.transport.redis.store.rights import ROLES, Role, denied_commands
 from tests.apps import without_shared_tasks
 
@@ -211,6 +212,15 @@ def test_servers_that_do_not_answer(
     found = faults(check_server(app))
     assert words in found[code]
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(("session", "words"), [("3s", "after 4 s, not after the 3 s"), ("9s", "")])
+def test_a_session_outside_of_the_bounds_of_zookeeper(make_app: MakeApp, session: str, words: str) -> None:
+    with ZooKeeperServer(tick_ms=2_000) as server:  # no session is shorter than two ticks
+        app = make_app("memory://", dq_election=f"zookeeper://{server.hosts}", dq_election_session=session)
+        found = faults(check_server(app))
+    assert words in found.get("W033", "")
+    assert bool(words) == ("W033" in found)
 
 
 def test_messages_of_the_stock_transport(make_app: MakeApp, redis_url: str, broker_url: str) -> None:

@@ -210,12 +210,13 @@ def count_round_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[],
 
 
 def test_cancelling_leaves_a_tombstone_only_for_a_task_that_no_partition_has(wide: Any, queue: Any) -> None:
-    ids = dict(zip(TENANTS, send(wide, *TENANTS), strict=True))
+    for tenant in TENANTS:  # ids that do not name their tenant
+        wide.tasks["notify"].apply_async((tenant,), task_id=f"of {tenant}")
     claim_in(wide, D)
-    assert queue.cancel(ids[B]) == "waiting"
-    assert queue.cancel(ids[B]) == "discarded"
+    assert queue.cancel(f"of {B}") == "waiting"
+    assert queue.cancel(f"of {B}") == "discarded"
     assert tombstones(wide) == [0, 0, 0, 0]
-    assert queue.cancel(ids[D]) == "claimed"
+    assert queue.cancel(f"of {D}") == "claimed"
     assert tombstones(wide) == [0, 0, 0, 1]
     assert queue.cancel("later") == "tombstone"
     assert tombstones(wide) == [1, 1, 1, 2]
@@ -230,7 +231,8 @@ def test_a_revoke_reaches_all_partitions_of_all_queues(wide: Any, queue: Any) ->
     wide.dq.revoke([*ids, elsewhere, "later"])
     assert queue.snapshot().discards == len(TENANTS)
     assert wide.dq.queues["other"].snapshot().discards == 1
-    assert tombstones(wide) == [2, 2, 2, 2]
+    # The task in the other queue gets one here where its tenant would live.
+    assert tombstones(wide) == [2, 1, 1, 1]
 
 
 def test_messages_are_cancelled_by_tenant_and_by_task_and_purged(wide: Any, queue: Any) -> None:
@@ -398,7 +400,7 @@ def test_tenants_come_in_pages_over_all_partitions(wide: Any, queue: Any) -> Non
             if not after:
                 break
         assert names == [A, A2, C, D, B]
-    found = queue.tenant_page(text_in_name="SHOP-7")
+    found = queue.tenant_page(text_in_name=C.upper())
     assert [(each.tenant, each.state) for each in found.tenants] == [(C, "eligible")]
     assert found.looked_at == 5
     assert queue.tenant(B).state == "paused"

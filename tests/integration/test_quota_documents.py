@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,44 @@ def test_export_and_import_give_the_same_quotas(run: Run, shop: Any, tmp_path: P
     assert list(shop.dq.quotas.paused("push")) == ["acme"]
     (origin,) = shop.dq.quotas.origins("push", "no")
     assert origin.by
+
+
+def test_an_import_reads_yaml_and_takes_names_as_they_are_written(
+    run: Run, shop: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "quotas.yaml"
+    run("export", "--output", str(file))
+    assert run("import", str(file)) == "No difference.\n"
+    # Without quotes they are a number and a boolean in YAML.
+    file.write_text(
+        "# of the spring\npush:\n  default: {rate: 20}\n"
+        "  tenants:\n    007: {weight: 3}\n    no:\n      rate: 50/m\n      burst: 10\n"
+    )
+    lines = run("import", str(file), "--yes").splitlines()
+    assert [line.split(":")[0] for line in lines] == ["~ push  007", "~ push  no", "2 changes made."]
+    assert list(shop.dq.quotas.live("push").tenants) == ["007", "no"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("push: {", "quotas.yml is not YAML: "),
+        ("push: {}\npush: {}", "quotas.yml: 'push' stands twice"),
+        ("push: {default: 2026-03-01}", "queue 'push', default is '2026-03-01': give an object"),
+        ("? [push]\n: {}", "quotas.yml is not YAML: a name in line 1 is no text"),
+    ],
+)
+def test_a_mistake_in_yaml_is_named(run: Run, tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "quotas.yml"
+    file.write_text(text)
+    assert words in run("import", str(file), "--yes", status=1)
+
+
+def test_yaml_without_its_library(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    file = tmp_path / "quotas.yaml"
+    file.write_text("push: {}")
+    assert "pip install PyYAML" in run("import", str(file), "--yes", status=1)
 
 
 def test_an_interrupted_import_reports_how_far_it_got(

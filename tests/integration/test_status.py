@@ -122,5 +122,6 @@ def test_nothing_can_be_read(conf: dict[str, Any]) -> None:
         text = status_of(app, status=2)
         assert text.count("Connection refused. Start it, or mend broker_url. (E011)") == (not conf)
         assert ("dq_leese" if conf else "cannot be reached") in text
+        assert text.startswith("ERROR" if conf else "Broker dq-redis://")
         assert "ERROR" in text
         assert "queues: " not in text

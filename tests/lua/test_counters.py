@@ -68,7 +68,7 @@ def test_a_call_that_dedup_declines_is_not_pushed_and_a_replaced_one_is_dropped(
     assert scripts.client.hlen(scripts.keys.messages) == 2
 
 
-def test_stale_tags_count_nothing(scripts: PartitionScripts) -> None:
+def test_stale_tags_count_as_such_only(scripts: PartitionScripts) -> None:
     scripts.push("m")
     (tag,) = tags_of(scripts.claim().entries)
     assert scripts.finish(tag) == 0
@@ -76,7 +76,28 @@ def test_stale_tags_count_nothing(scripts: PartitionScripts) -> None:
     assert scripts.finish(tag) == 1
     assert scripts.settle(tag) == 1
     assert scripts.release(tag) == 1
-    assert counts(scripts) == before == {"pushed": 1, "claimed": 1, "finished": 1}
+    assert before == {"pushed": 1, "claimed": 1, "finished": 1}
+    assert counts(scripts) == {**before, "stale_acks": 3}
+
+
+def test_each_lost_lease_counts_once(scripts: PartitionScripts) -> None:
+    scripts.push("a", "b", "c")
+    scripts.claim(3)
+    scripts.partition.heartbeat("idle", lease_ms=1_000).run(scripts.client)
+    scripts.lose()
+    scripts.lose("idle")
+    # The messages of a consumer are reaped in parts.
+    assert [scripts.reap(limit=1) for _ in range(4)] == [1, 1, 1, 0]
+    assert counts(scripts)["leases_lost"] == 2
+
+
+def test_cancelled_and_expired_messages_count_apart(scripts: PartitionScripts) -> None:
+    scripts.push("a", "b", "c")
+    scripts.push("old", tenant="t", expires_us=1)
+    scripts.partition.cancel(["a"]).run(scripts.client)
+    scripts.partition.cancel_tenant("").run(scripts.client)
+    scripts.claim()
+    assert counts(scripts) == {"pushed": 4, "discarded": 4, "cancelled": 3, "expired": 1}
 
 
 def test_settled_messages_count_when_they_end(scripts: PartitionScripts) -> None:
@@ -104,7 +125,8 @@ def test_discards_and_dead_letters_count_apart_from_finished_messages(
     scripts.lose()
     assert scripts.reap(max_deliveries=1) == 1
     expected = {"pushed": 3, "claimed": 2, "finished": 1, "reaped": 1, "dead_lettered": 2}
-    assert counts(scripts) == {**expected, "discarded": 2, "discards_finished": 1}
+    expected |= {"discarded": 2, "cancelled": 1, "discards_finished": 1, "leases_lost": 1}
+    assert counts(scripts) == expected
     scripts.partition.replay("failed").run(scripts.client)
     scripts.partition.purge().run(scripts.client)
     assert counts(scripts)["replayed"] == 1
@@ -137,7 +159,9 @@ def test_a_wait_counts_in_the_bucket_of_its_length(scripts: PartitionScripts, be
     if behind:
         alone, in_line = in_line, alone
     assert in_line == WaitingTimes()
-    assert alone.buckets[3:] == (0, *[1] * 7)
+    # On a busy machine the first one does not wait for nothing at all.
+    assert sum(alone.buckets[:4]) == 1
+    assert alone.buckets[4:] == (1,) * 7
     assert alone.count == len(waits_s) == sum(alone.buckets)
     assert alone.sum_s == pytest.approx(sum(waits_s), abs=5)
 

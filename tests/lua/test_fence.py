@@ -77,6 +77,7 @@ def test_late_words_of_an_old_token_do_nothing_and_are_counted(scripts: Partitio
     assert scripts.release(c, consumer=OLD) == 1
     assert scripts.partition.dead_letter(OLD, d, reason="r", worker="w").run(scripts.client) == "stale"
     assert scripts.claim(0, OLD, settle=[a], finish=[b]).stale == 2
+    assert scripts.state("stale_acks") == 5
     assert scripts.partition.take(OLD, ["a"], lease_ms=1000).run(scripts.client) == []
     renewed = scripts.partition.heartbeat(OLD, lease_ms=1000).run(scripts.client)
     assert renewed.fenced

@@ -137,7 +137,8 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"celery_dq_spill_oldest_age_seconds": "30x120"},
     ),
     "CeleryDQLeaderFlaps": (
-        {'celery_dq_leader_token{leadership="ledger"}': "1+1x120"},
+        # Eight leaders between two scrapes.
+        {'celery_dq_leader_token{leadership="ledger"}': "1x115 9x5"},
         {'celery_dq_leader_token{leadership="ledger"}': "1x60 2x60"},
     ),
     "CeleryDQTenantThrottled": (

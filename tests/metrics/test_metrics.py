@@ -79,12 +79,16 @@ def test_counters_of_the_broker_are_counters_of_every_process(make_app: MakeApp,
     send(app, *"abcd")
     for entry in claim(app, 2):
         with app.dq._broker.open_home("push") as (partition, client):
-            partition.ack("worker:1", finish=[entry.tag]).run(client)
+            for _ in range(2):
+                partition.ack("worker:1", finish=[entry.tag]).run(client)
+    app.dq.queues["push"].cancel_tenant("d")
     found = [scrape(serve(each)) for each in (app, make_app())]
     for metrics in found:
         assert metrics("celery_dq_messages_published_total", queue="push") == 4
         assert metrics("celery_dq_messages_claimed_total", queue="push") == 2
         assert metrics("celery_dq_messages_finished_total", queue="push") == 2
+        assert metrics("celery_dq_messages_cancelled_total", queue="push") == 1
+        assert metrics("celery_dq_stale_acks_total", queue="push") == 2
         assert metrics.kinds["celery_dq_messages_published"] == "counter"
 
 

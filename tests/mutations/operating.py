@@ -22,6 +22,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "shared",
+        "the doctor does not see that ZooKeeper grants another session",
+        "app/checks/server_checks.py",
+        "if granted_s != wanted_s:",
+        "if False:",
+        ("tests/integration/test_doctor.py", "-k", "bounds"),
+    ),
+    Mutation(
+        "shared",
         "an edit gives a task arguments that it does not take",
         "app/api/task_body.py",
         "if check is not None and task.typing:",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutations.mutation import Mutation
 
+_LOOKUPS = ("tests/integration/test_lookups.py",)
 _READ = ("tests/integration/test_partitions.py",)
 _OPERATIONS = ("tests/integration/test_partitioned_operations.py",)
 _COUNT = ("tests/integration/test_partition_count.py",)
@@ -22,16 +23,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         "revoke",
         "a task that one partition has leaves tombstones in the other ones",
         "app/api/cancel.py",
-        "first = [0 if len(queues[queue].partitions) > 1 else ttl_ms for queue, _ in asked]",
-        "first = [ttl_ms for queue, _ in asked]",
+        "lambda queue: 0 if len(queue.partitions) > 1 else self._ttl_ms",
+        "lambda queue: self._ttl_ms",
         (*_READ, "-k", "tombstone"),
     ),
     Mutation(
         "revoke",
         "a task that no partition has gets a tombstone in one partition only",
         "app/api/cancel.py",
-        "                for partition in queue.partitions:",
-        "                for partition in queue.partitions[:1]:",
+        "wanted[number, place] = self._asked[number, place]",
+        "wanted[number, place] = {min(self._asked[number, place])}",
         (*_READ, "-k", "tombstone"),
     ),
     Mutation(
@@ -41,6 +42,70 @@ MUTATIONS: tuple[Mutation, ...] = (
         'if outcome == "claimed" and queue.homes.before is None:',
         'if outcome == "never":',
         (*_READ, "-k", "tombstone"),
+    ),
+    Mutation(
+        "revoke",
+        "a revoked task of which the id names another tenant runs",
+        "app/api/cancel.py",
+        "        cancelled.look_elsewhere()\n",
+        "",
+        (*_LOOKUPS, "-k", "does_not_name"),
+    ),
+    Mutation(
+        "revoke",
+        "a revoke calls a script in each partition",
+        "app/api/cancel.py",
+        "queue.homes.likely(task_id) or everywhere",
+        "everywhere",
+        (*_LOOKUPS, "-k", "runs_in_one_partition"),
+    ),
+    Mutation(
+        "shared",
+        "a task of which the id names another tenant is not found",
+        "inspector/messages.py",
+        "answers |= _located_in(others, client, task_id)",
+        "answers |= {}",
+        (*_LOOKUPS, "-k", "does_not_name"),
+    ),
+    Mutation(
+        "shared",
+        "a dead letter hides a message of another tenant with its id",
+        "inspector/messages.py",
+        "if all(each is None or each.message.state in _LAST for each in answers.values()):",
+        "if all(each is None for each in answers.values()):",
+        (*_LOOKUPS, "-k", "hide"),
+    ),
+    Mutation(
+        "shared",
+        "a change of a task by its id calls a script in each partition",
+        "app/api/message_edits.py",
+        'if outcome == "none":',
+        "if True:",
+        (*_LOOKUPS, "-k", "runs_in_one_partition"),
+    ),
+    Mutation(
+        "shared",
+        "a look by an id begins in the new home of a tenant only",
+        "transport/redis/store/partition_map.py",
+        "{jump_hash(named, self.count), jump_hash(named, self.before or self.count)}",
+        "{jump_hash(named, self.count)}",
+        (*_LOOKUPS, "-k", "both_homes"),
+    ),
+    Mutation(
+        "shared",
+        "a look by an id does not know the shares of its tenant",
+        "transport/redis/store/partition_map.py",
+        "if tenant_hash(tenant) == named]",
+        "if not named]",
+        (*_LOOKUPS, "-k", "both_homes"),
+    ),
+    Mutation(
+        "calls",
+        "the id of a call with an ETA does not name its tenant",
+        "app/publishing/pipeline.py",
+        "ids.new(self._tenant_of(call).encode())",
+        'ids.new(b"")',
+        (*_LOOKUPS, "-k", "own_path"),
     ),
     Mutation(
         "shared",

@@ -16,6 +16,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         (TESTS + "test_lost_answers.py",),
     ),
     Mutation(
+        "calls",
+        "commands that are sent together are several writes",
+        "transport/redis/store/pipelined_connection.py",
+        "packed = (pack(commands),) if self._packs else commands",
+        "packed = [pack((each,)) for each in commands] if self._packs else commands",
+        ("tests/broker/test_one_write.py",),
+    ),
+    Mutation(
         "once",
         "a batch of the buffer does not name its producer",
         "app/senders.py",
@@ -339,7 +347,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "calls",
         "a quick call goes to the default queue of the first one",
         "app/publishing/observers.py",
-        "            and self._changed_settings() == self._settings\n",
+        "            and [*map(self._app.conf.changes.get, _SETTINGS)] == self._settings\n",
         "",
         (TESTS + "test_fast_calls.py", "-k", "changed_default_queue"),
     ),

@@ -14,6 +14,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/lua/test_push.py",),
     ),
     Mutation(
+        "once",
+        "a push does not say that a message got another id than its task",
+        "transport/redis/lua/push.lua",
+        "if message.reason or message.id ~= ids[i] then",
+        "if message.reason then",
+        ("tests/lua/test_push.py",),
+    ),
+    Mutation(
+        "once",
+        "a push answers with a number although a message was cancelled",
+        "transport/redis/lua/push.lua",
+        "if next(replies) == nil then return count end",
+        "if #unique == count then return count end",
+        ("tests/lua/test_cancel.py", "tests/lua/test_push.py"),
+    ),
+    Mutation(
         "fairness",
         "a plain message goes before the tenants that were served",
         "transport/redis/lua/include/plain_push.lua",

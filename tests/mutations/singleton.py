@@ -117,6 +117,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "singleton",
+        "a message begins although a late ack is not confirmed",
+        "transport/redis/consuming/singleton_delivery.py",
+        "unconfirmed[0].confirmed or unconfirmed[0].has_returned",
+        "unconfirmed[0].confirmed or unconfirmed[0].done",
+        (TESTS + "test_lost_acks.py", "-k", "heartbeat"),
+    ),
+    Mutation(
+        "singleton",
         "a claim that left before a message came back brings messages that go first",
         "transport/redis/consuming/singleton_delivery.py",
         "own.permit is None or own.discards_claims:",

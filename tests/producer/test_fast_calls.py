@@ -22,10 +22,13 @@ from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.message_template import KNOWN_HEADERS
 from celery_dq.app.publishing.results import prepare_for_results
 from celery_dq.app.publishing.task_apply_async import TaskApplyAsync
-from celery_dq.app.publishing.template_filling import Ids, MessageTemplates, plain_args, plain_kwargs
+from celery_dq.app.publishing.task_ids import Ids
+from celery_dq.app.publishing.template_filling import MessageTemplates, plain_args, plain_kwargs
 from celery_dq.app.publishing.template_stage import TemplateStage
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import Addressed
+from celery_dq.transport.redis.store.home import tenant_hash
+from celery_dq.transport.redis.store.tenant_in_id import tenant_hash_in
 from tests.apps import task as make_task
 from tests.producer.conftest import MakeApp, Stored
 
@@ -67,13 +70,18 @@ def test_other_representations_are_left_to_celery(args: list[Any], kwargs: dict[
     assert made is None or made == saferepr(kwargs, 1024)
 
 
-def test_ids_are_uuids_of_version_4() -> None:
-    source = Ids()
-    ids = {source.new() for _ in range(1000)}
-    assert len(ids) == 1000
-    for each in ids:
+@pytest.mark.parametrize(("partitions", "version"), [(1, 4), (2, 8)])
+def test_ids_are_uuids_and_of_an_own_version_with_partitions(partitions: int, version: int) -> None:
+    with Celery("shop", broker="dq-redis://127.0.0.1:1/0", set_as_current=False) as app:
+        app.conf.dq_queues = {"push": {"partitions": partitions}, "other": {"partitions": 1}}
+        celery_dq.setup(app)
+        source = Ids(app)
+    ids = [(tenant, source.new(tenant.encode())) for tenant in ("", "é", "a" * 200) for _ in range(500)]
+    assert len({each[9:] for _, each in ids}) == len(ids)
+    for tenant, each in ids:
         parsed = uuid.UUID(each)
-        assert (str(parsed), parsed.version, parsed.variant) == (each, 4, uuid.RFC_4122)
+        assert (str(parsed), parsed.version, parsed.variant) == (each, version, uuid.RFC_4122)
+        assert tenant_hash_in(each) == (tenant_hash(tenant) if partitions > 1 else None)
 
 
 class Bench:
@@ -183,7 +191,6 @@ some_options = st.fixed_dictionaries(
 
 def test_a_filled_template_is_celerys_message(bench: Bench) -> None:
     quick = [0]
-    ids = Ids()
 
     @given(
         st.sampled_from(bench.names),
@@ -193,7 +200,7 @@ def test_a_filled_template_is_celerys_message(bench: Bench) -> None:
     )
     @settings(deadline=None, max_examples=400)
     def compare(name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> None:
-        options = {**options, "task_id": ids.new()}
+        options = {**options, "task_id": str(uuid.uuid4())}
         try:
             wanted = bench.celerys(name, args, kwargs, dict(options))
         except Exception:

@@ -135,6 +135,7 @@ class Model:
         """Behind the discards of its tenant, which take turns with those of the others."""
         first = self.first_discard(0.0)
         self.counts["discarded"] += 1
+        self.counts[reason] += 1
         message.reason = reason
         message.score = max(first, self.discard_tags.get(message.tenant, 0.0))
         self.discard_tags[message.tenant] = message.score + 1
@@ -276,6 +277,7 @@ class Model:
         for message in found:
             if message:
                 message.settled = True
+        self.counts["stale_acks"] += found.count(None)
         return found.count(None)
 
     def finish(self, consumer: str, tags: list[tuple[str, str]]) -> int:
@@ -288,6 +290,7 @@ class Model:
             del self.held[consumer][message.id]
             self.drop(message, "discards_finished" if message.reason else "finished")
         self.put_in_place()
+        self.counts["stale_acks"] += stale
         return stale
 
     def release(
@@ -343,6 +346,7 @@ class Model:
             self.discard(message, reason)
         self.put_in_place()
         self.refund(charges)
+        self.counts["stale_acks"] += stale
         return stale
 
     def give_all(self, consumer: str, mode: str, max_deliveries: int) -> int:
@@ -350,6 +354,7 @@ class Model:
         found = sorted(held.values(), key=lambda each: each.message.score)
         tags = [(str(each.claim), each.message.id) for each in found]
         as_what = "reaped" if mode == "crashed" else "released"
+        self.counts["leases_lost"] += mode == "crashed"
         self.release(consumer, tags, mode, max_deliveries, as_what)
         return len(tags)
 

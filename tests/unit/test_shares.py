@@ -113,7 +113,7 @@ def test_a_quota_that_cannot_be_divided_is_refused(parts: dict[str, float], prob
 def test_the_map_names_the_spreads_beside_its_text() -> None:
     first = PartitionMap(64, None, 3)
     begun = first.begin_spread("acme", 4)
-    assert (str(begun), begun.old_shares("acme")) == ("64<64#4", (26,))
+    assert (str(begun), begun.old_shares("acme")) == ("64<64#4", (52,))
     assert PartitionMap.parse(str(begun), begun.spreads_text).spreads == begun.spreads
     assert (begun.respread, len(begun.shares("acme"))) == ("'acme'", 4)
     assert begun.moves("acme")

@@ -10,6 +10,7 @@ from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.messages import find_located
 from celery_dq.inspector.redis_values import Client
 from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.redis.store.likely_partitions import likely_first
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.replies import Edited
 from celery_dq.transport.redis.store.script_batches import run_all
@@ -36,9 +37,12 @@ def edit_place(partitions: Sequence[Partition], client: Client, task_id: str, **
     Raises:
         InvalidRequest: The task expires before it would be due.
     """
-    # The tenant of the task is unknown, and a partition without the task changes nothing.
-    calls = [partition.edit(task_id, **changes) for partition in partitions]
-    outcome: Edited = next((each for each in run_all(calls, client) if each != "none"), "none")
+    # A partition without the task changes nothing.
+    outcome: Edited = "none"
+    for some in likely_first(partitions, task_id):
+        if outcome == "none":
+            calls = [partition.edit(task_id, **changes) for partition in some]
+            outcome = next((each for each in run_all(calls, client) if each != "none"), "none")
     if outcome == "expires":
         raise InvalidRequest(
             f"reschedule: task {task_id} expires before that, and would not run; give an earlier time"

@@ -231,7 +231,7 @@ def dedup_server(app: Any) -> Iterator[Finding]:
 
 
 def election_server(app: Any) -> Iterator[Finding]:
-    """Whether the server of ``dq_election`` can be reached."""
+    """Whether the server of ``dq_election`` can be reached, and grants the session that is asked for."""
     options = dq_of(app).options
     if options.election.startswith("zookeeper://"):
         try:
@@ -239,6 +239,7 @@ def election_server(app: Any) -> Iterator[Finding]:
             try:
                 elections.candidate("doctor")
                 elections.session.ask(lambda client: client.exists_async("/"), PATIENCE_S)
+                granted_s, wanted_s = elections.session.timeout_s, options.election_session_us / 1e6
             finally:
                 elections.close()
         except MissingLibrary:
@@ -252,6 +253,15 @@ def election_server(app: Any) -> Iterator[Finding]:
             )
         else:
             yield Finding("ok", "I017", "The ZooKeeper of dq_election can be reached.")
+            if granted_s != wanted_s:
+                yield Finding(
+                    "warning",
+                    "W033",
+                    f"The ZooKeeper of dq_election ends a silent session after {granted_s:g} s, not after the"
+                    f" {wanted_s:g} s of dq_election_session: so long may a leader be silent.",
+                    f'Set dq_election_session = "{granted_s:g}s", or minSessionTimeout and maxSessionTimeout'
+                    " of ZooKeeper.",
+                )
     elif options.election:
         yield from _reached(options.election, "dq_election", "E017", "elections")
 

@@ -7,6 +7,7 @@
 ``template_stage``    sends a plain call from a template of its message
 ``message_template``  the message of a task as a template, made of the first one
 ``template_filling``  the parts in which calls differ, filled into the template
+``task_ids``          the ids of calls, which name the tenant in an app with partitions
 ``observers``         receivers, tools and events that have to see each message
 ``task_apply_async``  a task's ``apply_async`` for plain, buffered calls
 ``amqp``              ``app.amqp``: checks tenant and priority on every publish

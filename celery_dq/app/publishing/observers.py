@@ -37,7 +37,7 @@ class Observers:
         self._amqp = app.amqp
         self._router = app.amqp.router
         self._sends_event = bool(app.conf.task_send_sent_event)
-        self._settings = self._changed_settings()
+        self._settings = [*map(app.conf.changes.get, _SETTINGS)]
         #: None when the app or its class has another one, which has to see each call.
         self._send_task = (
             _original(Celery.send_task, "celery.app.base") if dq_of(app).own_send_task is None else None
@@ -68,11 +68,8 @@ class Observers:
         return (
             self._stock
             and self._amqp.__dict__.get("router") is self._router
-            and self._changed_settings() == self._settings
+            and [*map(self._app.conf.changes.get, _SETTINGS)] == self._settings
         )
-
-    def _changed_settings(self) -> list[Any]:
-        return [*map(self._app.conf.changes.get, _SETTINGS)]
 
     @property
     def send_task_is_replaced(self) -> bool:

@@ -12,10 +12,14 @@ from typing import Any, Protocol, TypeAlias
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.results import flushing_result_class, prepare_for_results
+from celery_dq.app.publishing.task_ids import Ids
+from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.compat.celery_calls import in_task
 from celery_dq.dedup.key import Key
 from celery_dq.dedup.rule import Dedup
+from celery_dq.per_process import PerProcess
 from celery_dq.producer.buffering_producer import BufferingProducer, Published
+from celery_dq.transport.tenant import check_tenant
 
 __all__ = ["CALL_OPTION", "Call", "CallPipeline", "CelerysWay", "Proceed", "Stage"]
 
@@ -134,6 +138,8 @@ class CelerysWay:
         self._app = app
         #: A ``send_task`` that a program has put on the app. It is called in place of the class's method.
         self._own: Callable[..., Any] | None = dq_of(app).own_send_task
+        self._ids = PerProcess(partial(Ids, app))
+        self._rules = TenantRules(app)
 
     def send(self, call: Call, proceed: Proceed) -> Any:
         """See :class:`Stage`."""
@@ -147,7 +153,17 @@ class CelerysWay:
         if call.represent is not None:
             # Celery takes a third of its time for a message to make them.
             options["argsrepr"] = options["kwargsrepr"] = ""
+        if not options.get("task_id"):
+            ids = self._ids.get()
+            if ids.name_tenants:
+                options["task_id"] = ids.new(self._tenant_of(call).encode())
         if self._own is not None:
             return self._own(call.name, call.args, call.kwargs, **options)
         # Looked up at each call, because monitoring tools replace the class's method at any time.
         return type(app).send_task(app, call.name, call.args, call.kwargs, **options)
+
+    def _tenant_of(self, call: Call) -> str:
+        tenant = call.options.get("tenant")
+        if tenant is None:
+            return self._rules.of_arguments(call.name, call.args or (), call.kwargs or {})
+        return check_tenant(tenant, where=f"{call.name}: tenant")

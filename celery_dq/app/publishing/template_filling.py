@@ -10,7 +10,6 @@ then uses Celery's code. Tests compare the two.
 
 from __future__ import annotations
 
-import os
 from json.encoder import (  # type: ignore[attr-defined]  # the first is not in its stubs
     c_make_encoder,
     encode_basestring,
@@ -24,6 +23,7 @@ from kombu.utils import json as kombu_json
 
 from celery_dq.app.publishing.message_template import KNOWN_HEADERS, VARIABLE, MessageTemplate, learn_template
 from celery_dq.app.publishing.observers import Observers
+from celery_dq.app.publishing.task_ids import Ids
 from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.per_process import OwnerProcess
 from celery_dq.producer.sender import Addressed
@@ -31,7 +31,7 @@ from celery_dq.transport import envelope
 from celery_dq.transport.message_record import TEXT, pack_joined
 from celery_dq.transport.tenant import check_tenant
 
-__all__ = ["EMBED", "Ids", "Kind", "MessageTemplates", "only_adds", "plain_args", "plain_kwargs", "represent"]
+__all__ = ["EMBED", "Kind", "MessageTemplates", "only_adds", "plain_args", "plain_kwargs", "represent"]
 
 #: The common part of the calls with one template: the name of the task, and options with their values.
 Kind: TypeAlias = tuple[Any, ...]
@@ -56,30 +56,6 @@ _encode = kombu_json.JSONEncoder().encode
 #: The part of a body that is for callbacks; a plain call has none.
 EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 _EMBED_END = f", {_encode(EMBED)}]"
-
-
-class Ids:
-    """A supply of random UUIDs of version 4, as text. Belongs to one process: a fork would repeat the ids."""
-
-    def __init__(self) -> None:
-        self._ready: list[str] = []
-
-    def new(self) -> str:
-        """Return the next id. Thread-safe."""
-        try:
-            return self._ready.pop()
-        except IndexError:
-            # One system call provides the random bytes for 256 ids.
-            noise = os.urandom(16 * 256).hex()
-            made = [_uuid4(noise[at : at + 32]) for at in range(0, len(noise), 32)]
-            last = made.pop()
-            self._ready.extend(made)
-            return last
-
-
-def _uuid4(digits: str) -> str:
-    variant = "89ab"[int(digits[16], 16) & 3]
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
 
 def _plain(value: Any) -> str | None:
@@ -188,7 +164,7 @@ class MessageTemplates:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._ids = Ids()
+        self._ids = Ids(app)
         self.bodies = BodyWriter()
         #: Checked names of tenants, to their encoded form.
         self._tenants: dict[str, bytes] = {}
@@ -236,23 +212,16 @@ class MessageTemplates:
         kwargs_text = plain_kwargs(kwargs) if kwargs else "{}"
         if args_text is None or kwargs_text is None:
             return None
-        if task_id is None:
-            task_id = self._ids.new()
-        elif type(task_id) is not str or not 0 < len(task_id) <= 50:
+        if task_id is not None and (type(task_id) is not str or not 0 < len(task_id) <= 50):
             return None
         body = self.bodies.write(args, kwargs)
         if body is None:
             return None
-        if tenant is None and template.rule is None:
-            owner = b""
-        else:
-            chosen = (
-                tenant
-                if tenant is not None or template.rule is None
-                else template.rule(args or (), kwargs or {})
-            )
-            known = self._tenants.get(chosen) if type(chosen) is str else None
-            owner = self._checked(chosen, template.name, named=tenant is not None) if known is None else known
+        owner = (
+            b"" if tenant is None and template.rule is None else self._owner(template, args, kwargs, tenant)
+        )
+        if task_id is None:
+            task_id = self._ids.new(owner)
         more = ""
         if headers:
             try:
@@ -291,13 +260,14 @@ class MessageTemplates:
 
     # -- observed calls
 
-    def message(self, template: MessageTemplate, args: Any, kwargs: Any, task_id: Any) -> Any:
+    def message(self, template: MessageTemplate, args: Any, kwargs: Any, task_id: Any, tenant: Any) -> Any:
         """Make the message of a plain call as Celery makes it; None when it has to go Celery's way."""
         args_text, kwargs_text = plain_args(args), plain_kwargs(kwargs)
         if args_text is None or kwargs_text is None:
             return None
         if task_id is None:
-            task_id = self._ids.new()
+            owner = self._owner(template, args, kwargs, tenant) if self._ids.name_tenants else b""
+            task_id = self._ids.new(owner)
         headers = {
             **template.headers,
             "id": task_id,
@@ -359,6 +329,16 @@ class MessageTemplates:
         return self._record(
             template, str(task_id), str(args_text), str(kwargs_text), str(reply), owner, text, body
         )
+
+    def _owner(self, template: MessageTemplate, args: Any, kwargs: Any, tenant: Any) -> bytes:
+        """Return the encoded tenant of a call that names this one; None leaves it to the task's rule."""
+        chosen = tenant
+        if tenant is None:
+            if template.rule is None:
+                return b""
+            chosen = template.rule(args or (), kwargs or {})
+        known = self._tenants.get(chosen) if type(chosen) is str else None
+        return self._checked(chosen, template.name, named=tenant is not None) if known is None else known
 
     def _checked(self, tenant: Any, name: str, *, named: bool) -> bytes:
         where = f"{name}: tenant" if named else f"tenant of task {name}"

@@ -187,7 +187,9 @@ class TemplateStage:
             if not templates.observers.task_sender_is_replaced:
                 call.represent = partial(represent, self._app.amqp)
             return proceed(call)
-        message = templates.message(template, call.args, call.kwargs, options.get("task_id"))
+        message = templates.message(
+            template, call.args, call.kwargs, options.get("task_id"), options.get("tenant")
+        )
         if message is None:
             return None
         more = {key: options[key] for key in OF_ONE_CALL if options.get(key) is not None}

@@ -33,7 +33,6 @@ class InFlightMessage:
         done: finished, released or made a dead letter.
         will_return: it will be delivered again, so messages that were claimed after it must wait.
         delivered: a plain kombu consumer has it, so it cannot be released without that consumer's knowledge.
-        acked_late: its ack comes after its run. Until the broker has confirmed that, no later message starts.
         predecessor: the message that went to the pool before it and must have ended when it starts.
         confirmed: the broker has answered its settle, finish or dead letter: it is not delivered again.
         needs: the message that the broker must have confirmed before this one starts.
@@ -49,7 +48,6 @@ class InFlightMessage:
     done: bool = False
     will_return: bool = False
     delivered: bool = False
-    acked_late: bool = False
     predecessor: InFlightMessage | None = None
     confirmed: bool = False
     needs: InFlightMessage | None = None
@@ -69,15 +67,20 @@ class InFlightMessage:
 
     def unconfirmed(self) -> InFlightMessage | None:
         """Return the message of `needs` while the broker has not confirmed it, else None."""
-        needs = self.needs  # `predecessor` covers a late ack and a message that is delivered again
-        if needs is not None and (needs.confirmed or needs.acked_late or needs.will_return):
+        needs = self.needs  # `predecessor` covers a message that is delivered again
+        if needs is not None and (needs.confirmed or needs.will_return):
             self.needs = needs = None
         return needs
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended and cannot be delivered again, even if this process is killed."""
-        return self.done and not (self.will_return or self.acked_late)
+        """Whether it has ended for good, as far as this process decides."""
+        return self.done and not self.will_return
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether it was released, lost or retried, so that no ack of it is awaited."""
+        return self.done and self.will_return
 
 
 @dataclass(eq=False, slots=True)

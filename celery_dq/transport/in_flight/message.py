@@ -104,12 +104,6 @@ class Message(StoredMessage):
         held = self.channel.in_flight.get(self.delivery_tag)
         return None if held is None else held.unfinished_predecessor()
 
-    def expect_late_ack(self) -> None:
-        """Note that the ack comes after the run: until the broker has it, a kill returns the message."""
-        held = self.channel.in_flight.get(self.delivery_tag)
-        if held is not None:
-            held.acked_late = True
-
     def expect_return(self) -> None:
         """Note that a retry or replacement has this message's place: messages claimed after it must wait."""
         held = self.channel.in_flight.get(self.delivery_tag)

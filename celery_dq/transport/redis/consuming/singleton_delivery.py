@@ -71,8 +71,8 @@ class SingletonSubscription:
         #: Maximum number of delivered messages. It is 1 after a message has returned, because the return of
         #: one message takes all its delivered successors along.
         self.window = 1
-        #: Whether a message with acks_late is over and the broker has not confirmed its ack.
-        self.ack_unconfirmed = False
+        #: Whether acks may be pending of messages that ended before the queue was opened.
+        self.awaits_earlier_acks = False
         #: Whether a message has come that may be delivered beside those under way.
         self.changed = False
         #: Whether claims are under way that were sent before a message returned, so that they bring messages
@@ -239,7 +239,7 @@ class SingletonDelivery:
         own.delivered = deque(sorted(in_flight.messages_of(queue.key), key=lambda held: int(held.claim)))
         own.unconfirmed = deque(own.delivered)
         # Acks of messages that ended since then may still be pending.
-        own.out_of_order, own.window, own.ack_unconfirmed = False, 1, True
+        own.out_of_order, own.window, own.awaits_earlier_acks = False, 1, True
         own.started_at = self._process.clock.monotonic()
         self._process.heartbeat.keep_lease(queue, self._clients)
         own.subscription = self._fetcher().subscribe(
@@ -291,13 +291,12 @@ class SingletonDelivery:
             self._fetcher().pipeline.send_pending_acks(self._process.clock.monotonic())
         if own.discards_claims or not own.waiting or own.permit is None or not own.permit.is_firm:
             return
-        if own.ack_unconfirmed:
-            # The ack must be answered before the next message starts. Without an answer, a killed worker or a
-            # lost request would make both messages run again, the first one after the second.
+        if own.awaits_earlier_acks:
+            # The list of unconfirmed messages does not have them: the broker must answer all of them first.
             pipeline = self._fetcher().pipeline
             pipeline.send_pending_acks(self._process.clock.monotonic(), urgent=queue.key)
-            own.ack_unconfirmed = self._is_ack_unconfirmed(queue, pipeline)
-            if own.ack_unconfirmed:
+            own.awaits_earlier_acks = self._has_unanswered_ack(queue, pipeline)
+            if own.awaits_earlier_acks:
                 return
         most = min(self._window(), own.window, self._claims_that_fit(own))
         waiting, in_flight = own.waiting, self._process.in_flight
@@ -324,7 +323,7 @@ class SingletonDelivery:
         """Remove confirmed messages; return how many may start before the first ack is confirmed."""
         most = most_unconfirmed(own.service_s)
         unconfirmed = own.unconfirmed
-        while unconfirmed and (unconfirmed[0].confirmed or _needs_no_settle(unconfirmed[0])):
+        while unconfirmed and (unconfirmed[0].confirmed or unconfirmed[0].has_returned):
             # A delivered message in the worker may wait for this confirmation.
             self.finished_tags.append(unconfirmed.popleft().tag)
         if len(unconfirmed) > most // 2 and unconfirmed[most // 2].done:
@@ -339,7 +338,6 @@ class SingletonDelivery:
             held = own.delivered.popleft()
             self.finished_tags.append(held.tag)
             own.out_of_order = held.will_return or own.out_of_order
-            own.ack_unconfirmed = held.acked_late or own.ack_unconfirmed
             over += 1
         if over:
             now = self._process.clock.monotonic()
@@ -347,9 +345,9 @@ class SingletonDelivery:
             # The weight is that of single updates, so that one long message does not outweigh many batches.
             past = 0.0 if own.service_s is None else 0.8**over
             own.service_s = past * (own.service_s or 0.0) + (1 - past) * seen
-            own.window = 1 if own.out_of_order or own.ack_unconfirmed else min(own.window + over, MAX_WAITING)
+            own.window = 1 if own.out_of_order else min(own.window + over, MAX_WAITING)
 
-    def _is_ack_unconfirmed(self, queue: Queue, pipeline: ScriptPipeline) -> bool:
+    def _has_unanswered_ack(self, queue: Queue, pipeline: ScriptPipeline) -> bool:
         """Return whether the broker may not have received the ack of a message that is over."""
         process = self._process
         box = process.in_flight.pending_acks(queue.key)
@@ -378,11 +376,3 @@ def most_unconfirmed(service_s: float | None) -> int:
         service_s: Seconds that a message takes; None before the first one is over.
     """
     return max(int(UNCONFIRMED_S / max(service_s or 1.0, 1e-6)), 1)
-
-
-def _needs_no_settle(held: InFlightMessage) -> bool:
-    """Return whether no early ack is awaited: the message returns to the queue, or is acknowledged late.
-
-    A late ack is awaited by `SingletonSubscription.ack_unconfirmed`.
-    """
-    return held.acked_late or (held.done and held.will_return)

@@ -18,6 +18,7 @@
 --   count: number of messages, at most 1000
 --   (sequence, id, record)*: the producer's number, ascending; the task id; the record
 -- RETURNS
+--   the number of messages when each was accepted under its task id; else
 --   an array with a string per message: '1<message id>' accepted, '0<task id>' its sequence was seen before and
 --   nothing changed, '2<message id>' accepted as a discard. A message with a dedup key may also be '4' blocked (it
 --   waits for another message to end), '5' a follower (kept, it gets the result of the message that covers it), '3'
@@ -47,8 +48,7 @@ if not wall or not (wall >= 0 and wall < 9e15) then
 end
 --@include plain_push
 if count == 1 then
-  local reply = push_plain(producer, ARGV[2], head, ARGV[5], unpack(ARGV, 7))
-  if reply then return {reply} end
+  if push_plain(producer, ARGV[2], head, ARGV[5], unpack(ARGV, 7)) then return 1 end
 end
 local map, is_moving = string.gsub(ARGV[5], '!$', '')
 --@include state
@@ -127,7 +127,9 @@ for i = 1, #messages do
   message.id = unique[i]
   message.score = places[i]
   if tombstones[i] and tonumber(tombstones[i]) > now then message.reason = 'cancelled' end
-  replies[order[i]] = (message.reason and '2' or '1') .. message.id
+  if message.reason or message.id ~= ids[i] then
+    replies[order[i]] = (message.reason and '2' or '1') .. message.id
+  end
 end
 local turned_away = 0
 for i = 1, #messages do
@@ -153,4 +155,6 @@ local is_ready = dq.accept(messages)
 if producer ~= '' then call('SET', P .. 'producer:' .. producer, highest, 'PX', ARGV[2]) end
 dq.wake(is_ready)
 save()
+if next(replies) == nil then return count end
+for i = 1, #unique do replies[order[i]] = replies[order[i]] or '1' .. unique[i] end
 return replies

@@ -196,16 +196,16 @@ class ClusterConnection:
 
     # -- the interface of a redis-py connection: commands
 
-    def pack_commands(self, commands: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-        """Return the commands as they are, because their nodes are not known yet."""
-        return list(commands)
-
     def send_command(self, *args: Any, **kwargs: Any) -> None:
         """Send one command."""
         self._send([args])
 
-    def send_packed_command(self, command: list[Sequence[Any]], check_health: bool = True) -> None:
-        """Send what :meth:`pack_commands` has returned."""
+    def pack_commands(self, commands: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+        """Return the commands as they are, because their nodes are not known yet."""
+        return list(commands)
+
+    def send_packed_command(self, command: Sequence[Sequence[Any]], check_health: bool = True) -> None:
+        """Send commands as :meth:`pack_commands` returns them."""
         self._send(command)
 
     def read_response(self, disable_decoding: bool = False, **kwargs: Any) -> Any:
@@ -333,9 +333,10 @@ class ClusterConnection:
             line.has_written = line.has_written or any(name_of(p.commands[0]) != "WAIT" for p in own)
             words = [each for part in own for each in (*([("ASKING",)] * part.asks), *part.commands)]
             try:
-                packed = line.connection.pack_commands(words)
+                # In one write, see `pack` of pipelined_connection; redis-py has commands of two words.
+                packed = b"".join(line.connection.pack_commands(words))
                 # A health check reads the next answer, so it needs a connection without any.
-                line.connection.send_packed_command(packed, check_health=is_idle)
+                line.connection.send_packed_command((packed,), check_health=is_idle)
             except _LOST as exc:
                 self._lose(line, exc)
 

@@ -17,6 +17,8 @@ from hashlib import blake2b
 #: Number of tenants whose partition is remembered, of each queue.
 REMEMBERED_TENANTS = 10_000
 
+#: Bytes of a hash. Four leave 90 random bits in a task id, and divide the tenants among 4096 partitions.
+_HASH_SIZE = 4
 _MASK = (1 << 64) - 1
 _SALT = struct.Struct(">Q")
 
@@ -30,7 +32,12 @@ def home_of(tenant: str, count: int) -> int:
         tenant: The tenant; ``""`` is the tenant of messages without one.
         count: Number of partitions, from 1.
     """
-    return 0 if count == 1 else jump_hash(_hash(tenant), count)
+    return 0 if count == 1 else jump_hash(tenant_hash(tenant), count)
+
+
+def tenant_hash(tenant: str) -> int:
+    """Return the number of 32 bits that decides the home of a tenant; task ids may begin with it."""
+    return _hash(tenant)
 
 
 def drawn(tenant: str, count: int) -> Iterator[int]:
@@ -53,11 +60,11 @@ def share_of(key: str, spread: int) -> int:
 
 def _hash(text: str, draw: int = 0) -> int:
     data = text.encode("utf-8", "surrogateescape")
-    return int.from_bytes(blake2b(data, digest_size=8, salt=_SALT.pack(draw)).digest(), "big")
+    return int.from_bytes(blake2b(data, digest_size=_HASH_SIZE, salt=_SALT.pack(draw)).digest(), "big")
 
 
 def jump_hash(key: int, count: int) -> int:
-    """Return the bucket of a key of 64 bits among *count* buckets, as in the paper."""
+    """Return the bucket of a key of up to 64 bits among *count* buckets, as in the paper."""
     bucket, jump = 0, 0
     while jump < count:
         bucket = jump

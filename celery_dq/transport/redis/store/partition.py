@@ -11,6 +11,7 @@ A *tag* names one delivery of a message: its claim number and its message id. A 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
@@ -128,7 +129,7 @@ class Partition:
         _check_chunk(messages)
         homes = self.homes.text + MOVING if moving else self.homes.text
         fixed = (producer, marker_ttl_ms, head_start_us, wall_us, homes, len(messages))
-        return self._call("push", chain(fixed, *messages), read_push_reply)
+        return self._call("push", chain(fixed, *messages), partial(read_push_reply, messages=messages))
 
     def claim(
         self,

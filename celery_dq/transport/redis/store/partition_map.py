@@ -25,7 +25,8 @@ from typing import TypeAlias
 
 from celery_dq.errors import ConfigurationError, InvalidTenant
 from celery_dq.transport.message_record import dedup_key_of, tenant_of
-from celery_dq.transport.redis.store.home import Homes, drawn, share_of
+from celery_dq.transport.redis.store.home import Homes, drawn, jump_hash, share_of, tenant_hash
+from celery_dq.transport.redis.store.tenant_in_id import tenant_hash_in
 from celery_dq.transport.resource_set import resources_of
 
 _MAP = re.compile(r"(?P<count>[1-9][0-9]*)(<(?P<before>[1-9][0-9]*))?(#(?P<version>[0-9]+))?")
@@ -151,6 +152,23 @@ class PartitionMap:
         """Return :meth:`place` before the present change."""
         shares = self.old_shares(tenant)
         return shares[share_of(key, len(shares))]
+
+    def likely(self, task_id: str) -> set[int]:
+        """Return the numbers of the partitions for a message by its task id, now and before the change.
+
+        A message of a spread tenant that has a dedup key may be in another one, and so may one that was
+        published with the id of another tenant.
+
+        Returns:
+            Nothing, if the id names no tenant.
+        """
+        named = tenant_hash_in(task_id)
+        if named is None:
+            return set()
+        spread = [tenant for tenant in self.spreads if tenant_hash(tenant) == named]
+        if not spread:
+            return {jump_hash(named, self.count), jump_hash(named, self.before or self.count)}
+        return {place(tenant, task_id) for tenant in spread for place in (self.place, self.old_place)}
 
     def check_set(self, queue: str, tenant: str) -> None:
         """Refuse a set of resources in several partitions, because a claim sees one.

@@ -31,6 +31,7 @@ from celery_dq.transport.redis.store.partition_maps import PartitionMaps
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.refusals import PartitionsChanging, refusals_named
+from celery_dq.transport.redis.store.replies import read_push_reply
 from celery_dq.transport.redis.store.script_calls import ScriptCall
 from celery_dq.transport.stamped_message import StampedMessage, stamp
 
@@ -108,15 +109,12 @@ class RedisPublisher:
         number = self._numbers[queue] = self._numbers.get(queue, 0) + 1
         return StampedMessage(self._sequence, OutgoingRecord(number, task_id, record), request)
 
-    def push(self, queue: str, messages: Sequence[StampedMessage]) -> list[PushReply]:
-        """Send *messages*, all of one producer, and wait for the answers.
+    def push(self, queue: str, messages: Sequence[StampedMessage]) -> None:
+        """Send *messages*, all of one producer, and wait for the answers, which their dedup requests receive.
 
         Args:
             queue: Name of the target queue.
             messages: Stamped messages.
-
-        Returns:
-            The answers of the push script, in the order of the messages.
 
         Raises:
             redis.RedisError: Redis did not answer; sending again is safe.
@@ -127,60 +125,71 @@ class RedisPublisher:
             TooFewReplicas: The messages are stored, but on fewer replicas than required; sending again is
                 safe.
         """
-        sequence = messages[0].sequence
-        self._reset_after_fork()
         outgoing = [message.outgoing for message in messages]
-        pushed = self._deliver(queue, sequence, outgoing, messages[0].marker_ttl_ms)
-        for message, result in zip(messages, pushed, strict=True):
+        replies = self.deliver(queue, messages[0].sequence, outgoing, messages[0].marker_ttl_ms)
+        for place, message in enumerate(messages):
             if message.dedup is not None:
-                message.dedup.receive_verdict(*result)
-        return pushed
+                reply = PushReply("accepted", message.outgoing.id) if replies is None else replies[place]
+                message.dedup.receive_verdict(*reply)
 
-    def deliver(self, queue: str, sequence: str, messages: Sequence[OutgoingRecord]) -> None:
-        """Send messages that the caller has numbered, and wait for the answer.
-
-        Raises the errors of :meth:`push`.
-
-        Args:
-            queue: Name of the target queue.
-            sequence: Producer id of the messages.
-            messages: Numbers, task ids and packed records.
-        """
-        self._reset_after_fork()
-        self._deliver(queue, sequence, messages)
-
-    def _deliver(
+    def deliver(
         self,
         name: str,
         sequence: str,
         messages: Sequence[OutgoingRecord],
         marker_ttl_ms: int | None = None,
-    ) -> list[PushReply]:
-        """Send messages to the partitions of their tenants; return a reply for each."""
+    ) -> list[PushReply] | None:
+        """Send messages that their caller has numbered to the partitions of their tenants.
+
+        Raises the errors of :meth:`push`.
+
+        Args:
+            name: Name of the target queue.
+            sequence: Producer id of the messages.
+            messages: Numbers, task ids and packed records.
+            marker_ttl_ms: Lifetime of the producer's marker, in milliseconds; None for the setting.
+
+        Returns:
+            A reply for each message; None when each was accepted under its task id, as nearly all are.
+        """
+        self._reset_after_fork()
         self._pushed_with.clear()
         try:
             # A message that may be stored by an older map is recognised by that map only.
             used = self._maps.take_unanswered(name, sequence)
             queue = self._queues(name, False) if used is None else self._queue_of(name, used)
             replies = self._route(queue, sequence, messages, marker_ttl_ms)
-            routings = 0
-            while left := [place for place, reply in enumerate(replies) if reply.status == "misrouted"]:
-                if routings == ROUTINGS:
-                    raise PartitionsChanging(
-                        f"queue {name!r} had another number of partitions at each of {ROUTINGS} attempts "
-                        f"to send {len(left)} messages, of which none is stored: send them again"
-                    )
-                routings += 1
-                queue, again = self._queues(name, True), [messages[place] for place in left]
-                routed = self._route(queue, sequence, again, marker_ttl_ms)
-                for place, reply in zip(left, routed, strict=True):
-                    replies[place] = reply
+            if replies is not None:
+                self._route_again(name, sequence, messages, marker_ttl_ms, replies)
             if self._options.confirm_replicas:
-                self._confirm(self._options.confirm_replicas, any(each.status == "seen" for each in replies))
+                repeats = replies is not None and any(each.status == "seen" for each in replies)
+                self._confirm(self._options.confirm_replicas, repeats)
         except redis.ResponseError:
             with refusals_named():
                 raise
         return replies
+
+    def _route_again(
+        self,
+        name: str,
+        sequence: str,
+        messages: Sequence[OutgoingRecord],
+        marker_ttl_ms: int | None,
+        replies: list[PushReply],
+    ) -> None:
+        """Send messages that were misrouted by the present map of the queue, and replace their replies."""
+        routings = 0
+        while left := [place for place, reply in enumerate(replies) if reply.status == "misrouted"]:
+            if routings == ROUTINGS:
+                raise PartitionsChanging(
+                    f"queue {name!r} had another number of partitions at each of {ROUTINGS} attempts "
+                    f"to send {len(left)} messages, of which none is stored: send them again"
+                )
+            routings += 1
+            again = [messages[place] for place in left]
+            routed = self._route(self._queues(name, True), sequence, again, marker_ttl_ms)
+            for place, reply in zip(left, routed or read_push_reply(len(again), again), strict=True):
+                replies[place] = reply
 
     def _route(
         self,
@@ -188,8 +197,11 @@ class RedisPublisher:
         sequence: str,
         messages: Sequence[OutgoingRecord],
         marker_ttl_ms: int | None,
-    ) -> list[PushReply]:
-        """Send messages to the partitions of their tenants, as far as this process knows them."""
+    ) -> list[PushReply] | None:
+        """Send messages to the partitions of their tenants, as far as this process knows them.
+
+        The return value is that of :meth:`deliver`.
+        """
         if queue.homes.total == 1:
             home, moving = queue.partitions[0], False
         elif len(messages) == 1:
@@ -198,7 +210,8 @@ class RedisPublisher:
         else:
             return self._route_batch(queue, sequence, messages, marker_ttl_ms)
         call = self._call(home, sequence, messages, marker_ttl_ms, moving)
-        return call.parse(self._send(queue, sequence, _ask, call))
+        answer = self._send(queue, sequence, _ask, call)
+        return None if type(answer) is int else call.parse(answer)
 
     def _route_batch(
         self,
@@ -206,7 +219,7 @@ class RedisPublisher:
         sequence: str,
         messages: Sequence[OutgoingRecord],
         marker_ttl_ms: int | None,
-    ) -> list[PushReply]:
+    ) -> list[PushReply] | None:
         routed: dict[tuple[int, bool], tuple[Queue, list[int]]] = {}
         for place, (_, task_id, record) in enumerate(messages):
             home, moving = queue.route(record, task_id)
@@ -218,6 +231,8 @@ class RedisPublisher:
         ]
         replies: dict[int, PushReply] = {}
         answers = self._send(queue, sequence, _ask_together, calls)
+        if all(type(answer) is int for answer in answers):
+            return None
         for (_, places), call, answer in zip(routed.values(), calls, answers, strict=True):
             replies.update(zip(places, call.parse(answer), strict=True))
         return [replies[place] for place in range(len(messages))]
@@ -327,8 +342,7 @@ def _ask(connection: PipelinedConnection, call: ScriptCall[Any]) -> Any:
 
 def _ask_together(connection: PipelinedConnection, calls: Sequence[ScriptCall[Any]]) -> list[Any]:
     """Send the calls together. When one is refused, its error is raised, and the others were executed."""
-    raw = connection.connection
-    raw.send_packed_command(raw.pack_commands([call.command() for call in calls]))
+    connection.send_all([call.command() for call in calls], check_health=True)
     answers = [_read(connection) for _ in calls]
     unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
     if unknown:

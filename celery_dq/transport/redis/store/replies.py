@@ -6,12 +6,14 @@ The functions read replies, which are bytes or, from a client that decodes, str.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from celery_dq.transport.partition_replies import (
     ClaimedEntry,
     ClaimReply,
     HeartbeatReply,
+    OutgoingRecord,
     PurgeReply,
     PushReply,
     PushStatus,
@@ -91,8 +93,10 @@ def read_nothing(reply: Any) -> None:
 _PUSH_STATUS: tuple[PushStatus, ...] = get_args(PushStatus)
 
 
-def read_push_reply(reply: Any) -> list[PushReply]:
-    """Return the verdict on each message of a push."""
+def read_push_reply(reply: Any, messages: Sequence[OutgoingRecord]) -> list[PushReply]:
+    """Return the verdict on each of these messages, which were pushed."""
+    if type(reply) is int:  # each was accepted under its task id
+        return [PushReply("accepted", read_text(task_id)) for _, task_id, _ in messages]
     return [PushReply(_PUSH_STATUS[int(text[0])], *text[1:].split("\0")) for text in map(read_text, reply)]
 
 

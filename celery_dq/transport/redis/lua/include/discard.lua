@@ -32,6 +32,9 @@ function dq.add_discards(entries)
     reasons[2 * i - 1] = entry.id
     reasons[2 * i] = entry.reason
     tags[entry.tenant] = tags[entry.tenant] + 1
+    -- Those that are dead or covered by another call have counters of their own.
+    local counter = entry.reason
+    if counter == 'cancelled' or counter == 'expired' then state[counter] = state[counter] + 1 end
   end
   for i = 1, #tenants do
     changed[2 * i - 1] = text(tags[tenants[i]])

@@ -20,8 +20,8 @@
 --@include header
 -- A message is plain when it may be served at once and has no dedup key, its id is free, no tenant of the partition has
 -- a limit, and its own tenant is no set and has either no backlog or more than one message. For such a message the
--- rules of the other includes come down to these commands; tests/lua/test_plain.py compares both. Returns the string of
--- its reply, or nil when the message is not plain: then nothing was changed.
+-- rules of the other includes come down to these commands; tests/lua/test_plain.py compares both. Returns true,
+-- or nil when the message is not plain: then nothing was changed.
 local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, record)
   local priority, due, _, length = read_header(record)
   if not priority or due > 0 or string.byte(record, 3) >= 2 or string.find(id, '~', 1, true)
@@ -72,5 +72,5 @@ local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, reco
   else
     call('HSET', KEYS[1], 'seq', digits(seq), 'pushed', pushed, 'head', digits(head))
   end
-  return '1' .. id
+  return true
 end

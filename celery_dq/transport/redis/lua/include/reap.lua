@@ -14,11 +14,12 @@ function dq.reap(limit, max_deliveries)
   local lost = call('ZRANGEBYSCORE', P .. 'leases', '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
   for i = 1, #lost, 2 do
     local consumer = lost[i]
+    local was_leased = tonumber(lost[i + 1]) > 0
     if state.next_look_owner == consumer then state.next_look_owner = '' end
     local count = call('HLEN', P .. 'held:' .. consumer)
     if count > limit - reaped then
       if reaped == limit then break end
-      if tonumber(lost[i + 1]) > 0 then
+      if was_leased then
         local name = consumer .. '~lost~' .. string.format('%.0f', next_seq())
         call('ZADD', P .. 'leases', 0, name)
         call('RENAME', P .. 'held:' .. consumer, P .. 'held:' .. name)
@@ -28,6 +29,7 @@ function dq.reap(limit, max_deliveries)
     else
       call('ZREM', P .. 'leases', consumer)
     end
+    if was_leased then state.leases_lost = state.leases_lost + 1 end
     if count > 0 then
       local entries = dq.some_held(consumer, limit - reaped)
       local name = string.gsub(consumer, '~lost~%d+$', '')
