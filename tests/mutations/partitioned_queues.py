@@ -207,8 +207,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "shared",
         "a task of a partitioned queue is edited in the first partition only",
         "app/api/message_edits.py",
-        "**changes) for partition in partitions]",
-        "**changes) for partition in partitions[:1]]",
+        "**changes) for partition in some]",
+        "**changes) for partition in some[:1]]",
         (*_OPERATIONS, "-k", "edited_in_its"),
     ),
     Mutation(
