@@ -15,6 +15,7 @@ from celery_dq.compat.stopping import stops
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.outage import Outage
+from celery_dq.per_process import current_pid
 from celery_dq.probe import Phase, ProbeState, ask_probe
 
 __all__ = ["ProbeStep"]
@@ -135,5 +136,5 @@ class ProbeStep(bootsteps.StartStopStep):
             other = ProbeState.read(self._path)
         except (OSError, ValueError, TypeError):
             return None
-        is_other = other.pid != os.getpid() and ask_probe("alive", self._path).ok
+        is_other = other.pid != current_pid() and ask_probe("alive", self._path).ok
         return other if is_other else None

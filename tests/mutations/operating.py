@@ -16,7 +16,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "shared",
         "two workers of one name share a probe file in silence",
         "worker/probe_step.py",
-        "is_other = other.pid != os.getpid() and",
+        "is_other = other.pid != current_pid() and",
         "is_other = other.worker != self._worker and",
         ("tests/integration/test_probe.py", "-k", "leaves_the_file"),
     ),
