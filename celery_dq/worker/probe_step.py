@@ -15,6 +15,7 @@ from celery_dq.compat.stopping import stops
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.outage import Outage
+from celery_dq.per_process import current_pid
 from celery_dq.probe import Phase, ProbeState, ask_probe
 
 __all__ = ["ProbeStep"]
@@ -54,12 +55,14 @@ class ProbeStep(bootsteps.StartStopStep):
             other = self._other_worker()
             if other is not None:
                 logger.warning(
-                    "Workers %s and %s keep one dq_probe_file, %s. Each hides the end of the other one: put "
-                    "%%n, the name of the worker, into the setting.",
+                    "Workers %s (process %d) and %s (process %d) keep one dq_probe_file, %s. Each hides the "
+                    "end of the other one: give each a name of its own (-n), and put %%n into the setting.",
                     self._worker,
-                    other,
+                    os.getpid(),
+                    other.worker,
+                    other.pid,
                     self._path,
-                    extra={"event": "probe_file_shared", "worker": self._worker, "other": other},
+                    extra={"event": "probe_file_shared", "worker": self._worker, "other": other.worker},
                 )
             try:
                 self._state("connecting").write(self._path)
@@ -123,12 +126,15 @@ class ProbeStep(bootsteps.StartStopStep):
         if self._path is not None and self._other_worker() is None:
             self._path.unlink(missing_ok=True)
 
-    def _other_worker(self) -> str | None:
-        """Return the worker that has written the file last; None if it is this one, or is gone."""
+    def _other_worker(self) -> ProbeState | None:
+        """Return the state of the worker that has written the file last; None if it is this one, or is gone.
+
+        Two workers of one host may have the same name.
+        """
         assert self._path is not None
         try:
             other = ProbeState.read(self._path)
         except (OSError, ValueError, TypeError):
             return None
-        is_other = other.worker != self._worker and ask_probe("alive", self._path).ok
-        return other.worker if is_other else None
+        is_other = other.pid != current_pid() and ask_probe("alive", self._path).ok
+        return other if is_other else None

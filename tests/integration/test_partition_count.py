@@ -207,7 +207,7 @@ def test_the_doctor_names_partitions_with_another_quota_or_without_a_worker(wide
     found = {each.code: each.problem for each in problems(wide)}
     assert found.keys() == {"W024", "W025"}
     assert "push/2 have not that of push/0" in found["W024"]
-    assert "wait in push/1, push/2, push/3, which no living worker" in found["W025"]
+    assert "wait in push/1, push/2, push/3, where no worker has a lease" in found["W025"]
     (waiting,) = (each.problem for each in read_status(wide).findings if each.code == "W019")
     assert waiting == "Messages wait in 'push/1', 'push/2', 'push/3' (3), and no living worker consumes them."
     wide.dq.quotas.set_default("push", rate=8)

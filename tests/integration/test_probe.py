@@ -86,12 +86,13 @@ def test_a_solo_worker_in_a_task_reports_that_it_stops(redis_url: str, tmp_path:
     assert not file.exists()
 
 
-def test_a_worker_leaves_the_file_of_another_one_and_warns(redis_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["w2@host", "w1@proof"])
+def test_a_worker_leaves_the_file_of_another_one_and_warns(redis_url: str, tmp_path: Path, name: str) -> None:
     file = tmp_path / "worker"
-    other = replace(STATE, worker="w2@host", turned_at=SystemClock().monotonic())
+    other = replace(STATE, worker=name, turned_at=SystemClock().monotonic())
     other.write(file)
     with worker_on(redis_url, file, "threads", "stock") as worker:
-        worker.wait_for_log("keep one dq_probe_file", 20)
+        worker.wait_for_log(f"and {name} (process {os.getpid()}) keep one dq_probe_file", 20)
         wait_until(lambda: json.loads(file.read_text())["phase"] == "consuming", 20)
         worker.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
         # The other one writes the file again, before this worker is gone.

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import redis
 
+from celery_dq.transport.redis.store.move_calls import drop_exported, export_messages
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from tests.integration.moving_world import TENANTS, MovingWorld
-from tests.integration.partitioned_shop import D, claim_in, dead_letter_of
+from tests.integration.partitioned_shop import A, D, claim_in, dead_letter_of, opened
 from tests.integration.shop import send
 
 
@@ -156,3 +157,16 @@ def test_a_message_with_a_lost_answer_is_stored_once_although_the_number_has_cha
     send(wide, moving)
     assert changes[0].is_complete
     assert queue.snapshot().waiting == 2
+
+
+def test_a_dead_letter_that_moves_is_not_purged_and_does_not_return_afterwards(wide: Any) -> None:
+    letters = wide.dq.dead_letters["push"]
+    moving, staying = dead_letter_of(wide, A), dead_letter_of(wide, A)
+    with opened(wide) as (partitions, client):
+        outbox = export_messages(partitions[0], A, 1, [moving]).run(client)
+        # The other partition may have it already.
+        assert letters.purge(moving) == 0
+        assert letters.purge() == 1
+        assert letters.show(staying) is None
+        assert drop_exported(partitions[0], outbox).run(client) == 1
+    assert letters.purge(moving) == 0

@@ -14,6 +14,14 @@ STATUS = "tests/integration/test_status.py"
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "shared",
+        "two workers of one name share a probe file in silence",
+        "worker/probe_step.py",
+        "is_other = other.pid != current_pid() and",
+        "is_other = other.worker != self._worker and",
+        ("tests/integration/test_probe.py", "-k", "leaves_the_file"),
+    ),
+    Mutation(
+        "shared",
         "the doctor does not see that ZooKeeper grants another session",
         "app/checks/server_checks.py",
         "if granted_s != wanted_s:",

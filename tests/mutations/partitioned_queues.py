@@ -12,6 +12,14 @@ _MOVES = ("tests/integration/test_tenant_moves.py",)
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        "shared",
+        "a purged dead letter returns with its move to another partition",
+        "transport/redis/lua/forget_dead.lua",
+        "if not moving[id] then ids",
+        "if true then ids",
+        ("tests/integration/test_tenant_moves.py", "-k", "not_purged"),
+    ),
+    Mutation(
         "revoke",
         "a task that one partition has leaves tombstones in the other ones",
         "app/api/cancel.py",
@@ -199,8 +207,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "shared",
         "a task of a partitioned queue is edited in the first partition only",
         "app/api/message_edits.py",
-        "**changes) for partition in partitions]",
-        "**changes) for partition in partitions[:1]]",
+        "**changes) for partition in some]",
+        "**changes) for partition in some[:1]]",
         (*_OPERATIONS, "-k", "edited_in_its"),
     ),
     Mutation(

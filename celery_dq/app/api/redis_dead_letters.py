@@ -254,6 +254,9 @@ class DeadLetters:
     ) -> int:
         """Delete one dead letter, or all of them, for good, and return the count of deleted ones.
 
+        While the partitions of the queue change, a dead letter that moves in this moment stays, and is not
+        counted: purge again after the change.
+
         Args:
             message_id: Which dead letter; all of them by default.
             dry_run: Whether to count the dead letters only.

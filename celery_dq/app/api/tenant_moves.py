@@ -72,8 +72,9 @@ class TenantMoves:
         self._partitions = partitions
         self._homes = partitions[0].homes
         self._head_start_us = head_start_us
-        #: Tenants that keep a share in the partition of a number, and whose waiting messages were divided.
-        self._divided: set[tuple[str, int]] = set()
+        #: Tenant and number of a partition in which it keeps a share, once the messages that waited there
+        #: were divided among all of its shares.
+        self._divided_among_shares: set[tuple[str, int]] = set()
         self._on_progress = on_progress
         self.moved = 0
 
@@ -119,18 +120,18 @@ class TenantMoves:
         """Move what can be moved out of a partition; return the tenants of which something may be left."""
         self._deliver_outbox(source)
         letters = self._by_place(source, run_one(self._client, scan_all("hash", source.keys.dead)))
-        for tenant in [each for each in letters if self._stays(source, each)]:
+        for tenant in [each for each in letters if self._keeps_share(source, each)]:
             del letters[tenant]  # a dead letter is found and replayed in each partition of its tenant
         delayed, tenants = self._delayed(source), self._with_work(source)
         for tenant in tenants.union(delayed, letters):
             for found in (delayed, letters):
                 for to, ids in found.get(tenant, {}).items():
                     self._move(source, tenant, to, ids)
-            if (tenant, source.keys.partition) not in self._divided:
+            if (tenant, source.keys.partition) not in self._divided_among_shares:
                 self._move_waiting(source, tenant)
-            if self._stays(source, tenant):
-                self._divided.add((tenant, source.keys.partition))
-        staying = [each for each in tenants if self._stays(source, each)]
+            if self._keeps_share(source, tenant):
+                self._divided_among_shares.add((tenant, source.keys.partition))
+        staying = [each for each in tenants if self._keeps_share(source, each)]
         return tenants.difference(staying).union(delayed, self._locked(source), self._busy(source, staying))
 
     def _move_waiting(self, source: Partition, tenant: str) -> None:
@@ -202,7 +203,7 @@ class TenantMoves:
         delayed, locked = self._delayed(source), self._locked(source)
         found = {}
         for tenant, arrival in zip(tenants, self._departed(source, tenants), strict=True):
-            has_left = self._stays(source, tenant) or tenant not in delayed
+            has_left = self._keeps_share(source, tenant) or tenant not in delayed
             found[tenant] = (
                 arrival if has_left else "",
                 {*delayed.get(tenant, ())} | locked.get(tenant, set()),
@@ -215,17 +216,17 @@ class TenantMoves:
         return {tenant for tenant, arrival in zip(staying, arrivals, strict=True) if not arrival}
 
     def _departed(self, source: Partition, tenants: Sequence[str]) -> list[str]:
-        asked = [(tenant, self._stays(source, tenant)) for tenant in tenants]
+        asked = [(tenant, self._keeps_share(source, tenant)) for tenant in tenants]
         parts = [asked[start : start + MOVE_CHUNK] for start in range(0, len(asked), MOVE_CHUNK)]
         return [*chain.from_iterable(departed(source, part).run(self._client) for part in parts)]
 
     # -- reading
 
-    def _leaves(self, source: Partition, tenant: str) -> bool:
+    def _may_belong_elsewhere(self, source: Partition, tenant: str) -> bool:
         """Whether messages of a tenant may belong to another partition than this one."""
         return self._homes.moves(tenant) or source.keys.partition not in self._homes.shares(tenant)
 
-    def _stays(self, source: Partition, tenant: str) -> bool:
+    def _keeps_share(self, source: Partition, tenant: str) -> bool:
         """Whether a tenant keeps or gets a share in a partition."""
         return source.keys.partition in self._homes.shares(tenant)
 
@@ -236,7 +237,7 @@ class TenantMoves:
         for key in (keys.turn, keys.resource_sets, keys.throttled, keys.at_concurrency, keys.paused):
             found.update(map(text, run_one(self._client, scan_all("zset", key))))
         found.update(map(text, run_one(self._client, scan_all("hash", keys.running))))
-        return {tenant for tenant in found if self._leaves(source, tenant)}
+        return {tenant for tenant in found if self._may_belong_elsewhere(source, tenant)}
 
     def _delayed(self, source: Partition) -> _ByPlace:
         """Return the delayed messages that belong to other partitions."""
@@ -255,7 +256,7 @@ class TenantMoves:
                 tenant, key = placing_of(packed, task_id_of(text(each)))
             except CorruptRecord:
                 continue  # a worker makes a dead letter of it
-            if self._leaves(source, tenant):
+            if self._may_belong_elsewhere(source, tenant):
                 place = self._homes.place(tenant, key)
                 if place != source.keys.partition:
                     found[tenant][place].append(text(each))
@@ -272,7 +273,9 @@ class TenantMoves:
 
     def _spread_keys(self, source: Partition) -> Iterator[tuple[str, str]]:
         moving = {
-            each for each in self._homes.spreads if self._homes.moves(each) and self._stays(source, each)
+            each
+            for each in self._homes.spreads
+            if self._homes.moves(each) and self._keeps_share(source, each)
         }
         if moving:
             for lock in run_one(self._client, scan_all("hash", source.keys.dedup_locks)):

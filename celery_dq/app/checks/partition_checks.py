@@ -10,6 +10,7 @@ import redis
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.api.broker import BrokerAccess, OpenQueue
 from celery_dq.app.checks.finding import Finding
+from celery_dq.duration import format_duration
 from celery_dq.inspector.queues import QueueSnapshot, queue_snapshot
 from celery_dq.inspector.redis_values import text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA
@@ -47,7 +48,7 @@ def partitions(app: Any, channel: Any) -> Iterator[Finding]:
                 found = queue_snapshot(queue.partitions, queue.client, ages=False).partitions
                 yield from _differences(name, queue)
                 yield from _paused_in_part(name, found)
-                yield from _unconsumed(name, found, broker.options.lease_us / 1e6)
+                yield from _unconsumed(name, found, broker.options.lease_us)
 
 
 def _is_declared(queue: OpenQueue) -> bool:
@@ -117,9 +118,9 @@ def _paused_in_part(name: str, found: Sequence[QueueSnapshot]) -> Iterator[Findi
         )
 
 
-def _unconsumed(name: str, found: Sequence[QueueSnapshot], lease_s: float) -> Iterator[Finding]:
+def _unconsumed(name: str, found: Sequence[QueueSnapshot], lease_us: int) -> Iterator[Finding]:
     # A worker that reconnects, as after a failover, may be late by less than a lease.
-    consumed = [any(consumer.lease_s > -lease_s for consumer in each.consumers) for each in found]
+    consumed = [any(consumer.lease_s > -lease_us / 1e6 for consumer in each.consumers) for each in found]
     left = [
         number
         for number, (each, is_consumed) in enumerate(zip(found, consumed, strict=True))
@@ -129,9 +130,10 @@ def _unconsumed(name: str, found: Sequence[QueueSnapshot], lease_s: float) -> It
         yield Finding(
             "warning",
             "W025",
-            f"Messages wait in {_named(name, left)}, which no living worker consumes, while other partitions "
-            "of the queue are consumed.",
-            f"Start a worker with -Q {name}, or one with -Q {name}/{left[0]}.",
+            f"Messages wait in {_named(name, left)}, where no worker has a lease, while other partitions of "
+            "the queue are consumed.",
+            "After a failover, workers come back by themselves. If none has after "
+            f"{format_duration(lease_us)} (dq_lease), start one with -Q {name} or -Q {name}/{left[0]}.",
         )
 
 

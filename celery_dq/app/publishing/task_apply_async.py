@@ -114,7 +114,7 @@ class TaskApplyAsync:
             and link is None
             and link_error is None
             and shadow is None
-            and self._still_so(task)
+            and self._may_use_template(task)
             and not in_task()
         ):
             if task.typing:
@@ -127,8 +127,8 @@ class TaskApplyAsync:
             task, args, kwargs, task_id, producer, link, link_error, shadow, **options
         )
 
-    def _still_so(self, task: Any) -> bool:
-        """Whether the conditions under which the template may be used still hold."""
+    def _may_use_template(self, task: Any) -> bool:
+        """Whether the conditions under which the template was learned still hold."""
         templates, app = self._templates, self._app
         if (
             type(task).apply_async is not self._apply

@@ -6,20 +6,27 @@
 --   dead HASH
 --   dead_info HASH
 --   dead_index ZSET
+--   outbox LIST
 -- ARGV
 --   n: number of dead letters, at most 1000
 --   id*: their message ids
 -- RETURNS
---   how many there were
+--   how many were deleted
 -- COST
---   three commands
+--   four commands, and one look at each message of the outbox
 -- GUARANTEE
---   No other key is changed.
+--   No other key is changed. A dead letter in the outbox stays: another partition may have it by now, and would keep it.
 --@include partition
 local n = tonumber(ARGV[1])
 if n == 0 then return 0 end
-local ids = {}
-for i = 1, n do ids[i] = ARGV[i + 1] end
+local ids, moving = {}, {}
+local outbox = call('LRANGE', P .. 'outbox', 3, -1)
+for i = 1, #outbox do moving[cmsgpack.unpack(outbox[i])[1]] = true end
+for i = 1, n do
+  local id = ARGV[i + 1]
+  if not moving[id] then ids[#ids + 1] = id end
+end
+if #ids == 0 then return 0 end
 local found = call('HDEL', P .. 'dead', unpack(ids))
 call('HDEL', P .. 'dead_info', unpack(ids))
 call('ZREM', P .. 'dead_index', unpack(ids))

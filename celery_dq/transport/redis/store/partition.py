@@ -376,7 +376,7 @@ class Partition:
         return self._call("replay", (message_id, record, head_start_us), read_replayed)
 
     def forget_dead(self, message_ids: Sequence[str]) -> ScriptCall[int]:
-        """Delete dead letters. The reply counts them."""
+        """Delete dead letters, except those that move. The reply counts them."""
         _check_chunk(message_ids)
         return self._call("forget_dead", (len(message_ids), *message_ids), int)
 
