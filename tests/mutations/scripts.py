@@ -6,14 +6,6 @@ from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
-        "fairness",
-        "a plain claim forgets how far virtual time may go",
-        "transport/redis/lua/include/plain_claim.lua",
-        "math.max(floor, tag + charge)",
-        "floor",
-        ("tests/lua/test_plain.py",),
-    ),
-    Mutation(
         "recovery",
         "a finish wakes no worker for the tenants in turn",
         "transport/redis/lua/ack.lua",
@@ -105,8 +97,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rate",
         "the default of the settings goes before the one set live",
         "transport/redis/lua/include/quota.lua",
-        "dq.read_quota(rows[1], 'default') or dq.read_quota(rows[2], 'config')",
-        "dq.read_quota(rows[2], 'config') or dq.read_quota(rows[1], 'default')",
+        "read_quota(rows[1], 'default') or read_quota(rows[2], 'config')",
+        "read_quota(rows[2], 'config') or read_quota(rows[1], 'default')",
         (
             "tests/lua/test_limits.py",
             "-k",
