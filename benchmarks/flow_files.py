@@ -50,7 +50,7 @@ def flow_files(quick: bool) -> Report:
                     flows[flow] = files_of_calls(task, options, amount)
     for acks, flow in ACKS.items():
         with RedisServer() as server:
-            flows[flow] = _files_of_messages(BROKERS["dq"].url(server.port), acks, amount)
+            flows[flow] = files_of_messages(BROKERS["dq"].url(server.port), acks, amount)
     for flow, files in flows.items():
         report.row(flow, f"{len(files)} files", short(sum(files.values())))
         for file, count in files.items():
@@ -80,7 +80,7 @@ class FileRecorder:
     def per(self, amount: int) -> dict[str, float]:
         """The function calls in each file per call or message.
 
-        A file that fewer than one in ten uses is left out, for example the worker's own events.
+        A file that fewer than one in ten uses is left out.
         """
         return {file: count / amount for file, count in self.calls.items() if count * 10 >= amount}
 
@@ -108,7 +108,17 @@ def files_of_calls(task: Any, options: dict[str, Any], amount: int) -> dict[str,
     return recorder.per(amount)
 
 
-def _files_of_messages(url: str, acks: str, amount: int) -> dict[str, float]:
+def files_of_messages(url: str, acks: str, amount: int) -> dict[str, float]:
+    """Let a worker run twice as many messages as `amount`, and record the second half.
+
+    Args:
+        url: URL of the broker.
+        acks: ``early`` or ``late``.
+        amount: how many messages to record.
+
+    Returns:
+        File -> function calls in it per message, in the order of first use.
+    """
     program = [sys.executable, "-m", "benchmarks.flow_files", url, acks, str(amount)]
     ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
     files: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
@@ -140,7 +150,12 @@ def main(url: str, acks: str, amount: int) -> None:
 
     threading.Thread(target=publish, daemon=True).start()
     worker = app.Worker(
-        pool="prefork", concurrency=1, loglevel="WARNING", without_mingle=True, without_gossip=True
+        pool="prefork",
+        concurrency=1,
+        loglevel="WARNING",
+        without_mingle=True,
+        without_gossip=True,
+        without_heartbeat=True,
     )
     sys.setprofile(recorder)
     try:

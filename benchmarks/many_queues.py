@@ -187,7 +187,7 @@ def heartbeat_ms(partitions: Sequence[PartitionKeys]) -> float:
             started = time.monotonic()
             process.heartbeat._renew_all()
             took.append(time.monotonic() - started)
-        for queue in list(process.heartbeat._queues.values()):
+        for queue in list(process.heartbeat.queues.values()):
             process.heartbeat.drop_lease(queue, soon=False)
         process.heartbeat.wake()
         with process.heartbeat._thread_lock:

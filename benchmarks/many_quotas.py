@@ -38,9 +38,13 @@ from tests.brokers import BROKERS
 from tests.workers import ROOT, WorkerProcess, make_app
 
 QUOTAS, QUICK_QUOTAS = 3_000, 300
-#: Plain kombu on many queues is left out. Its callbacks block the loop, so no consumer keeps the times at
-#: which the next message of a queue is due, and messages come seconds late.
-CASES = (("tenants", "kombu"), ("tenants", "threads"), ("queues", "threads"))
+CASES = (
+    ("tenants", "kombu"),
+    ("tenants", "threads"),
+    ("queues", "kombu"),
+    ("queues", "solo"),
+    ("queues", "threads"),
+)
 #: Messages/s in all: EMQ's machine, and ten times it.
 TOTALS = (1_000.0, 10_000.0)
 #: Messages/s in all between which the highest total is looked for.
@@ -96,6 +100,7 @@ def many_quotas(quick: bool) -> Report:
         "worst window",
         "redis CPU %",
         "consumers CPU %",
+        "CPU wait %",
         "redis MB",
         "consumers MB",
     ]
@@ -103,7 +108,8 @@ def many_quotas(quick: bool) -> Report:
     report.notes.append(f"{quotas:,} equal quotas; asked: their sum; each has a backlog, published before")
     report.notes.append("tenants: of one queue; queues: each has a quota for its messages without a tenant")
     report.notes.append(
-        f"{CONSUMERS} consumers: kombu: they ack at once, prefetch 100; threads: workers with 2 slots each"
+        f"{CONSUMERS} consumers: kombu: they ack at once, prefetch 100; threads, solo: workers of this pool, "
+        "with 2 slots or one"
     )
     report.notes.append(
         "beyond 1 %: quotas whose rate, from the first to the last message in the window, differs by more"
@@ -113,6 +119,7 @@ def many_quotas(quick: bool) -> Report:
         "worst window: messages of any window beyond rate x window + burst, by the consumers' clocks"
     )
     report.notes.append("CPU: of one core, in the window; memory: at its end, with the rest of the backlog")
+    report.notes.append("CPU wait: time that threads of the consumers waited for a core, in % of the window")
     for name, kind in CASES:
         form = Form(name, quotas)
         if quick:
@@ -150,7 +157,8 @@ def measure(form: Form, kind: str, total: float, window_s: float) -> tuple[Accur
     """Serve a backlog of each quota for one window.
 
     Returns:
-        The accuracy, and the costs: CPU of Redis and of the consumers in % of a core, megabytes of both.
+        The accuracy, and the costs: CPU of Redis and of the consumers in % of a core, the wait of the
+        consumers for a core in % of the window, megabytes of both.
     """
     rate, broker = total / form.quotas, BROKERS["dq"]
     burst = max(2, math.ceil(rate * 0.1))
@@ -184,11 +192,12 @@ def measure(form: Form, kind: str, total: float, window_s: float) -> tuple[Accur
         probe = ServerProbe(server.port)
         stack.callback(probe.close)
         processes = [psutil.Process(pid) for pid in pids]
-        begin, cpu = time.monotonic(), [probe.cpu_seconds(), _cpu_seconds(processes)]
+        begin, cpu = time.monotonic(), [probe.cpu_seconds(), _cpu_seconds(processes), _waited_seconds(pids)]
         time.sleep(window_s)  # the window
         end = time.monotonic()
         costs = [100 * (probe.cpu_seconds() - cpu[0]) / (end - begin)]
         costs += [100 * (_cpu_seconds(processes) - cpu[1]) / (end - begin)]
+        costs += [100 * (_waited_seconds(pids) - cpu[2]) / (end - begin)]
         costs += [probe.bytes_used() / 1e6, sum(process.memory_info().rss for process in processes) / 1e6]
         moments: dict[int, list[float]] = defaultdict(list)
         for at, number in RECORD.iter_unpack(_whole(record)):
@@ -247,13 +256,13 @@ def _publish(app: Any, form: Form, each: int) -> None:
 def _consuming(kind: str, form: Form, conf: Mapping[str, Any], folder: Path) -> Iterator[list[int]]:
     """Run the consumers during the block; yield the ids of their processes."""
     with ExitStack() as stack:
-        if kind == "threads":
+        if kind != "kombu":
             workers = [
                 WorkerProcess(
                     "benchmarks.shop",
                     broker=BROKERS["dq"],
                     conf=conf,
-                    pool="threads",
+                    pool=kind,
                     name=f"w{number}",
                     queues=form.queues,
                     loglevel="WARNING",
@@ -284,6 +293,12 @@ def _consuming(kind: str, form: Form, conf: Mapping[str, Any], folder: Path) -> 
 
 def _cpu_seconds(processes: Sequence[psutil.Process]) -> float:
     return float(sum(sum(process.cpu_times()[:2]) for process in processes))
+
+
+def _waited_seconds(pids: Sequence[int]) -> float:
+    """Return how long the threads of these processes have been ready to run while no core was free."""
+    files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(file.read_text().split()[1]) for file in files) / 1e9
 
 
 def _whole(record: Path) -> bytes:

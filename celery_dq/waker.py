@@ -29,7 +29,8 @@ class Waker:
         self._owner = OwnerProcess()
         self._pair: tuple[socket.socket, socket.socket] | None = None
         self._loop: Any = None
-        self._pending = False
+        #: Whether a wake-up was sent that :meth:`clear` has not read. Only this class changes it.
+        self.is_pending = False
 
     @property
     def is_attached(self) -> bool:
@@ -43,28 +44,23 @@ class Waker:
             for end in self._pair:
                 end.setblocking(False)
             # Without sockets, an earlier wake had no effect.
-            self._pending = False
+            self.is_pending = False
         return self._pair[0].fileno()
 
     def wake(self) -> None:
         """Wake the waiter. Takes no lock, because a signal handler may interrupt the holder of any lock."""
         pair = self._pair  # another thread may close it
         # The process is compared last, because that is a system call.
-        if pair is None or self._pending or not self._owner.is_current:
+        if pair is None or self.is_pending or not self._owner.is_current:
             return
-        self._pending = True
+        self.is_pending = True
         try:
             pair[1].send(b"!")
         except BlockingIOError:
             pass  # the buffer is full, so the wait ends anyway
         except OSError as error:
-            self._pending = False
+            self.is_pending = False
             logger.debug("A waiting thread could not be woken: %r.", error)
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether a wake-up was sent that :meth:`clear` has not read."""
-        return self._pending
 
     def clear(self) -> None:
         """Read the wake-ups, and call `on_wake`."""
@@ -73,7 +69,7 @@ class Waker:
                 self._pair[0].recv(4096)
         # Reset after recv(): the call below serves a wake-up in between, which writes no byte. In the
         # opposite order its byte could be read with the flag still set, and no later one would write.
-        self._pending = False
+        self.is_pending = False
         self._on_wake()
 
     def attach(self, loop: Any) -> None:

@@ -191,7 +191,7 @@ class WorkerProcess:
         forgets each job whose start its loop has not read yet, and reads no more from that child. But the
         child waits half a minute for an answer (billiard's `_ensure_messages_consumed`), and Celery for the
         child: one task that has just ended is enough. With celery-dq such a job is kept
-        (celery_dq/compat/pool_flush.py), and the worker has to end.
+        (celery_dq/compat/prefork_pool.py), and the worker has to end.
         """
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)

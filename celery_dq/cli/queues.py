@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from celery_dq.cli.bulk import bulk, change_many
 from celery_dq.cli.output import COUNT, command, show, show_table
 from celery_dq.cli.typos import require_queue, unknown_tenant
 from celery_dq.errors import InvalidRequest
+from celery_dq.inspector.queues import QueueSnapshot
 from celery_dq.inspector.tenants import TenantSnapshot, TenantState
 from celery_dq.options import Quota
 
@@ -66,6 +67,12 @@ def queues(dq: DQ, as_json: bool, names: tuple[str, ...], forget: bool) -> None:
     # The table has no ages, and each costs a look at the tenants.
     rows = list(dq.queues.snapshots(*(names or known), ages=as_json))
     columns = with_nodes(with_pauses(_QUEUE_COLUMNS, rows), rows)
+    if not as_json:
+        # JSON has the counts of each of several partitions; the table has their number.
+        rows = [
+            replace(row, partitions=row.partitions or (row,)) if isinstance(row, QueueSnapshot) else row
+            for row in rows
+        ]
     show_table(as_json, rows, columns, "No queue is declared yet.")
 
 

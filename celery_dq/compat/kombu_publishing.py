@@ -6,14 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from kombu import serialization
-from kombu.utils import json as kombu_json
-
 from celery_dq.compat.guard import check
 
 check("kombu_publishing")
-
-_registry: Any = serialization.registry  # type: ignore[attr-defined]  # not in its stubs
 
 
 def publish_prepared(producer: Any) -> Callable[..., Any]:
@@ -41,18 +36,6 @@ def library_errors(connection: Any) -> AbstractContextManager[Any]:
 def open_default_channel(connection: Any) -> Any:
     """Return the default channel if it is open; None otherwise. Opens nothing."""
     return connection._default_channel if connection.connected else None
-
-
-def json_encoder_is_kombus() -> bool:
-    """Whether the serializer ``json`` is still the one that kombu registers."""
-    codec = _registry._encoders.get("json")
-    return codec is not None and codec.encoder is kombu_json.dumps
-
-
-def json_decoder_is_kombus() -> bool:
-    """Whether the decoder of JSON is still the one that kombu registers, and JSON is not disabled."""
-    json = "application/json"
-    return _registry._decoders.get(json) is kombu_json.loads and json not in _registry._disabled_content_types
 
 
 def is_py_amqp(channel: Any) -> bool:

@@ -146,10 +146,10 @@ TABLE: tuple[PrivateName, ...] = (
         "Connection._default_channel",
     ),
     *_rows(
-        "kombu_publishing",
+        "kombu_json",
         "kombu",
         "kombu.serialization",
-        "whether JSON is still kombu's: only then a quicker encoder writes the same bytes",
+        "whether JSON is still kombu's: only then a quicker codec does the same",
         "SerializerRegistry.encoder(name) and .decoder(content_type)",
         "SerializerRegistry._encoders",
         "SerializerRegistry._decoders",
@@ -201,7 +201,7 @@ TABLE: tuple[PrivateName, ...] = (
         ("_prefix_root", "root path"),
     ),
     *_rows(
-        "pool_deaths",
+        "prefork_pool",
         "celery",
         _POOL,
         "the death of a child is noticed at once, not at the next round",
@@ -214,7 +214,7 @@ TABLE: tuple[PrivateName, ...] = (
         ("AsynPool.maintain_pool", "self"),
     ),
     *_rows(
-        "pool_flush",
+        "prefork_pool",
         "celery",
         _POOL,
         "jobs that a child has begun survive a lost connection and a warm shutdown",
@@ -229,7 +229,7 @@ TABLE: tuple[PrivateName, ...] = (
         "AsynPool._writer",
     ),
     *_rows(
-        "pool_flush",
+        "prefork_pool",
         "billiard",
         "billiard.pool",
         "the same: whether a child has the job, or a part of it",
@@ -240,7 +240,7 @@ TABLE: tuple[PrivateName, ...] = (
         "ApplyResult._write_to",
     ),
     *_rows(
-        "pool_flush",
+        "prefork_pool",
         "billiard",
         "billiard.process",
         "the same: whether the child of a job lives",
@@ -248,7 +248,7 @@ TABLE: tuple[PrivateName, ...] = (
         ("BaseProcess._is_alive", "self"),
     ),
     *_rows(
-        "pool_results",
+        "prefork_pool",
         "celery",
         _POOL,
         "a worker that stops reads a result when it comes, instead of sleeping half a second per child",
@@ -257,7 +257,7 @@ TABLE: tuple[PrivateName, ...] = (
         "AsynPool._result_handler",
     ),
     *_rows(
-        "pool_results",
+        "prefork_pool",
         "billiard",
         "billiard.queues",
         "the same: whether a child's result can be read",

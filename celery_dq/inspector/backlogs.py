@@ -55,8 +55,8 @@ class QueueBacklogs:
 
     Attributes:
         runnable: Number of messages that a worker with free slots would get now: discards, and waiting
-            messages that the rate and concurrency of their tenants let start. Messages of several sets with
-            a resource in common may count although only some of them can start. In a pause of the queue only
+            messages that the rate and concurrency of their tenants let start. The room of a resource counts
+            once for all sets that name it, and again for each 200 further sets. In a pause of the queue only
             discards count. Delayed messages that are due count as one in each partition, because the first
             worker places them. Of more than 4,000 tenants that may be served the others count as one message
             each.

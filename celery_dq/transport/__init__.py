@@ -6,7 +6,6 @@
 ``tenant``           the rules for a tenant's name and a priority; pure
 ``envelope``         the compact form of headers and properties
 ``stored_message``   a message as a broker delivers it
-``prefetch``         how much more a channel may deliver
 ``queue_arguments``  queue arguments that the brokers refuse or ignore
 ``redis``            the tenant broker
 ``zookeeper``        the broker on ZooKeeper

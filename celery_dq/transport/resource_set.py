@@ -26,8 +26,8 @@ class AnyOf(str):
         resources: Names of tenants, or ints.
 
     Raises:
-        InvalidTenant: There is no resource; or one is no str and no int, is empty or a set, or holds a
-            comma.
+        InvalidTenant: There is no resource; or one is no str and no int, is empty or a set, holds a comma,
+            or begins or ends with a blank.
     """
 
     __slots__ = ()
@@ -75,6 +75,8 @@ def _checked(resource: Any, resources: tuple[Any, ...]) -> str:
         problem = f"is of type {type(resource).__name__}; a resource is a tenant, a str or an int"
     elif not resource:
         problem = "is empty; a resource has a name"
+    elif resource != resource.strip():
+        problem = "begins or ends with a blank, which would make it another tenant's name: strip it"
     elif resources_of(resource) is not None:
         problem = "is a set itself; name its resources"
     elif "," in resource:

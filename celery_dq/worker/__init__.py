@@ -6,7 +6,7 @@
 ``capacity``, ``ready_requests``     how much the worker can take
 ``shutdown``                         what a warm, soft and cold shutdown do; stopping at once
 ``rights_step``, ``new_queues``, ``unenforced``   checks at start
-``failed_tasks``                     tasks that were given up on
+``discards``                         tasks that must not run: cancelled, expired, covered or dead
 ``singleton``, ``singleton_sequencer``, ``singleton_message``, ``term_reporter``   singleton queues
 ``dedup_locks_step``, ``dedup_locks``, ``dedup_requests``, ``unanswered_calls``, ``outside_prefetch``
                                      verdicts where the broker gives none

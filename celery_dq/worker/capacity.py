@@ -8,14 +8,10 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
 from celery_dq.compat.stopping import stops
-from celery_dq.transport.in_flight.message import Message
-from celery_dq.worker.failed_tasks import fail_task
-from celery_dq.worker.followers import Followers
+from celery_dq.worker.discards import Discards
 from celery_dq.worker.lifecycle import TaskLifecycle
 from celery_dq.worker.ready_requests import ReadyRequests
 
-#: An expiry that is over on every clock: a worker with a slow clock must not run an expired message.
-_LONG_AGO = "1970-01-01T00:00:00+00:00"
 #: Limit of the messages of a singleton queue in a worker with one slot, and with a green pool of one slot.
 MOST_IN_TURN, GREEN_IN_TURN = 64, 8
 
@@ -36,7 +32,7 @@ class PoolCapacity:
         #: Requests that wait for the end of another; None where a task calls back before it starts, and in a
         #: worker without singleton queues.
         self.ready_requests: ReadyRequests | None = None
-        self._followers = Followers(consumer)
+        self.deliver_discard = Discards(consumer).deliver
         self.runs_tasks_in_loop = isinstance(consumer.pool, SoloPool)
         self._is_green = bool(consumer.pool.is_green)
         #: The worker shuts down and its pool is empty or killed: no task runs.
@@ -108,42 +104,3 @@ class PoolCapacity:
     def started_tags(self) -> frozenset[str]:
         """Return the delivery tags of the messages that run, or whose start can no longer be prevented."""
         return frozenset() if self.over else self._lifecycle.started
-
-    def deliver_discard(self, message: Message, reason: str) -> bool:
-        """Let Celery do its bookkeeping for a task that must not run.
-
-        Result state, chords, errbacks and events are Celery's, so Celery gets the message as a revoked or
-        expired one. The task of a dead letter fails.
-
-        Args:
-            message: the discarded message.
-            reason: ``covered:<id>``, ``dead:<reason>``, ``expired``, or another word for a cancelled one.
-
-        Returns:
-            False when the message names no task of the app.
-        """
-        task_id, name = message.headers.get("id"), message.headers.get("task")
-        if not (isinstance(task_id, str) and isinstance(name, str) and name in self._consumer.app.tasks):
-            return False
-        # The callback of kombu's consumer would set it, but a discard does not pass that callback.
-        message.accept = self._consumer.task_consumer.accept
-        if reason.startswith("covered:") and self._followers.settle(message, reason.partition(":")[2]):
-            return True
-        if reason.startswith("dead:"):
-            fail_task(self._consumer, message, name, reason.partition(":")[2])
-        elif reason == "expired":
-            message.headers["expires"] = _LONG_AGO
-            self._receive(message)
-        else:
-            # Celery refuses ids in this set. Remove the id again, because a later replay must run.
-            known = task_id in state.revoked
-            state.revoked.add(task_id)
-            try:
-                self._receive(message)
-            finally:
-                if not known:
-                    state.revoked.discard(task_id)
-        return True
-
-    def _receive(self, message: Message) -> None:
-        self._consumer.task_consumer.on_message(message)

@@ -13,8 +13,8 @@ from collections import deque
 from typing import Any
 
 from celery_dq.compat.stopping import stops
-from celery_dq.transport.in_flight.in_flight_message import InFlightMessage
 from celery_dq.transport.in_flight.message import Message
+from celery_dq.transport.in_flight.pending_acks import InFlightMessage
 from celery_dq.worker.task_events import TaskEvents, TaskSubscriber
 
 

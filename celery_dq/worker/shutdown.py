@@ -8,8 +8,8 @@ A *warm* shutdown (``SIGTERM``) goes through these places, in this order:
    hand over, and ``ready_requests`` releases the requests that wait for their turn.
 3. ``transport/redis/consuming/channel_consumer.py`` cancels its consumers. It releases the messages that were
    claimed and not delivered (``release.lua``), so that other workers may take them from then on.
-4. The pool ends its tasks, and each task has its usual events. ``compat/pool_flush.py`` keeps the jobs that a
-   child has begun; ``task_events`` reports the others, and the jobs that a pool of threads cancels, as
+4. The pool ends its tasks, and each task has its usual events. ``compat/prefork_pool.py`` keeps the jobs that
+   a child has begun; ``task_events`` reports the others, and the jobs that a pool of threads cancels, as
    forgotten. No loop turns any more, so ``transport/redis/in_flight/heartbeat.py`` sends the acks, and keeps
    the lease until the last task has ended.
 5. The boot steps shut down. ``singleton`` gives leaderships up, ``bootsteps`` notes that no task runs, and

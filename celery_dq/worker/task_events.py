@@ -24,9 +24,7 @@ from celery.exceptions import TaskRevokedError, WorkerTerminate
 from celery.platforms import EX_FAILURE
 from celery.worker import state
 
-from celery_dq.compat.pool_deaths import notice_deaths
-from celery_dq.compat.pool_flush import guard_flush
-from celery_dq.compat.pool_results import deliver_results_promptly
+from celery_dq.compat.prefork_pool import deliver_results_promptly, guard_flush, notice_deaths
 
 __all__ = ["ORDER", "TaskEvents", "TaskEventsStep", "TaskSubscriber", "task_events"]
 

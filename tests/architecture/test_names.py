@@ -85,7 +85,7 @@ ALLOWED = {
     ("lane", "producer/"): "a queue, partition and priority of the producer's buffer",
     ("lane", "tracing/sender.py"): "a queue, partition and priority of the producer's buffer",
     ("lanes", "producer/"): "the queues, partitions and priorities of the producer's buffer",
-    ("put_back", "compat/pool_flush.py"): "a private name of billiard",
+    ("put_back", "compat/prefork_pool.py"): "a private name of billiard",
     ("ring", "allocation/"): "a hash ring",
     ("lane", "tests/producer/"): "a queue, partition and priority of the producer's buffer",
     ("lanes", "tests/producer/"): "the queues, partitions and priorities of the producer's buffer",

@@ -38,7 +38,7 @@ LEFT = {
     ("worker/capacity.py", "_pool"),
     ("worker/declined_calls.py", "_payload"),
     ("worker/dedup_requests.py", "_payload"),
-    ("worker/failed_tasks.py", "_context"),
+    ("worker/discards.py", "_context"),
     ("worker/followers.py", "_payload"),
     ("worker/followers.py", "_request_dict"),
     ("worker/lifecycle.py", "_on_ack"),

@@ -67,6 +67,7 @@ class FetcherHarness:
             room=lambda: (self.left, self.left),
             keeps_appointments=lambda: self.holds,
             deliver=self._deliver,
+            acks_may_wait=lambda: self.holds,
         )
         self.scripts = self.fetcher.pipeline.connection = CountingWire(self._pool)
         for name in queues:

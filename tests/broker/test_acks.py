@@ -89,7 +89,7 @@ def consumer(kombu_client: KombuClient) -> Iterator[TwoMessages]:
     heartbeat, key = two.process.heartbeat, kombu_client.keys.prefix
     two.process.in_flight.abandon_partition(key)
     heartbeat.wake()
-    wait_until(lambda: heartbeat.queue(key) is None, what="the end of the heartbeat")
+    wait_until(lambda: key not in heartbeat.queues, what="the end of the heartbeat")
 
 
 def test_a_finish_travels_with_a_settle(consumer: TwoMessages) -> None:
@@ -207,7 +207,7 @@ def test_acks_that_the_heartbeat_sends_are_confirmed(
     both = [in_flight.get(each.delivery_tag) for each in (consumer.first, consumer.second)]
     consumer.second.settle()
     consumer.first.finish()
-    heartbeat.send_pending_acks(heartbeat.queue(both[0].partition), kombu_client.client)
+    heartbeat.send_pending_acks(heartbeat.queues[both[0].partition], kombu_client.client)
     assert consumer.places() == ["gone", "settled"]
     assert [each.confirmed for each in both] == [True, True]
 

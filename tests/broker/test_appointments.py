@@ -181,7 +181,7 @@ def test_a_consumer_that_is_about_to_block_takes_no_wakeup(
     delay(pushes, a=LATE_S)
     turn_until(keeps(pushes, solo), solo)
     turn_until(lambda: idle.is_quiet, idle)
-    solo.on_message = solo.fetcher.hand_over_before_blocking
+    solo.on_message = solo.fetcher.handovers.send_before_blocking
     delay(mails, m=0.2)
     turn_until(lambda: solo.got == ["m"], solo)
     # The event loop of the first consumer is blocked.
@@ -197,7 +197,7 @@ def test_an_next_look_is_handed_on_before_the_task_of_another_queue(
     delay(pushes, a=LATE_S)
     turn_until(keeps(pushes, solo), solo)
     turn_until(lambda: idle.is_quiet, idle)
-    solo.on_message = solo.fetcher.hand_over_before_blocking
+    solo.on_message = solo.fetcher.handovers.send_before_blocking
     kombu_client.client.script_flush()
     mails.push("m")  # its wake-up answers the wait of the solo worker, which need not be cancelled
     turn_until(lambda: solo.got == ["m"], solo)
@@ -214,7 +214,7 @@ def test_a_wake_up_that_was_passed_on_before_a_task_arrives_during_it(
     assert scripts.client.lpop(scripts.keys.wake)  # as if its lost connection had taken the wake-up
     scripts.client.script_flush()
     solo.fetcher.tick()  # without room, it passes the wake-up on
-    solo.fetcher.hand_over_before_blocking()
+    solo.fetcher.handovers.send_before_blocking()
     assert scripts.token()
 
 

@@ -39,23 +39,23 @@ def open_app(redis_server: RedisServer) -> Iterator[Open]:
 
 
 @contextmanager
-def counting_claims(worker_app: WorkerApp) -> Iterator[list[str]]:
-    """Collect the calls of the claim script until the end of the block."""
-    claim = f"EVALSHA {load_scripts()['claim'].sha1}"
-    claims: list[str] = []
+def counting(worker_app: WorkerApp, script: str) -> Iterator[list[str]]:
+    """Collect the calls of this script until the end of the block."""
+    beginning = f"EVALSHA {load_scripts()[script].sha1}"
+    calls: list[str] = []
     with worker_app.client.monitor() as monitor:
 
         def read() -> None:
             for command in monitor.listen():
                 if "end-of-count" in command["command"]:
                     return
-                if command["command"].startswith(claim):
-                    claims.append(command["command"])
+                if command["command"].startswith(beginning):
+                    calls.append(command["command"])
 
         thread = threading.Thread(target=read)
         thread.start()
         try:
-            yield claims
+            yield calls
         finally:
             worker_app.witness.report("end-of-count", 1)
             thread.join()
@@ -86,7 +86,7 @@ def test_short_tasks_share_a_claim_with_many_others(open_app: Open, pool: str, m
     worker_app = open_app(**FAR, worker_prefetch_multiplier=multiplier)
     for _ in range(400):
         worker_app.send("note", "short")
-    with counting_claims(worker_app) as claims, worker_app.worker(pool, 1 if pool == "solo" else 2):
+    with counting(worker_app, "claim") as claims, worker_app.worker(pool, 1 if pool == "solo" else 2):
         worker_app.ran(400)
         worker_app.settled()
     assert len(claims) <= 40
@@ -187,6 +187,21 @@ def test_a_solo_worker_keeps_no_messages_behind_a_long_task(open_app: Open) -> N
             worker_app.ran(70)
         worker_app.witness.release("long")
         worker_app.settled()
+
+
+def test_brief_tasks_of_a_solo_worker_hand_no_next_look_over(open_app: Open) -> None:
+    worker_app = open_app(**FAR)
+    queues = [f"{worker_app.queue}-{number}" for number in range(10)]
+    app: Any = worker_app.app
+    for name in queues:
+        app.dq.quotas.set(name, "", rate=5)
+        for _ in range(15):
+            worker_app.send("note", name, queue=name)
+    with worker_app.worker("solo", 1, queues=queues):
+        worker_app.ran(20)  # the length of the first tasks was not known before
+        with counting(worker_app, "hand_over_wakeup") as handovers:
+            worker_app.ran(120)
+        assert not handovers
 
 
 @pytest.mark.parametrize("partitions", [1, 2])

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_dq.clock import ManualClock
-from celery_dq.transport.in_flight.in_flight_message import InFlightMessage
+from celery_dq.transport.in_flight.pending_acks import InFlightMessage
 from celery_dq.transport.partition_replies import HeartbeatReply
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.partition import Partition

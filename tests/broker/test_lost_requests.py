@@ -86,7 +86,7 @@ def test_a_dead_letter_that_did_not_arrive_is_sent_again(
         with kombu_client.consuming(connection, prefetch=1) as got:
             kombu_client.drain(connection, got, 1)
             proxy.cut_requests, proxy.cuts_left = sha(letter), 1
-            connection.default_channel.dead_letter(got[0], "spoilt")
+            got[0].dead_letter("spoilt")
             if by == "the loop":
                 with pytest.raises(connection.connection_errors):
                     kombu_client.drain_until(connection, lambda: proxy.cut)

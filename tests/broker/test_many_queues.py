@@ -169,10 +169,10 @@ def test_a_queue_that_refuses_the_heartbeat_costs_no_other_queue_its_lease(
     process.heartbeat._renew_all()
     renewed = [process.in_flight.is_lease_trusted(each.keys.prefix) for each in scripts]
     assert renewed == [False, True, True]
-    for queue in list(process.heartbeat._queues.values()):
+    for queue in list(process.heartbeat.queues.values()):
         process.heartbeat.drop_lease(queue, soon=False)
     scripts[0].client.delete(scripts[0].keys.state)
     process.heartbeat._renew_all()
-    assert not process.heartbeat._queues
+    assert not process.heartbeat.queues
     assert not scripts[1].client.zcard(scripts[1].keys.leases)
     process.heartbeat.wake()

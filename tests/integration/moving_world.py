@@ -175,7 +175,7 @@ class MovingWorld:
         patch.setattr(ScriptCall, "run", dying(ScriptCall.run))
         for module, name in (
             (broker, "run_all"),
-            (map_change, "run_all"),
+            (map_change, "follow"),
             (tenant_settings, "run_all"),
             (tenant_settings, "run_rounds"),
             (tenant_moves, "run_one"),

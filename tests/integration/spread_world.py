@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any
 
 from celery_dq import TenantMoving
+from celery_dq.app.api.broker import MapChanged, OpenQueue, partitions_of, stored_maps
+from celery_dq.options import Quota
 from celery_dq.protocols import DEDUP_PROPERTY
 from celery_dq.transport.message_record import DedupSection, dedup_key_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from tests.integration.moving_world import TENANTS, MovingWorld
 
 #: Tenants that are spread now and then.
@@ -37,7 +41,7 @@ class SpreadWorld(MovingWorld):
         super().__init__(app, url, seed)
         #: Accepted task ids of each dedup key, in order.
         self.of_key: dict[tuple[str, str], list[str]] = defaultdict(list)
-        self._keys_held: dict[str, tuple[str, str]] = {}
+        self._late: PartitionMap | None = None
         for tenant in HEAVY:
             app.dq.quotas.set("push", tenant, concurrency=CONCURRENCY)
 
@@ -53,6 +57,17 @@ class SpreadWorld(MovingWorld):
         if call.status in ("accepted", "blocked"):
             self.published[tenant].append(task_id)
             self.of_key[tenant, key].append(task_id)
+
+    def set_quota(self) -> None:
+        """Set the quota of a heavy tenant, by a process that may have read an old map, and is killed then."""
+        with self.app.dq._broker.channel() as channel:
+            if self._late is None or self.random.random() < 0.5:
+                (self._late,) = stored_maps(channel, ["push"], declare=False)
+            tenant = self.random.choice(HEAVY)
+            quota = Quota(concurrency=CONCURRENCY, spread=len(self._late.shares(tenant)))
+            late = OpenQueue(partitions_of(channel, "push", self._late), channel.client)
+            with suppress(MapChanged):
+                late.set_quota(tenant, quota)
 
     def check_claimed(self, partition: Partition, entry: Any, tenant: str) -> None:
         """Check a heavy tenant's concurrency, and that a dedup key does not run twice at once."""

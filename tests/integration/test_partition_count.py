@@ -129,7 +129,7 @@ def test_an_interrupted_change_is_named_and_completed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(map_change, "run_all", interrupted)  # partition 0 has the new number by then
+        patch.setattr(map_change, "follow", interrupted)  # partition 0 has the new number by then
         with pytest.raises(KeyboardInterrupt):
             queue.set_partitions(9)
     assert [each.code for each in problems(wide)] == ["W022", "W023"]

@@ -11,6 +11,7 @@ from celery_dq.transport.redis.store.partition_map import PartitionMap
 from tests.integration.partitioned_shop import A, B, opened
 from tests.integration.shop import send
 from tests.integration.spread_world import HEAVY, SpreadWorld
+from tests.integration.test_quotas_during_changes import limits
 
 
 def counts(app: Any, tenant: str) -> dict[int, int]:
@@ -49,10 +50,11 @@ def test_a_spread_tenant_has_its_messages_in_its_partitions(wide: Any) -> None:
         assert [client.hlen(each.keys.quotas) for each in partitions] == [0] * 4
 
 
-@pytest.mark.parametrize("seed", range(1))
+@pytest.mark.parametrize("seed", range(2))
 def test_changes_of_the_spread_lose_double_and_reorder_nothing(wide: Any, seed: int) -> None:
     world = SpreadWorld(wide, wide.conf.broker_url.removeprefix("dq-"), seed)
     publish = (world.publish, world.publish_keyed)
+    others = (world.claim, world.end, world.cancel, world.set_quota)
     steps: list[int | tuple[str, int]] = [
         (HEAVY[0], 4),
         (HEAVY[1], 3),
@@ -71,7 +73,7 @@ def test_changes_of_the_spread_lose_double_and_reorder_nothing(wide: Any, seed: 
             while not world.step(step, world.random.randint(1, 60) if kills < 5 else None):
                 kills += 1
                 for _ in range(3):
-                    world.random.choice((*publish, *publish, world.claim, world.end, world.cancel))()
+                    world.random.choice((*publish, *publish, *others))()
                 if kills > 5:
                     world.claim()
                     world.end()
@@ -82,5 +84,6 @@ def test_changes_of_the_spread_lose_double_and_reorder_nothing(wide: Any, seed: 
         now = wide.dq.queues["push"].snapshot()
         assert (now.waiting, now.held, now.delayed) == (0, 0, len(world.delayed))
         assert {HEAVY[1]: Quota(concurrency=8, spread=2)}.items() <= wide.dq.quotas.list("push").items()
+        assert [sum(limits(wide, tenant)) for tenant in HEAVY] == [8, 8, 8]
     finally:
         world.kombu.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from celery_dq import AnyOf
 from celery_dq.inspector.backlogs import queue_backlogs
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.partition import TENANTS_PER_COUNT
@@ -31,6 +32,24 @@ def test_limits_of_a_tenant_bound_its_runnable_messages(scripts: PartitionScript
     for tenant in ("free", "rated", "capped", "both"):
         scripts.push(*(f"{tenant}{n}" for n in range(5)), tenant=tenant)
     assert runnable(scripts) == 5 + 3 + 2 + 1
+
+
+def test_the_room_of_a_resource_counts_once_for_all_its_sets(scripts: PartitionScripts) -> None:
+    for resource, concurrency in (("a", 1), ("b", 2), ("c", 4)):
+        scripts.set_quota(resource, concurrency=concurrency)
+    for tenant in (AnyOf("a", "b"), AnyOf("b", "c"), AnyOf("a", "b", "c")):
+        scripts.push(*(f"{tenant}{n}" for n in range(5)), tenant=tenant)
+    assert runnable(scripts) == 1 + 2 + 4
+    assert len(scripts.claim(99).entries) == 7
+
+
+def test_a_set_leaves_the_room_of_a_shared_resource_to_others(scripts: PartitionScripts) -> None:
+    for resource in "abc":
+        scripts.set_quota(resource, concurrency=1)
+    scripts.push("1", tenant=AnyOf("a", "b"))
+    scripts.push("2", tenant=AnyOf("b", "c"))
+    scripts.push("3", tenant=AnyOf("a", "c"))
+    assert runnable(scripts) == 3
 
 
 def test_a_rate_that_is_used_up_leaves_no_runnable_message(scripts: PartitionScripts) -> None:

@@ -16,7 +16,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "heartbeat",
         "a finish in place of a settle waits for a claim as any other finish",
-        "transport/in_flight/in_flight_message.py",
+        "transport/in_flight/pending_acks.py",
         "if held.settle_by or not held.done",
         "if not held.done",
         ("tests/broker/test_acks.py",),
@@ -24,7 +24,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "heartbeat",
         "the finish of a message that was not settled in time is sent at once",
-        "transport/in_flight/in_flight_message.py",
+        "transport/in_flight/pending_acks.py",
         "if held.settle_by or not held.done",
         "if True",
         ("tests/broker/test_acks.py",),
@@ -89,8 +89,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "heartbeat",
         "a finish waits for a claim in a loop that a message may block",
         "transport/redis/consuming/fetcher.py",
-        "bool(in_time and not source.is_end_awaited(box.finishes))",
-        "bool(not source.is_end_awaited(box.finishes))",
+        "(self._acks_may_wait() and not source.is_end_awaited(box.finishes))",
+        "(not source.is_end_awaited(box.finishes))",
         ("tests/broker/test_acks.py", "-k", "not_planned"),
     ),
     Mutation(
@@ -137,9 +137,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "recovery",
         "acks whose answer is lost wait for the heartbeat",
         "transport/in_flight/in_flight_messages.py",
-        "        box.dead_letters.extendleft(reversed(list(letters)))\n"
-        "        self._with_acks[partition] = None\n",
-        "        box.dead_letters.extendleft(reversed(list(letters)))\n",
+        "        box.restore(acks)\n        self._with_acks[partition] = box\n",
+        "        box.restore(acks)\n",
         ("tests/broker/test_acks.py", "-k", "at_the_next_turn"),
     ),
     Mutation(
@@ -177,8 +176,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "singleton",
         "acks that the heartbeat has sent are not confirmed",
-        "transport/in_flight/send_acks.py",
-        "            in_flight.confirm((*settles, *finishes))\n",
+        "transport/in_flight/in_flight_messages.py",
+        "                acks.confirm()\n",
         "",
         ("tests/broker/test_acks.py", "-k", "the_heartbeat_sends"),
     ),

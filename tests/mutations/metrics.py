@@ -142,7 +142,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "shared",
         "a dead letter that no worker could run leaves no trace",
-        "worker/failed_tasks.py",
+        "worker/discards.py",
         "    task_events(consumer).exhausted(message, why)\n",
         "",
         TRACING,

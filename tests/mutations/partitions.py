@@ -45,7 +45,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "custody",
         "two deliveries of one task id in two partitions have one tag",
-        "transport/in_flight/in_flight_message.py",
+        "transport/in_flight/pending_acks.py",
         'f"{partition}/{claim}/{message_id}"',
         'f"{claim}/{message_id}"',
         (FAULTS, "-k", "two_partitions"),

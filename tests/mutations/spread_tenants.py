@@ -8,6 +8,7 @@ _UNIT = ("tests/unit/test_shares.py",)
 _MODEL = ("tests/integration/test_spread.py",)
 _OPERATIONS = ("tests/integration/test_spread_operations.py",)
 _MOVES = ("tests/integration/test_tenant_moves.py",)
+_QUOTAS = ("tests/integration/test_quotas_during_changes.py",)
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -77,10 +78,42 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "concurrency",
         "the shares of a lower spread keep the parts of the higher one",
-        "app/api/map_change.py",
-        "    divide_quotas(partitions, client)\n",
-        "",
+        "app/api/tenant_settings.py",
+        ".pack(share, len(shares))",
+        ".pack(share, homes.widest(tenant))",
         (*_OPERATIONS, "-k", "share_has_moved"),
+    ),
+    Mutation(
+        "concurrency",
+        "a partition takes the share of an old map",
+        "transport/redis/lua/quota.lua",
+        "if dq.stored_map() ~= ARGV[4] then return 0 end\n",
+        "",
+        (*_QUOTAS, "-k", "shares_of_now"),
+    ),
+    Mutation(
+        "concurrency",
+        "a quota by an old map is not set again",
+        "app/api/broker.py",
+        "                if attempts == MOST_ATTEMPTS:",
+        "                if attempts:",
+        (*_QUOTAS, "-k", "shares_of_now"),
+    ),
+    Mutation(
+        "concurrency",
+        "the settings of a worker miss partitions that were added meanwhile",
+        "transport/redis/lua/settings_quota.lua",
+        "if dq.stored_map() ~= ARGV[5] then",
+        "if false then",
+        (*_QUOTAS, "-k", "reaches_partitions"),
+    ),
+    Mutation(
+        "concurrency",
+        "a process that completes a change does not divide the quota",
+        "app/api/map_change.py",
+        "    align_settings(partitions, client)\n",
+        "",
+        (*_QUOTAS, "-k", "another_process_completes"),
     ),
     Mutation(
         "rate",
@@ -109,9 +142,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "shared",
         "a quota that is to be removed keeps its spread until then",
-        "app/api/quotas.py",
-        "replace(stored_quota(opened.of(tenant)[0], client, tenant), spread=1) if",
-        "stored_quota(opened.of(tenant)[0], client, tenant) if",
+        "app/api/tenant_settings.py",
+        "replace(Quota.unpack(self.quotas[name]), spread=len(homes.shares(tenant)))",
+        "Quota.unpack(self.quotas[name])",
         (*_OPERATIONS, "-k", "to_be_removed"),
     ),
     Mutation(

@@ -8,8 +8,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "custody",
         "releases that got no answer are forgotten",
-        "transport/in_flight/in_flight_messages.py",
-        "        box.releases.extendleft(reversed(list(releases)))\n",
+        "transport/in_flight/pending_acks.py",
+        "        self.releases.extendleft(reversed(acks.releases))\n",
         "",
         (
             "tests/broker/test_lost_requests.py",
@@ -53,13 +53,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "an exiting worker resigns before it has sent its pending acks",
         "transport/redis/in_flight/heartbeat.py",
         (
-            "            for queue in list(self._queues.values()):\n"
+            "            for queue in list(self.queues.values()):\n"
             "                self.send_pending_acks(queue, client)\n"
-            "            self._resign(list(self._queues.values()), client)\n"
+            "            self._resign(list(self.queues.values()), client)\n"
         ),
         (
-            "            self._resign(list(self._queues.values()), client)\n"
-            "            for queue in list(self._queues.values()):\n"
+            "            self._resign(list(self.queues.values()), client)\n"
+            "            for queue in list(self.queues.values()):\n"
             "                self.send_pending_acks(queue, client)\n"
         ),
         (
@@ -311,7 +311,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "eta",
         "a worker that is about to be busy keeps its appointment",
-        "transport/redis/consuming/fetcher.py",
+        "transport/redis/consuming/handovers.py",
         "for source in self._ready.awaited():",
         "for source in tuple(self._ready.relied_on):",
         (
@@ -323,9 +323,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "eta",
         "no answer to a handed-over wake-up is read before a task that blocks the loop",
-        "transport/redis/consuming/fetcher.py",
-        "if self.pipeline.hands_over_wakeup():",
-        "if any(group.is_waiting for group in self.wakeups):",
+        "transport/redis/consuming/handovers.py",
+        "if self._pipeline.hands_over_wakeup():",
+        "if any(group.is_waiting for group in self._wakeups):",
         (
             "tests/broker/test_appointments.py",
             "-k",
@@ -379,9 +379,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "custody",
         "a heartbeat whose report got no answer forgets the report",
-        "transport/in_flight/send_acks.py",
-        "        in_flight.restore_acks(name, settles, finishes, releases, letters)\n        raise",
-        "        raise",
+        "transport/in_flight/in_flight_messages.py",
+        "                self.restore_acks(queue.key, acks)\n            raise",
+        "                pass\n            raise",
         ("tests/broker/test_lost_requests.py", "tests/broker/test_lost_answers.py"),
     ),
     Mutation(

@@ -34,7 +34,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "poison",
         "a result backend that is down ends the worker that gives up on a message",
-        "worker/failed_tasks.py",
+        "worker/discards.py",
         "except Exception:",
         "except OSError:",
         (LIVES, "-k", "result_backend_refuses"),
@@ -98,7 +98,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "revoke",
         "the discard of one delivery takes back the revocation of the task",
-        "worker/capacity.py",
+        "worker/discards.py",
         "                if not known:\n",
         "                if True:\n",
         ("tests/broker/test_discards.py", "-k", "restores_no_revocation"),

@@ -1,4 +1,4 @@
-"""A reader can hold a call in the head: it runs through few files of the package."""
+"""A reader can hold a call or a message in the head: each runs through few files of the package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.flow_files import files_of_calls
+from benchmarks.flow_files import files_of_calls, files_of_messages
+from celery_dq.testing.servers import RedisServer
+from tests.brokers import BROKERS
 from tests.producer.conftest import MakeApp
 
 OWN = {"headers": {"trace": "1"}}
@@ -24,3 +26,8 @@ def test_a_call_runs_through_few_files(
 
     files = files_of_calls(app.task(name="notify", shared=False)(notify), options, 21)
     assert 5 < len(files) <= most, files
+
+
+def test_a_message_runs_through_few_files(redis_server: RedisServer) -> None:
+    files = files_of_messages(BROKERS["dq"].url(redis_server.port), "early", 50)
+    assert 5 < len(files) <= 32, files

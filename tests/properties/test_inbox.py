@@ -12,7 +12,7 @@ from celery_dq.transport import envelope
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
-from celery_dq.transport.redis.consuming.inbox import Inbox
+from celery_dq.transport.redis.consuming.inbox import TURN_S, Inbox
 
 QUEUES = st.sampled_from(["mail", "bills"])
 TENANTS = st.sampled_from(["", "a", "b", "c"])
@@ -39,6 +39,11 @@ class InboxMachine(RuleBasedStateMachine):
         super().__init__()
         self.inbox = Inbox()
         self.number = 0
+        self.now = 0.0
+        #: The queue that was served last and has more, and since when without another one.
+        self.turn: tuple[str, float] = ("", 0.0)
+        #: A release may end the turn of a queue, or not.
+        self.released = False
         self.lines: dict[tuple[str, str], list[int]] = {}
         #: How often another tenant of the queue was served while the tenant had something here.
         self.passed: dict[tuple[str, str], Counter[str]] = {}
@@ -59,6 +64,7 @@ class InboxMachine(RuleBasedStateMachine):
     @rule(tenants=st.sets(TENANTS))
     def stop_partitions(self, tenants: set[str]) -> None:
         taken = [each.message_id for each in self.inbox.take_partitions(tenants)]
+        self.released |= bool(taken)
         gone = [
             number
             for (_, tenant), line in self.lines.items()
@@ -75,13 +81,27 @@ class InboxMachine(RuleBasedStateMachine):
                 assert [int(each) for each in taken if int(each) in line] == line[::-1], "the youngest first"
                 line.clear()
 
+    @rule(turns=st.sampled_from([0.25, 1.0]))
+    def wait(self, turns: float) -> None:
+        self.now += turns * TURN_S
+
     @precondition(lambda self: any(self.lines.values()))
     @rule()
     def deliver(self) -> None:
-        taken: Any = self.inbox.take_next()
+        last, since = self.turn
+        waiting = {name for (name, _), line in self.lines.items() if line}
+        taken: Any = self.inbox.take_next(self.now)
         queue, tenant = taken.queue, line_of(taken)
+        if len(waiting) > 1 and queue == last:
+            assert self.now < since + TURN_S, f"{queue!r} keeps its turn"
+        if last in waiting and queue != last:
+            assert self.released or self.now >= since + TURN_S, f"{last!r} has lost its turn"
+        if queue != last:
+            self.turn = (queue, self.now)
         # Within a tenant in the order of the claims.
         assert int(taken.message_id) == self.lines[queue, tenant].pop(0)
+        if not any(line for (name, _), line in self.lines.items() if name == queue):
+            self.turn = ("", 0.0)
         for (name, other), line in self.lines.items():
             if name == queue and other not in (tenant, DISCARDS) and line:
                 assert tenant != DISCARDS, "a discard before a message"
@@ -94,11 +114,12 @@ class InboxMachine(RuleBasedStateMachine):
     @precondition(lambda self: not any(self.lines.values()))
     @rule()
     def deliver_nothing(self) -> None:
-        assert self.inbox.take_next() is None
+        assert self.inbox.take_next(self.now) is None
         assert not self.inbox
 
     @rule(queue=QUEUES)
     def release(self, queue: str) -> None:
+        self.released = True
         given: dict[tuple[str, str], list[int]] = {
             (queue, tenant): [] for tenant in ("", "a", "b", "c", DISCARDS)
         }

@@ -18,8 +18,8 @@ from celery_dq.options.resolve import resolve
 from celery_dq.protocols import TermPermit
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.in_flight.in_flight_message import InFlightMessage
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.in_flight.pending_acks import InFlightMessage
 from celery_dq.transport.redis.consuming import singleton_delivery
 from celery_dq.wiring import register_transports
 from tests.broker.proxy import Proxy as CuttingProxy
@@ -188,7 +188,7 @@ def test_an_ack_that_the_heartbeat_is_sending_is_not_confirmed(
             proxy.black_hole.set()
             far = redis.Redis.from_url(proxy.url(redis_url).removeprefix("dq-"))
             sending = threading.Thread(
-                target=_send_pending_acks, args=(process.heartbeat, process.heartbeat.queue(key), far)
+                target=_send_pending_acks, args=(process.heartbeat, process.heartbeat.queues[key], far)
             )
             sending.start()
             wait_until(lambda: not ledger.pending_acks(key), DEADLINE_S)

@@ -39,7 +39,9 @@ class Channel:
         self._pool = redis.ConnectionPool.from_url(url)
         process = ConsumerIdentity(LEASE_S)
         self.ledger = process.in_flight
-        self.fetcher = RedisFetcher(process, self._pool, lambda: (16, 16), lambda: True, self._claimed)
+        self.fetcher = RedisFetcher(
+            process, self._pool, lambda: (16, 16), lambda: True, self._claimed, lambda: True
+        )
         self.delivery = SingletonDelivery(
             process,
             FirmTerm(),  # type: ignore[arg-type]  # as much of it as is asked for

@@ -21,6 +21,7 @@ def test_a_set_has_one_name_in_any_order_of_its_resources() -> None:
     assert AnyOf("b", "a", "b") == AnyOf("a", "b") == "any_of(a,b)"
     assert AnyOf("b", 7).resources == ("7", "b")
     assert repr(AnyOf("b", "a")) == "AnyOf('a', 'b')"
+    assert check_tenant(AnyOf("gpu 1", "a")) == "any_of(a,gpu 1)"
     assert json.dumps(AnyOf("a", "b")) == '"any_of(a,b)"'
 
 
@@ -42,6 +43,8 @@ def test_a_set_is_copied_and_pickled(names: tuple[str, ...]) -> None:
         ((), "names no resource"),
         (("a", ""), "'' is empty"),
         (("a", "b,c"), "'b,c' holds a comma"),
+        (("a", "gpu 1 "), "'gpu 1 ' begins or ends with a blank"),
+        (("a", " "), "' ' begins or ends with a blank"),
         (("a", None), "NoneType"),
         (("a", True), "bool"),
         (("a", AnyOf("b", "c")), "is a set itself"),

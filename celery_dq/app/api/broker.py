@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kombu.serialization import prepare_accept_content
 
@@ -25,6 +25,20 @@ from celery_dq.transport.redis.store.refusals import refusals_named
 from celery_dq.transport.redis.store.script_batches import run_all
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Attempts of a call whose map changes under way.
+MOST_ATTEMPTS = 10
+
+
+class MapChanged(InvalidRequest):
+    """Another process has changed the partitions of a queue since this one has read their map."""
+
+    @classmethod
+    def of(cls, queue: str) -> MapChanged:
+        """Return the error with the name of the queue."""
+        return cls(f"Another change of the partitions of queue {queue!r} is under way: run it again")
 
 
 class OpenPartition(NamedTuple):
@@ -70,15 +84,25 @@ class OpenQueue(NamedTuple):
         )
 
     def set_quota(self, tenant: str, quota: Quota | None, *, by: str = "") -> None:
-        """Set the quota of a tenant, or with None delete it, in all partitions that concern it."""
+        """Set the quota of a tenant, or with None delete it, in all partitions that concern it.
+
+        The first former home gets it first: the mover takes it from there.
+
+        Raises:
+            MapChanged: A partition has another map. Others may have the quota.
+        """
         shares, widest = self.homes.numbers(tenant), self.homes.widest(tenant)
-        calls = [
-            self.partitions[number].set_quota(
-                tenant, None if quota is None else quota.pack(share, widest), by=by
-            )
-            for number, share in shares.items()
-        ]
-        run_all(calls, self.client)
+        first = self.homes.old_shares(tenant)[0]
+        for numbers in ([first], [each for each in shares if each != first]):
+            calls = [
+                self.partitions[number].set_quota(
+                    tenant, None if quota is None else quota.pack(shares[number], widest), by=by
+                )
+                for number in numbers
+            ]
+            is_set = run_all(calls, self.client)
+            if not all(is_set):
+                raise MapChanged.of(self.partitions[0].keys.queue)
 
 
 class BrokerAccess:
@@ -192,6 +216,27 @@ class BrokerAccess:
                 for queue, homes in zip(queues, maps, strict=True)
             ]
 
+    def repeated(self, opened: OpenQueue, action: Callable[[OpenQueue], T]) -> T:
+        """Run an action on an open queue, again with the present map if that has changed.
+
+        Raises:
+            MapChanged: The map has changed in each of many attempts.
+        """
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                return action(opened)
+            except MapChanged:
+                if attempts == MOST_ATTEMPTS:
+                    raise
+                opened = self._with_present_map(opened)
+
+    def _with_present_map(self, opened: OpenQueue) -> OpenQueue:
+        with self.open(opened.partitions[0].keys.queue) as (partitions, client):
+            follow(partitions, client)
+            return OpenQueue(partitions, opened.client)
+
     @contextmanager
     def open_home(self, queue: str, tenant: str = "", *, declare: bool = False) -> Iterator[OpenPartition]:
         """Borrow a connection to the partition of a queue in which a tenant lives; see :meth:`open`."""
@@ -255,6 +300,11 @@ class BrokerAccess:
             names.update(name for name in found if self._is_unicode(name))
             # A worker of some partitions only has declared them as its queues.
             return sorted(names - _single_partitions(channel, [*names]).keys())
+
+
+def follow(partitions: Sequence[Partition], client: Client) -> None:
+    """Let all partitions of a queue have the map with which they are given, that of partition 0."""
+    run_all([each.declare_partitions(each.homes, "follow") for each in partitions[1:]], client)
 
 
 def partitions_of(channel: Any, queue: str, homes: PartitionMap) -> tuple[Partition, ...]:

@@ -10,15 +10,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from celery_dq.app.api.broker import MapChanged, follow
 from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.api.tenant_moves import TenantMoves
-from celery_dq.app.api.tenant_settings import copy_settings, divide_quotas, remove_former_settings
+from celery_dq.app.api.tenant_settings import (
+    align_settings,
+    copy_settings,
+    divide_quotas,
+    remove_former_settings,
+)
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.redis_values import Client
 from celery_dq.transport.redis.store.move_calls import set_map
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.script_batches import run_all
 
 __all__ = ["ChangeProgress", "begin_change", "complete_change", "require_complete"]
 
@@ -65,13 +70,11 @@ def begin_change(partitions: Sequence[Partition], client: Client, before: Partit
         before: The map that the queue has.
 
     Raises:
-        InvalidRequest: Another change is under way.
+        MapChanged: The queue has another map by now.
     """
     # The quotas are in the future homes before the first message.
-    copied = copy_settings(partitions, client)
+    copy_settings(partitions, client)
     _decide(partitions[0], client, before, partitions[0].homes)
-    # Until the decision, other clients knew the former homes only.
-    copy_settings(partitions, client, copied)
 
 
 def complete_change(
@@ -94,7 +97,10 @@ def complete_change(
         sleep: Waits between two looks.
     """
     homes = partitions[0].homes
-    run_all([each.declare_partitions(homes, "follow") for each in partitions[1:]], client)
+    # From here on, a quota by the map before is refused. One may have been set after the first copy, and a
+    # new spread divides it.
+    follow(partitions, client)
+    align_settings(partitions, client)
     moves = TenantMoves(client, partitions, head_start_us, on_progress)
     waited = 0.0
     while (moving := moves.step()) or not moves.end():
@@ -104,7 +110,9 @@ def complete_change(
         waited += LOOK_EVERY_S
     divide_quotas(partitions, client)
     ended = _decide(partitions[0], client, homes, homes.end())
-    run_all([each.declare_partitions(ended, "follow") for each in partitions[1:]], client)
+    follow([Partition(each.keys, each.scripts, ended) for each in partitions], client)
+    # A share that was set by the map of the change, after the division, is that of the higher spread.
+    divide_quotas(partitions, client)
     remove_former_settings(partitions, client)
     return ChangeProgress(moves.moved)
 
@@ -112,7 +120,5 @@ def complete_change(
 def _decide(first: Partition, client: Client, before: PartitionMap, now: PartitionMap) -> PartitionMap:
     stored = set_map(first, before, now).run(client)
     if stored != now:
-        raise InvalidRequest(
-            f"Another change of the partitions of queue {first.keys.queue!r} is under way: run it again"
-        )
+        raise MapChanged.of(first.keys.queue)
     return now

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from celery_dq.app.api.audit import AuditedChange
-from celery_dq.app.api.broker import BrokerAccess, OpenQueue
+from celery_dq.app.api.broker import BrokerAccess, MapChanged, OpenQueue
 from celery_dq.app.api.map_change import begin_change, complete_change, require_complete
 from celery_dq.app.api.pauses import pause, resume
 from celery_dq.app.api.progress import OnProgress, ignore_progress
@@ -90,22 +91,7 @@ class QuotasApi:
         name = check_single_tenant(tenant, what="quota")
         check_seconds("timeout", timeout)
         with self._open_to_store(queue) as opened:
-            partitions, client = opened.of(name), opened.client
-            partition = partitions[0]
-            base = stored_quota(partition, client, name)
-            quota = _parse(parts, base, f"quota of tenant {name!r} in {queue!r}")
-            self._check_spread(opened, name, quota)
-            pauses = parts.get("paused")
-            if pauses:
-                pause(partitions, client, name, None, self._broker.audit)
-                quota = replace(quota, paused=base.paused)
-            if quota != base or pauses is None or len(parts) > 1:
-                with self._change(client, queue, "quota_set", name) as change:
-                    change.details, change.count = str(quota), 1
-                    self._set_own(opened, name, quota, timeout)
-            if pauses is False:
-                resume(partitions, client, name, self._broker.audit)
-            return quota_in_force(partition, client, name)
+            return self._broker.repeated(opened, lambda found: self._set(found, name, parts, timeout))
 
     def remove(self, queue: str, tenant: str | int, *, timeout: float = 60.0) -> None:
         """Remove a tenant's own quota: the default holds for it again.
@@ -126,8 +112,7 @@ class QuotasApi:
             self._broker.open(queue) as opened,
             self._change(opened.client, queue, "quota_removed", name) as change,
         ):
-            self._set_own(opened, name, None, timeout)
-            change.count = 1
+            self._broker.repeated(opened, lambda found: self._set_own(found, name, None, change, timeout))
 
     def pause(self, queue: str, tenant: str | int, *, until: datetime | timedelta | None = None) -> Quota:
         """Start no more tasks of a tenant. Its backlog stays, and its running tasks continue.
@@ -175,14 +160,14 @@ class QuotasApi:
             quota = _parse(parts, base, f"default quota of {queue!r}")
             with self._change(opened.client, queue, "default_set") as change:
                 change.details = str(quota)
-                self._set_default(opened, quota, change)
+                self._broker.repeated(opened, lambda found: self._set_default(found, quota, change))
             return quota
 
     def remove_default(self, queue: str) -> Quota:
         """Let the settings hold again for tenants without a quota of their own."""
         with self._broker.open(queue) as opened:
             with self._change(opened.client, queue, "default_removed") as change:
-                self._set_default(opened, None, change)
+                self._broker.repeated(opened, lambda found: self._set_default(found, None, change))
             return quota_in_force(opened.partitions[0], opened.client, None)
 
     def origins(self, queue: str, *tenants: str | int | None) -> builtins.list[QuotaOrigin]:
@@ -220,7 +205,7 @@ class QuotasApi:
             with self._change(opened.client, queue, "settings_applied") as change:
                 by = f"{self._author} (celery dq quotas apply)"
                 change.details = str(quota or "no quota")
-                apply_settings(*opened, quota, by, force=True)
+                self._broker.repeated(opened, lambda found: _apply_settings(found, quota, by))
                 change.count = 1
             return quota_in_force(opened.partitions[0], opened.client, None)
 
@@ -272,12 +257,7 @@ class QuotasApi:
                 for change in chosen:
                     changed.append("default" if change.tenant is None else repr(change.tenant))
                     audited.details = ", ".join(changed[:3]) + (", …" if len(changed) > 3 else "")
-                    if change.tenant is None:
-                        self._set_default(now, change.after, audited)
-                    else:
-                        name = check_single_tenant(change.tenant, what="quota")
-                        now = self._set_own(now, name, change.after, timeout)
-                        audited.count += 1
+                    now = self._broker.repeated(now, partial(self._make, change, audited, timeout))
                     made += 1
                     on_progress(made)
         return made
@@ -335,18 +315,50 @@ class QuotasApi:
             self._broker.declare(opened.client, queue)
             yield opened
 
-    def _set_own(self, opened: OpenQueue, tenant: str, quota: Quota | None, timeout_s: float) -> OpenQueue:
+    def _set(self, opened: OpenQueue, tenant: str, parts: dict[str, Any], timeout_s: float) -> Quota:
+        partitions, client, queue = opened.of(tenant), opened.client, opened.partitions[0].keys.queue
+        base = stored_quota(partitions[0], client, tenant)
+        quota = _parse(parts, base, f"quota of tenant {tenant!r} in {queue!r}")
+        self._check_spread(opened, tenant, quota)
+        pauses = parts.get("paused")
+        if pauses:
+            pause(partitions, client, tenant, None, self._broker.audit)
+            quota = replace(quota, paused=base.paused)
+        if quota != base or pauses is None or len(parts) > 1:
+            with self._change(client, queue, "quota_set", tenant) as change:
+                change.details = str(quota)
+                self._set_own(opened, tenant, quota, change, timeout_s)
+        if pauses is False:
+            resume(partitions, client, tenant, self._broker.audit)
+        return quota_in_force(partitions[0], client, tenant)
+
+    def _make(
+        self, change: QuotaChange, audited: AuditedChange, timeout_s: float, opened: OpenQueue
+    ) -> OpenQueue:
+        if change.tenant is None:
+            self._set_default(opened, change.after, audited)
+            return opened
+        tenant = check_single_tenant(change.tenant, what="quota")
+        return self._set_own(opened, tenant, change.after, audited, timeout_s)
+
+    def _set_own(
+        self, opened: OpenQueue, tenant: str, quota: Quota | None, change: AuditedChange, timeout_s: float
+    ) -> OpenQueue:
         """Set the own quota of a tenant, or with None remove it; return the queue with its new map."""
         before, queue, client = opened.homes, opened.partitions[0].keys.queue, opened.client
         spread = 1 if quota is None else quota.spread
-        if spread != len(before.shares(tenant)):
+        changes_spread = spread != len(before.shares(tenant))
+        if changes_spread:
             require_complete(queue, before)
+        # A tenant keeps its divided quota until the last of its shares is empty.
+        is_kept = quota is None and tenant in before.spreads
+        if not is_kept:
+            opened.set_quota(tenant, quota, by=self._author)
+            change.count += 1
+        if changes_spread:
+            # The quota comes first: a process that completes this change divides it among the new shares.
             opened = opened.at(before.begin_spread(tenant, spread))
             begin_change(opened.partitions, client, before)
-        # A tenant keeps its divided quota until the last of its shares is empty.
-        is_kept = quota is None and tenant in opened.homes.spreads
-        kept = replace(stored_quota(opened.of(tenant)[0], client, tenant), spread=1) if is_kept else quota
-        opened.set_quota(tenant, kept, by=self._author)
         if tenant in opened.homes.spreads and opened.homes.moves(tenant):
             head_start_us = self._broker.options.queue(queue).head_start_us
             progress = complete_change(opened.partitions, client, head_start_us, timeout_s)
@@ -359,6 +371,7 @@ class QuotasApi:
             opened = opened.at(opened.homes.end())
         if is_kept:
             opened.set_quota(tenant, None)
+            change.count += 1
         return opened
 
     def _set_default(self, opened: OpenQueue, quota: Quota | None, change: AuditedChange) -> None:
@@ -367,7 +380,10 @@ class QuotasApi:
             refuse_default_spread(quota, f"default quota of {opened.partitions[0].keys.queue!r}")
         packed = None if quota is None else quota.pack()
         by = self._author
-        run_all([each.set_default_quota(packed, by=by) for each in opened.partitions], opened.client)
+        calls = [each.set_default_quota(packed, by=by) for each in opened.partitions]
+        is_set = run_all(calls, opened.client)
+        if not all(is_set):
+            raise MapChanged.of(opened.partitions[0].keys.queue)
         change.count += 1
         place_held_back(*opened)
 
@@ -400,6 +416,11 @@ class QuotasApi:
                 f"quota of tenant {tenant!r} in {queue!r}: spread = {spread}, but the queue has {have}: "
                 f"give a spread up to {count}, or {remedy}"
             )
+
+
+def _apply_settings(opened: OpenQueue, quota: Quota | None, by: str) -> None:
+    if any(each.status == "moved" for each in apply_settings(*opened, quota, by, force=True)):
+        raise MapChanged.of(opened.partitions[0].keys.queue)
 
 
 def _parse(parts: dict[str, Any], base: Quota, where: str) -> Quota:

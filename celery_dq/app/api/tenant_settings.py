@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from celery_dq.inspector.pauses import PAUSE_FIELDS
-from celery_dq.inspector.redis_values import CHUNK, Client, scan_all, text
+from celery_dq.inspector.redis_values import CHUNK, Client, chunks, scan_all, text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, quota_field
 from celery_dq.options import Quota
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
+from celery_dq.transport.redis.store.quotas import place_held_back
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 from celery_dq.transport.redis.store.script_batches import run_all
 
-__all__ = ["StoredSettings", "copy_settings", "divide_quotas", "remove_former_settings"]
+__all__ = ["StoredSettings", "align_settings", "copy_settings", "divide_quotas", "remove_former_settings"]
+
+#: Looks at the settings of all partitions. The last one finds a difference only if users still change some.
+MOST_LOOKS = 10
 
 _OF_ALL = (DEFAULT_QUOTA, CONFIG_QUOTA)
 
@@ -32,7 +36,8 @@ class StoredSettings:
         pause_ends: Paused tenant -> end of the pause, µs, if it ends by itself.
         queue_pause: Fields of the state that hold the pause of the whole queue.
         tombstones: Task id -> expiry, µs.
-        gone: Fields of the hash ``quotas`` to remove first, with the pauses of their tenants.
+        gone: Fields of the hash ``quotas`` to remove, with the pauses of their tenants, unless they are
+            among those to be written.
     """
 
     quotas: dict[bytes, bytes] = field(default_factory=dict)
@@ -47,77 +52,126 @@ class StoredSettings:
         """Return the tenants with a quota of their own or a pause."""
         return _tenants_of(map(text, self.quotas)) | set(map(text, self.pauses))
 
-    def changed_tenants(self, former: StoredSettings) -> set[str]:
-        """Return the tenants whose quota or pause is not that of a former look."""
-        quotas = {name for name, _ in self.quotas.items() ^ former.quotas.items()}
-        pauses = {
-            name
-            for name, _ in (self.pauses.items() ^ former.pauses.items())
-            | (self.pause_ends.items() ^ former.pause_ends.items())
-        }
-        return _tenants_of(map(text, quotas)) | set(map(text, pauses))
+    def of_tenant(self, tenant: str) -> StoredSettings:
+        """Return the quota and the pause of one tenant."""
+        found = StoredSettings()
+        found.add(self, [tenant])
+        return found
 
     def of_all(self) -> tuple[dict[str, bytes], list[bytes | None]]:
         """Return the pause of the queue and the quotas that all partitions have."""
         return self.queue_pause, [self.quotas.get(name.encode()) for name in _OF_ALL]
 
-    def add(self, other: StoredSettings, tenants: set[str], fields: Sequence[str] = ()) -> None:
+    def add(self, other: StoredSettings, tenants: Iterable[str], fields: Iterable[str] = ()) -> None:
         """Add the quotas and pauses that another partition stores for these tenants, and these fields."""
-        names = {quota_field(tenant) for tenant in tenants}.union(fields)
-        self.quotas |= {name: each for name, each in other.quotas.items() if text(name) in names}
-        self.infos |= {name: each for name, each in other.infos.items() if text(name) in names}
-        self.pauses |= {name: each for name, each in other.pauses.items() if text(name) in tenants}
-        self.pause_ends |= {name: each for name, each in other.pause_ends.items() if text(name) in tenants}
+        members = [*map(_encoded, tenants)]
+        names = [_encoded(quota_field("")) + each for each in members] + [*map(_encoded, fields)]
+        self.quotas |= {name: other.quotas[name] for name in names if name in other.quotas}
+        self.infos |= {name: other.infos[name] for name in names if name in other.infos}
+        self.pauses |= {name: other.pauses[name] for name in members if name in other.pauses}
+        self.pause_ends |= {name: other.pause_ends[name] for name in members if name in other.pause_ends}
+
+    def holds_as(self, other: StoredSettings) -> bool:
+        """Return whether the quotas and pauses are those of another partition; their times may differ."""
+        return (self.quotas, self.pauses.keys(), self.pause_ends) == (
+            other.quotas,
+            other.pauses.keys(),
+            other.pause_ends,
+        )
 
     def divide(self, tenant: str, homes: PartitionMap, number: int) -> None:
         """Replace the quota of a spread tenant by that of its share in the partition of this number."""
-        name = quota_field(tenant).encode("utf-8", "surrogateescape")
+        name = _encoded(quota_field(tenant))
         if tenant in homes.spreads and name in self.quotas:
-            quota = Quota.unpack(self.quotas[name])
+            quota = replace(Quota.unpack(self.quotas[name]), spread=len(homes.shares(tenant)))
             self.quotas[name] = quota.pack(homes.numbers(tenant)[number], homes.widest(tenant))
 
 
 # A future home serves none of these tenants yet, so plain writes are enough: none has to be placed again.
 
 
-def copy_settings(
-    partitions: Sequence[Partition], client: Client, former: Sequence[StoredSettings] | None = None
-) -> list[StoredSettings]:
+def copy_settings(partitions: Sequence[Partition], client: Client) -> None:
     """Copy quotas and pauses to the future homes of their tenants, and to new partitions what all have.
 
     Args:
-        partitions: All partitions, with the map of the change.
+        partitions: All partitions, with the map of the change, which is not decided yet.
         client: A redis client.
-        former: The result of a former call: copy only what has changed in the former homes since.
-
-    Returns:
-        What the partitions stored before this call.
     """
     homes = partitions[0].homes
     stored = run_rounds(client, [_read(each) for each in partitions])
-    seen = former or [StoredSettings() for _ in partitions]
-    writes = [StoredSettings() for _ in partitions]
-    known = {name for each in seen for name in each.tombstones}
-    tombstones = {name: end for each in stored for name, end in each.tombstones.items() if name not in known}
+    writes = [StoredSettings(tombstones=_all_tombstones(stored)) for _ in partitions]
     for number, each in enumerate(stored):
-        writes[number].tombstones = tombstones  # the tenant of a task that comes later is not known
-        for tenant in each.changed_tenants(seen[number]):
+        for tenant in each.tenants():
             old_shares = homes.old_shares(tenant)
             if number not in old_shares:
-                if not former:
-                    writes[number].gone.add(quota_field(tenant))  # an interrupted change has left it
+                writes[number].gone.add(quota_field(tenant))  # an interrupted change has left it
             elif number == old_shares[0]:
                 for home in set(homes.shares(tenant)).difference(old_shares):
                     writes[home].gone.add(quota_field(tenant))
-                    writes[home].add(each, {tenant})
+                    writes[home].add(each, [tenant])
                     writes[home].divide(tenant, homes, home)
-    if stored[0].of_all() != seen[0].of_all():
-        for number in range(homes.before or 0, homes.count):
-            writes[number].gone.update(_OF_ALL)
-            writes[number].add(stored[0], set(), _OF_ALL)
-            writes[number].queue_pause = stored[0].queue_pause
+    _write_of_all(homes, stored, writes)
     run_rounds(client, [_write(*each) for each in zip(partitions, writes, strict=True)])
-    return stored
+
+
+def align_settings(partitions: Sequence[Partition], client: Client) -> None:
+    """Give all partitions of the tenants that move the quotas and pauses of their first former homes.
+
+    A user may have changed some after :func:`copy_settings`, by the map before, and a process that was
+    killed may have changed some of them. Users who know the new map set both homes, the former one first.
+    So a look that finds no difference is the last one.
+
+    Args:
+        partitions: All partitions, with the map of the change, which all of them have stored.
+        client: A redis client.
+    """
+    homes = partitions[0].homes
+    for look in range(MOST_LOOKS):
+        stored = run_rounds(client, [_read(each) for each in partitions])
+        writes = [StoredSettings() for _ in partitions]
+        for number, each in enumerate(stored):
+            for tenant in filter(homes.moves, each.tenants()):
+                first = homes.old_shares(tenant)[0]
+                if number == first:
+                    _align(tenant, homes, stored, writes)
+                elif tenant not in stored[first].tenants():
+                    writes[number].gone.add(quota_field(tenant))
+        _write_of_all(homes, stored, writes)
+        if look == 0:
+            every = _all_tombstones(stored).items()
+            for own, write in zip(stored, writes, strict=True):
+                write.tombstones = {name: end for name, end in every if name not in own.tombstones}
+        changed = [pair for pair in zip(partitions, writes, strict=True) if pair[1] != StoredSettings()]
+        if not changed:
+            return
+        run_rounds(client, [_write(*each) for each in changed])
+        place_held_back([partition for partition, _ in changed], client)
+
+
+def _align(
+    tenant: str, homes: PartitionMap, stored: Sequence[StoredSettings], writes: Sequence[StoredSettings]
+) -> None:
+    for number in homes.numbers(tenant):
+        wanted = stored[homes.old_shares(tenant)[0]].of_tenant(tenant)
+        wanted.divide(tenant, homes, number)
+        if not wanted.holds_as(stored[number].of_tenant(tenant)):
+            writes[number].gone.add(quota_field(tenant))
+            writes[number].add(wanted, [tenant])
+
+
+def _all_tombstones(stored: Sequence[StoredSettings]) -> dict[bytes, float]:
+    # The tenant of a task that comes later is not known.
+    return {name: end for each in stored for name, end in each.tombstones.items()}
+
+
+def _write_of_all(
+    homes: PartitionMap, stored: Sequence[StoredSettings], writes: Sequence[StoredSettings]
+) -> None:
+    for number in range(homes.before or 0, homes.count):
+        if stored[number].of_all() != stored[0].of_all():
+            writes[number].gone.update(_OF_ALL)
+            writes[number].add(stored[0], (), _OF_ALL)
+            writes[number].queue_pause = stored[0].queue_pause
 
 
 def remove_former_settings(partitions: Sequence[Partition], client: Client) -> None:
@@ -161,6 +215,10 @@ def _read_quota(partition: Partition, field_name: str) -> Rounds[bytes | None]:
     return None if packed is None else bytes(packed)
 
 
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
 def _tenants_of(fields: Iterable[str]) -> set[str]:
     prefix = quota_field("")
     return {name[len(prefix) :] for name in fields if name.startswith(prefix)}
@@ -180,9 +238,16 @@ def _read(partition: Partition) -> Rounds[StoredSettings]:
 
 def _write(partition: Partition, stored: StoredSettings) -> Rounds[None]:
     keys = partition.keys
-    gone = [*stored.gone]
-    for start in range(0, len(gone), CHUNK):
-        yield partial(_put_removals, partition=partition, gone=gone[start : start + CHUNK])
+    tenants = set(map(_encoded, _tenants_of(stored.gone)))
+    # A home that serves a tenant has no moment without its quota.
+    for key, members in (
+        (keys.quotas, set(map(_encoded, stored.gone)) - stored.quotas.keys()),
+        (keys.quota_info, set(map(_encoded, stored.gone)) - stored.infos.keys()),
+        (keys.pauses, tenants - stored.pauses.keys()),
+        (keys.pause_ends, tenants - stored.pause_ends.keys()),
+    ):
+        for some in chunks([*members]):
+            yield partial(_put_removals, key=key, part=some, is_hash=key in (keys.quotas, keys.quota_info))
     for key, fields in ((keys.quotas, stored.quotas), (keys.quota_info, stored.infos)):
         for part in _parts(fields):
             yield partial(_put_hash, key=key, part=part)
@@ -207,12 +272,8 @@ def _parts(fields: dict[bytes, Any]) -> Iterator[dict[bytes, Any]]:
         yield dict(pairs[start : start + CHUNK])
 
 
-def _put_removals(pipe: Any, *, partition: Partition, gone: list[str]) -> None:
-    pipe.hdel(partition.keys.quotas, *gone)
-    pipe.hdel(partition.keys.quota_info, *gone)
-    if tenants := _tenants_of(gone):
-        pipe.zrem(partition.keys.pauses, *tenants)
-        pipe.zrem(partition.keys.pause_ends, *tenants)
+def _put_removals(pipe: Any, *, key: str, part: Sequence[bytes], is_hash: bool) -> None:
+    (pipe.hdel if is_hash else pipe.zrem)(key, *part)
 
 
 def _put_hash(pipe: Any, *, key: str, part: dict[Any, Any]) -> None:

@@ -15,7 +15,8 @@ from kombu import Producer
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.amqp import DQAmqp
-from celery_dq.compat.kombu_publishing import json_encoder_is_kombus, publish_prepared
+from celery_dq.compat.kombu_json import json_encoder_is_kombus
+from celery_dq.compat.kombu_publishing import publish_prepared
 
 __all__ = ["Observers"]
 

@@ -157,7 +157,7 @@ class StoreChannel(ThreadedChannel):
             message.discard,
             extra={"event": "message_discarded", "queue": message.queue, "reason": message.discard},
         )
-        self.basic_finish(message.delivery_tag)
+        self.qos.finish(message.delivery_tag)
 
     def finish_unacked(self, delivery_tag: str) -> None:
         """Finish a message for a consumer without acknowledgements."""
@@ -180,24 +180,12 @@ class StoreChannel(ThreadedChannel):
 
     # -- acknowledging ---------------------------------------------------------
 
-    def basic_settle(self, delivery_tag: str, may_wait: bool = False) -> None:
-        """Settle a message whose task begins: it cannot return."""
-        self.qos.settle(delivery_tag, may_wait)
-
-    def basic_finish(self, delivery_tag: str) -> None:
-        """Finish a message whose task is over."""
-        self.qos.forget(delivery_tag)
-        self.in_flight.finish(delivery_tag)
-
-    def dead_letter(self, message: Message, reason: str) -> None:
-        """Move *message* to the dead letters with a reason."""
-        tag: str = message.delivery_tag
-        self.in_flight.dead_letter(tag, reason, message.record.pack())
-        self.qos.forget(tag)
-
     def send_acks_now(self) -> None:
         """Let the fetcher send the pending acks."""
         self._transport.look_again()
+
+    def send_acks_at_shutdown(self) -> None:
+        """Do nothing: the fetcher sends the pending acks until its end."""
 
     def requeue_transient(self, message: Any) -> None:
         """Do nothing: messages of transient queues are released like all others."""

@@ -18,7 +18,6 @@ from typing import Any
 from celery_dq.clock import Clock
 from celery_dq.transport.any_store.queue_store import QueueStore, StoreClient
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.in_flight.send_acks import send_acks
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.partition_store import PartitionStore
 from celery_dq.transport.threaded_channel import BindingTable, QueueDirectory
@@ -288,9 +287,9 @@ class StoreFetcher:
 
     def _send_acks(self, client: StoreClient) -> None:
         in_flight = self._consumer.in_flight
-        for name in in_flight.partitions_with_acks():
+        for name, _ in in_flight.partitions_with_acks():
             while in_flight.pending_acks(name):
-                send_acks(in_flight, self._consumer.name, self._leased[name], client)
+                in_flight.send_acks(self._consumer.name, self._leased[name], client)
 
     def _renew(self, client: StoreClient) -> float:
         """Renew all leases, if that is due; return the seconds until it is due again."""

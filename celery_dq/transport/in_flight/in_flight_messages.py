@@ -22,20 +22,22 @@ entry is moved by popping it, so that two threads never move the same one.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 from celery_dq.clock import Clock
-from celery_dq.transport.in_flight.in_flight_message import (
+from celery_dq.transport.in_flight.pending_acks import (
+    Acks,
     InFlightMessage,
     PendingAcks,
     PendingDeadLetter,
+    ack_calls,
     delivery_tag,
 )
+from celery_dq.transport.partition_store import AckedQueue
 
-_T = TypeVar("_T")
+C = TypeVar("C")
 
 #: Share of a lease since its last renewal after which no message starts (see ``include/lease.lua``).
 TRUSTED_SHARE = 0.6
@@ -62,7 +64,7 @@ class InFlightMessages:
         self._messages: dict[str, InFlightMessage] = {}
         self._pending_acks: dict[str, PendingAcks] = {}
         #: Partitions that have pending acks, or had some. An ack is added before its partition.
-        self._with_acks: dict[str, None] = {}
+        self._with_acks: dict[str, PendingAcks] = {}
         self._renewed: dict[str, float] = {}
         #: By partition: number of the last claim that a lost lease has made void.
         self._void_up_to: dict[str, int] = {}
@@ -131,8 +133,9 @@ class InFlightMessages:
             held.settled = True
             if may_wait:
                 held.settle_by = self._clock.monotonic() + SETTLE_WAIT_S
-            self.pending_acks(held.partition).settles.append(held)
-            self._with_acks[held.partition] = None
+            box = self.pending_acks(held.partition)
+            box.settles.append(held)
+            self._with_acks[held.partition] = box
             self.notify_listeners(SETTLE_WAIT_S)
 
     def finish(self, tag: str) -> None:
@@ -168,9 +171,9 @@ class InFlightMessages:
         return bool(self.pending_acks(partition).releases_under_way)
 
     def confirm_releases(self, partition: str, count: int) -> None:
-        """Note the answer to *count* releases."""
-        _pop(self.pending_acks(partition).releases_under_way, count)
+        """Note the answer to *count* releases, for which a message may wait."""
         if count:
+            self.pending_acks(partition).end_releases(count)
             self.notify_listeners()
 
     def dead_letter(self, tag: str, reason: str, record: bytes) -> None:
@@ -193,7 +196,7 @@ class InFlightMessages:
 
     def _end_move(self, held: InFlightMessage, box: PendingAcks) -> None:
         box.moves.pop()
-        self._with_acks[held.partition] = None
+        self._with_acks[held.partition] = box
         # Last: a thread that sees this flag looks for the pending ack next.
         held.done = True
         self.notify_listeners()
@@ -242,57 +245,47 @@ class InFlightMessages:
             box = self._pending_acks.setdefault(partition, PendingAcks())
         return box
 
-    def partitions_with_acks(self) -> list[str]:
-        """Return the partitions with pending acks."""
-        for name in tuple(self._with_acks):
-            if not self.pending_acks(name):
+    def partitions_with_acks(self) -> list[tuple[str, PendingAcks]]:
+        """Return the partitions with pending acks, and these."""
+        found = []
+        for name, box in tuple(self._with_acks.items()):
+            if not box:
                 # Removed before the second look, so that an ack which another thread adds now is not missed.
                 self._with_acks.pop(name, None)
-                if self.pending_acks(name):
-                    self._with_acks[name] = None
-        return list(self._with_acks)
+                if not box:
+                    continue
+                self._with_acks[name] = box
+            found.append((name, box))
+        return found
 
-    def take_acks(self, partition: str, limit: int) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
-        """Pop up to *limit* settles and up to *limit* finishes, to send them.
-
-        A settle whose message has finished since is dropped: its finish includes it.
-        """
+    def restore_acks(self, partition: str, acks: Acks) -> None:
+        """Make acks pending again whose call got no answer."""
         box = self.pending_acks(partition)
-        settles = [held for held in _pop(box.settles, limit) if not held.done]
-        return settles, _pop(box.finishes, limit)
+        box.restore(acks)
+        self._with_acks[partition] = box
 
-    def confirm(self, helds: Iterable[InFlightMessage]) -> None:
-        """Note the answer to a call that settled or finished these messages, or made them dead letters."""
-        for held in helds:
-            held.confirmed = True
+    def send_acks(self, worker: str, queue: AckedQueue[C], client: C) -> None:
+        """Send the pending acks of a queue, as :func:`ack_calls` does, and wait for the answers.
 
-    def take_releases(self, partition: str, limit: int) -> list[tuple[str, InFlightMessage]]:
-        """Pop up to *limit* releases, as (mode, message)."""
-        return _pop(self.pending_acks(partition).releases, limit)
-
-    def take_dead_letter(self, partition: str) -> PendingDeadLetter | None:
-        """Pop the oldest pending dead letter, or return None."""
-        letters = _pop(self.pending_acks(partition).dead_letters, 1)
-        return letters[0] if letters else None
-
-    def restore_acks(
-        self,
-        partition: str,
-        settles: Iterable[InFlightMessage] = (),
-        finishes: Iterable[InFlightMessage] = (),
-        releases: Iterable[tuple[str, InFlightMessage]] = (),
-        letters: Iterable[PendingDeadLetter] = (),
-    ) -> None:
-        """Make acks pending again whose call got no answer.
-
-        Sending an ack twice is harmless, because it names its claim.
+        Args:
+            worker: the name of the process.
+            queue: the queue, in Redis or in another store.
+            client: a client that waits for answers. After an error of it, unanswered acks are pending again.
         """
-        box = self.pending_acks(partition)
-        box.settles.extendleft(reversed(list(settles)))
-        box.finishes.extendleft(reversed(list(finishes)))
-        box.releases.extendleft(reversed(list(releases)))
-        box.dead_letters.extendleft(reversed(list(letters)))
-        self._with_acks[partition] = None
+        calls = deque(ack_calls(self.pending_acks(queue.key), worker, queue))
+        try:
+            while calls:
+                call, acks = calls[0]
+                answer = call.run(client)
+                if not acks.dead_letters:
+                    self.stale += answer
+                acks.confirm()
+                self.confirm_releases(queue.key, len(acks.releases))
+                calls.popleft()
+        except BaseException:
+            for _, acks in reversed(calls):
+                self.restore_acks(queue.key, acks)
+            raise
 
     # -- the lease -------------------------------------------------------------
 
@@ -354,12 +347,3 @@ class InFlightMessages:
         """Call the listeners: an ack is new, or the broker has answered acks for which a message may wait."""
         for listener in tuple(self._listeners):
             listener(within_s)
-
-
-def _pop(queue: deque[_T], limit: int) -> list[_T]:
-    """Pop up to *limit* items; another thread may be popping too."""
-    popped: list[_T] = []
-    with contextlib.suppress(IndexError):
-        while len(popped) < limit:
-            popped.append(queue.popleft())
-    return popped

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.utils import json as kombu_json
 
-from celery_dq.compat.kombu_publishing import json_decoder_is_kombus
+from celery_dq.compat.kombu_json import json_decoder_is_kombus
 from celery_dq.protocols import QUEUE_HEADER, RESOURCE_HEADER, TOKEN_HEADER, TermPermit
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.stored_message import StoredMessage
 
 if TYPE_CHECKING:
-    from celery_dq.transport.in_flight.in_flight_message import InFlightMessage
+    from celery_dq.transport.in_flight.pending_acks import InFlightMessage
     from celery_dq.transport.partition_replies import ClaimedEntry
 
 JSON = "application/json"
@@ -35,7 +35,7 @@ class Message(StoredMessage):
         deliveries: Number of workers that have died with the message so far.
         discard: Reason why the message must not run (``expired``, ``cancelled``, ``dead:…``), or ``""``.
         started: Whether the task has begun. Before that, the message can be released without an effect.
-        settles: Whether :meth:`ack` comes before the task runs, so that it settles and does not finish.
+        settles: Whether the message was settled before its task runs, so that :meth:`ack` does not finish it.
         dead_letter_reason: Reason with which the message became a dead letter, or will if it is rejected;
             ``""`` for none.
         crashed: Whether a requeue counts as a delivery, because a worker was lost.
@@ -134,7 +134,7 @@ class Message(StoredMessage):
         return super()._decode()
 
     def ack(self, multiple: bool = False) -> None:
-        """Acknowledge the message: settle it if :attr:`settles`, else finish it.
+        """Finish the message, unless it is settled: then its task finishes it.
 
         Raises:
             MessageStateError: The message was acknowledged, rejected or requeued before.
@@ -142,7 +142,6 @@ class Message(StoredMessage):
         if self.settles:
             if self.acknowledged:
                 raise self.MessageStateError(f"Message already acknowledged with state: {self._state}")
-            self.channel.basic_settle(self.delivery_tag)
             self._state = "ACK"
         else:
             super().ack(multiple=multiple)
@@ -154,7 +153,7 @@ class Message(StoredMessage):
             may_wait: the task runs in another process, so the ack may wait a moment for its end.
         """
         self.settles = True
-        self.channel.basic_settle(self.delivery_tag, may_wait)
+        self.channel.qos.settle(self.delivery_tag, may_wait)
 
     def release(self, mode: str) -> None:
         """Release the message to its old place; for the modes see ``InFlightMessages.release``. Idempotent.
@@ -170,8 +169,8 @@ class Message(StoredMessage):
     def dead_letter(self, reason: str) -> None:
         """Move the message to the dead letters with *reason*; a later ack or reject has no effect."""
         self.dead_letter_reason = reason
-        self.channel.dead_letter(self, reason)
+        self.channel.qos.dead_letter(self, reason)
 
     def finish(self) -> None:
         """Finish the message after its task, with any outcome: its concurrency slot is free. Idempotent."""
-        self.channel.basic_finish(self.delivery_tag)
+        self.channel.qos.finish(self.delivery_tag)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from celery_dq.transport.bases import VirtualQoS
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.message import Message
-from celery_dq.transport.prefetch import PrefetchCount
 
 
 class SettlingChannel(Protocol):
@@ -30,8 +30,32 @@ class SettlingChannel(Protocol):
     def send_acks_now(self) -> None:
         """Send the pending acks at once where no message is delivered next."""
 
+    def send_acks_at_shutdown(self) -> None:
+        """Let another thread send the pending acks, if no loop will; callable from any thread."""
+
     def requeue_transient(self, message: Any) -> None:
         """Push a message of a transient queue again."""
+
+
+class PrefetchCount(VirtualQoS):
+    """The prefetch count of one channel, and the messages that count against it.
+
+    Unlike kombu's ``QoS``, this class does not track acknowledgements, which may come from any thread.
+    """
+
+    def can_consume(self) -> bool:
+        """Return whether the prefetch count allows one more message."""
+        limit = self.prefetch_count
+        return not limit or len(self._delivered) < limit
+
+    def can_consume_max_estimate(self) -> int | None:
+        """Return how many more messages the prefetch count allows; None without a limit."""
+        limit: int = self.prefetch_count
+        return max(limit - len(self._delivered), 0) if limit else None
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        """Count a delivered message."""
+        self._delivered[delivery_tag] = message
 
 
 class QoS(PrefetchCount):
@@ -54,12 +78,25 @@ class QoS(PrefetchCount):
         self.forget(delivery_tag)
 
     def settle(self, delivery_tag: str, may_wait: bool = False) -> None:
-        """Acknowledge a message whose task begins; for *may_wait* see ``InFlightMessages.settle``."""
+        """Settle a message whose task begins; for *may_wait* see ``InFlightMessages.settle``."""
         self._delivered.pop(delivery_tag, None)
         self.channel.in_flight.settle(delivery_tag, may_wait)
+        self.channel.send_acks_at_shutdown()
+
+    def finish(self, delivery_tag: str) -> None:
+        """Finish a message whose task is over, which frees its concurrency slot."""
+        self._delivered.pop(delivery_tag, None)
+        self.channel.in_flight.finish(delivery_tag)
+        self.channel.send_acks_at_shutdown()
+
+    def dead_letter(self, message: Message, reason: str) -> None:
+        """Move a message to the dead letters with a reason."""
+        tag: str = message.delivery_tag
+        self.channel.in_flight.dead_letter(tag, reason, message.record.pack())
+        self.forget(tag)
 
     def ack(self, delivery_tag: str) -> None:
-        """Finish the message."""
+        """Finish a message that a consumer acknowledges."""
         self._delivered.pop(delivery_tag, None)
         self.channel.in_flight.finish(delivery_tag)
         self.channel.send_acks_now()

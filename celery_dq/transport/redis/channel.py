@@ -28,7 +28,7 @@ from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
 from celery_dq.transport.redis.consuming.partition_consumers import QueueConsumer
 from celery_dq.transport.redis.consuming.single_claim import claim_one
-from celery_dq.transport.redis.event_loop import EventLoopChannel
+from celery_dq.transport.redis.event_loop import HEALTH_CHECK_SECONDS, EventLoopChannel
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.full_server import add_member, is_full
 from celery_dq.transport.redis.store.partition import Partition
@@ -74,7 +74,7 @@ class Channel(EventLoopChannel):
         self._queues: dict[str, PartitionedQueue] = {}
         self._subscribed: set[str] = set()
         self._broken = False
-        self._health_checked_at = self.process.clock.monotonic()
+        self._health_check_at = self.process.clock.monotonic() + HEALTH_CHECK_SECONDS
         self._seen_partitions = self.process.partition_maps.changes
         self._gone_partitions: set[str] = set()
         self._registered = False
@@ -295,9 +295,9 @@ class Channel(EventLoopChannel):
             self._active_queues.append(queue)
             self._consumers.add(consumer_tag)
             queues = self.queues(queue, refresh=True)  # the number may have changed since it was asked for
-            if self.context.has_settings:
-                options = self.context.options.queue(queues.whole_name)
-                write_settings_quota(self.partitions(queue), self.client, options, self.process.consumer)
+            options, by = self.context.options.queue(queues.whole_name), self.process.consumer
+            while not write_settings_quota(self.partitions(queue), self.client, options, by):
+                queues = self.queues(queue, refresh=True)
             self.context.register_consumer()
             self.consumer.start_consumer(QueueConsumer(consumer_tag, queues, callback, no_ack))
         self.poller.wake()
@@ -370,17 +370,6 @@ class Channel(EventLoopChannel):
 
     # -- acknowledging ---------------------------------------------------------
 
-    def basic_settle(self, delivery_tag: str, may_wait: bool = False) -> None:
-        """Settle a message whose task begins: it keeps its concurrency slot, but cannot return."""
-        self.qos.settle(delivery_tag, may_wait)
-        self._send_acks_at_shutdown()
-
-    def basic_finish(self, delivery_tag: str) -> None:
-        """Finish a message whose task is over, which frees its concurrency slot."""
-        self.qos.forget(delivery_tag)
-        self.in_flight.finish(delivery_tag)
-        self._send_acks_at_shutdown()
-
     def requeue_transient(self, message: Any) -> None:
         """Requeue a message of a transient queue, at the end of its list."""
         for queue in self._lookup(message.delivery_info["exchange"], message.delivery_info["routing_key"]):
@@ -388,12 +377,6 @@ class Channel(EventLoopChannel):
             raw["properties"]["delivery_info"]["redelivered"] = True
             if self.transients.exists(self.client, queue):
                 self.transients.push(self.client, queue, raw)
-
-    def dead_letter(self, message: Message, reason: str) -> None:
-        """Move *message* to the dead letters with a reason."""
-        tag: str = message.delivery_tag
-        self.qos.forget(tag)
-        self.in_flight.dead_letter(tag, reason, message.record.pack())
 
     def dead_letter_unreadable(self, queue: Queue, entry: ClaimedEntry, tag: str, why: CorruptRecord) -> None:
         """Move a stored message that cannot be read to the dead letters."""

@@ -51,8 +51,6 @@ class ConnectionContext:
         app_context = _app_context_of(connection)
         #: The worker's side, in this process; a child does not use a connection that it has inherited.
         self.state: ProcessState = app_context.in_this_process()
-        #: Whether an app with settings uses the connection; plain kombu has only defaults.
-        self.has_settings = APP_CONTEXT in connection.transport_options
         self.options: Options = app_context.options
         self.address = identity(connection)
         processes = app_context.in_process(dict[str, ConsumerIdentity])

@@ -40,7 +40,7 @@ class EventLoopChannel(RedisChannel):
     process: ConsumerIdentity
     poller: Poller
     _subscribed: set[str]
-    _health_checked_at: float
+    _health_check_at: float
     _seen_partitions: int
     _gone_partitions: set[str]
     queues: Callable[..., PartitionedQueue]
@@ -94,7 +94,7 @@ class EventLoopChannel(RedisChannel):
         """Send the due calls; see :class:`~celery_dq.transport.redis.consuming.fetcher.RedisFetcher`."""
         if self.active_fanout_queues - self._subscribed:
             self._subscribe()
-        if self._subscribed:
+        if self._subscribed and self.process.clock.monotonic() >= self._health_check_at:
             self._check_health()
         if self.consumer.singleton_delivery is not None:
             self.follow_leaderships()
@@ -186,10 +186,7 @@ class EventLoopChannel(RedisChannel):
         self._subscribed = set(self.active_fanout_queues)
 
     def _check_health(self) -> None:
-        now = self.process.clock.monotonic()
-        if now - self._health_checked_at < HEALTH_CHECK_SECONDS:
-            return
-        self._health_checked_at = now
+        self._health_check_at = self.process.clock.monotonic() + HEALTH_CHECK_SECONDS
         if self.subclient.health_check_response_counter > 1:
             raise redis.ConnectionError(
                 "The PUB/SUB connection does not answer its health checks: it is dead"
@@ -267,9 +264,9 @@ class EventLoopChannel(RedisChannel):
         elif not self.poller.is_driven:
             self._send_acks()
         else:
-            self._send_acks_at_shutdown()
+            self.send_acks_at_shutdown()
 
-    def _send_acks_at_shutdown(self) -> None:
+    def send_acks_at_shutdown(self) -> None:
         """Let the heartbeat thread send the acks, if the event loop has ended because the worker stops."""
         # Tasks may still run, and a broker that does not answer must not delay them.
         capacity = self.context.state.capacity
@@ -277,8 +274,8 @@ class EventLoopChannel(RedisChannel):
             self.process.heartbeat.send_pending_acks_soon()
 
     def _send_acks(self) -> None:
-        for key in self.process.in_flight.partitions_with_acks():
-            queue = self.process.heartbeat.queue(key)
+        for key, _ in self.process.in_flight.partitions_with_acks():
+            queue = self.process.heartbeat.queues.get(key)
             if queue is not None:
                 self.process.heartbeat.send_pending_acks(queue, self.client)
 
@@ -288,14 +285,12 @@ class EventLoopChannel(RedisChannel):
         capacity = self.context.state.capacity
         return self.poller.is_driven and not (capacity is not None and capacity.closing)
 
-    def deliver_one(self) -> bool:
-        """Deliver one claimed message, if there is one; return whether a consumer received it."""
-        return self.consumer.has_undelivered and self.consumer.deliver_one()
-
     @property
     def has_inbox(self) -> bool:
         """Whether a message may be delivered, or a delivered one of a singleton queue may start."""
         consumer = self.consumer
+        if consumer.live_fetcher is None:
+            return False  # the channel has only broadcasts
         if consumer.singleton_delivery is not None and consumer.has_startable:
             return True
         return consumer.has_undelivered
@@ -309,8 +304,9 @@ class EventLoopChannel(RedisChannel):
     def next_deadline(self) -> float | None:
         """Return the monotonic time at which :meth:`tick` must run even if nothing arrives; None for none."""
         fetcher = self.consumer.live_fetcher
-        due_at = None if fetcher is None else fetcher.next_deadline()
-        overdue_at = self.consumer.overdue_at()
+        if fetcher is None:
+            return None
+        due_at, overdue_at = fetcher.next_deadline(), self.consumer.overdue_at()
         if due_at is None or overdue_at is None:
             return overdue_at if due_at is None else due_at
         return min(due_at, overdue_at)

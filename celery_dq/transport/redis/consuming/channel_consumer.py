@@ -19,6 +19,7 @@ from celery_dq.protocols import Leaderships, WorkerCapacity
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
+from celery_dq.transport.redis.consuming.callback_pace import CallbackPace
 from celery_dq.transport.redis.consuming.claim_limits import MAX_CLAIM, ClaimWindow
 from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
@@ -36,10 +37,6 @@ from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 
 logger = logging.getLogger(__name__)
 
-#: Maximum number of messages that a consumer without a prefetch count receives ahead.
-MAX_AHEAD = 64
-#: Shortest service time, in seconds, beside which the cost of a claim between two messages is negligible.
-LONG_SERVICE_S = 0.0005
 #: Seconds without a delivery, beside twice the claim-ahead time, after which a worker's inbox is overdue.
 OVERDUE_S = 0.1
 
@@ -66,12 +63,11 @@ class ChannelConsumer:
         self.live_fetcher: RedisFetcher | None = None
         self._inbox = Inbox()
         self._consumers = PartitionConsumers()
-        self._delivered_at = process.clock.monotonic()
-        self._timing = False
-        self._service_s: float | None = None
+        #: How long callbacks take that run in the loop.
+        self.pace = CallbackPace(process.clock, claim_ahead_s)
         self._window = ClaimWindow(claim_ahead_s)
         #: Monotonic time since which the inbox holds messages.
-        self._filled_at = self._delivered_at
+        self._filled_at = self.pace.delivered_at
         self._capacity: WorkerCapacity | None = None
         #: Plain kombu runs its callbacks in the loop, as the solo pool does.
         self._runs_in_loop = True
@@ -178,6 +174,7 @@ class ChannelConsumer:
                 self._channel.async_pool,
                 room=self.capacity,
                 keeps_appointments=self._can_keep_next_look,
+                acks_may_wait=lambda: not self._runs_in_loop,
                 deliver=self._claimed,
                 pipelines=self._channel.pipeline_class,
                 wakeups=self._channel.wakeups_class,
@@ -207,13 +204,8 @@ class ChannelConsumer:
         if not qos.can_consume():
             return 0, 0
         allowed = qos.can_consume_max_estimate()
-        want = self._claims_that_fit() if allowed is None else max(allowed - len(self._inbox), 0)
+        want = max((self.pace.messages_ahead() if allowed is None else allowed) - len(self._inbox), 0)
         return min(want, MAX_CLAIM), min(want, MAX_CLAIM)
-
-    def _claims_that_fit(self) -> int:
-        """Return how many messages fit the claim-ahead time, for a consumer without a prefetch count."""
-        ahead = 1 if self._service_s is None else int(self._claim_ahead_s / max(self._service_s, 1e-6))
-        return max(min(max(ahead, 1), MAX_AHEAD) - len(self._inbox), 0)
 
     def _singleton_window(self) -> int:
         """Return how many messages of a singleton queue may be delivered at a time."""
@@ -222,10 +214,15 @@ class ChannelConsumer:
         return min(most, limit) if limit else most
 
     def _can_keep_next_look(self) -> bool | None:
-        if self._runs_in_loop:
+        if self._blocks_loop:
             # A next look can be kept only between two messages, because a callback blocks the loop.
             return None if self.has_undelivered else False
         return True
+
+    @property
+    def _blocks_loop(self) -> bool:
+        """Whether a callback may block the loop for long."""
+        return self._runs_in_loop and not self.pace.is_brief
 
     # -- from claim to callback ------------------------------------------------
 
@@ -270,15 +267,7 @@ class ChannelConsumer:
             since: Monotonic end of the last wait for sockets. Service time is counted from there or from the
                 last delivery, the later of both.
         """
-        busy_s = self._process.clock.monotonic() - max(self._delivered_at, since)
-        return busy_s >= LONG_SERVICE_S and bool(self._inbox)
-
-    def record_service_time(self) -> None:
-        """Update the mean service time with the time since the last delivery."""
-        if self._timing:
-            self._timing = False
-            seen = self._process.clock.monotonic() - self._delivered_at
-            self._service_s = seen if self._service_s is None else 0.7 * self._service_s + 0.3 * seen
+        return bool(self._inbox) and self.pace.was_long_since(since)
 
     def deliver_all(self) -> None:
         """Deliver all messages of the inbox. After an exception of a callback, the next ones stay there."""
@@ -288,7 +277,7 @@ class ChannelConsumer:
             self.deliver_one()
             if self._inbox:
                 continue
-            self.record_service_time()
+            self.pace.end()
             if self.singleton_delivery is not None:
                 # The next messages of a singleton queue need not wait for another turn of the event loop.
                 self._channel.follow_leaderships()
@@ -309,12 +298,11 @@ class ChannelConsumer:
 
     def deliver_one(self) -> bool:
         """Deliver the next message of the inbox; return whether a consumer received it."""
-        self.record_service_time()
-        message = self._inbox.take_next()
+        self.pace.end()
+        message = self._inbox.take_next(self._process.clock.monotonic())
         if message is None:
             return False
-        self._delivered_at = self._process.clock.monotonic()
-        self._timing = self._capacity is None  # a worker measures service times itself
+        self.pace.begin(self._runs_in_loop)
         channel = self._channel
         tag: str = message.delivery_tag
         held = channel.in_flight.get(tag)
@@ -331,20 +319,23 @@ class ChannelConsumer:
         if message.discard:
             with self.fetcher.discard_pace.timed():
                 return self._discard(message)
-        self._window.delivered(self._delivered_at - message.claimed_at)
+        self._window.delivered(self.pace.delivered_at - message.claimed_at)
         consumer = self._consumers.next_for(message.prefix)
         message.delivery_info["consumer_tag"] = consumer.tag
         message.started = held.delivered = capacity is None
         if consumer.no_ack:
             channel.qos.forget(tag)
             channel.in_flight.finish(tag)
-        if self._runs_in_loop:
-            self.fetcher.hand_over_before_blocking()
+        if self._blocks_loop:
+            self.fetcher.handovers.send_before_blocking()
         self.watchdog.consumer_busy()
         try:
             consumer.callback(message)
         finally:
             self.watchdog.consumer_idle()
+            if capacity is not None:
+                # A program without a worker may use the message after its callback, until it drains again.
+                self.pace.end()
         return True
 
     def _discard(self, message: Message) -> bool:
@@ -386,7 +377,7 @@ class ChannelConsumer:
         longest_s = self._process.lease_s / 2
         if self._capacity is not None:
             longest_s = min(longest_s, 2 * self._claim_ahead_s + OVERDUE_S)
-        return max(self._delivered_at, self._filled_at) + longest_s
+        return max(self.pace.delivered_at, self._filled_at) + longest_s
 
     def _release_overdue(self) -> None:
         """Release the inbox, and claim nothing ahead before the next delivery."""

@@ -15,6 +15,7 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.partition_replies import ClaimedEntry
+from celery_dq.transport.redis.consuming.callback_pace import CallbackPace
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
@@ -39,11 +40,15 @@ class PolledConsumer(Protocol):
     def has_undelivered(self) -> bool:
         """Whether claimed messages wait for their delivery."""
 
-    def record_service_time(self) -> None:
-        """Take the time since the last delivery for the service time of the previous message."""
+    @property
+    def pace(self) -> CallbackPace:
+        """How long its callbacks take."""
 
     def was_busy_since(self, moment: float) -> bool:
         """Whether a message was delivered after this monotonic time."""
+
+    def deliver_one(self) -> bool:
+        """Deliver the next claimed message; return whether a consumer received it."""
 
     def deliver_all(self) -> None:
         """Deliver the claimed messages."""
@@ -83,9 +88,6 @@ class PolledChannel(Protocol):
 
     def on_readable(self, fd: int, kind: str, deliver: bool) -> bool:
         """Read what has arrived; return whether a broadcast was delivered."""
-
-    def deliver_one(self) -> bool:
-        """Deliver the next message; return whether there was one."""
 
     def next_deadline(self) -> float | None:
         """Return the monotonic time of the next tick that is due."""

@@ -27,13 +27,13 @@ from typing import Any
 
 import redis
 
-from celery_dq.transport.in_flight.in_flight_message import PendingAcks
 from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
-from celery_dq.transport.in_flight.send_acks import MAX_ACKS_PER_CALL, tags
+from celery_dq.transport.in_flight.pending_acks import PendingAcks, tags
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.redis.consuming.claim_limits import ClaimsUnderWay, DiscardPace
+from celery_dq.transport.redis.consuming.handovers import Handovers
 from celery_dq.transport.redis.consuming.subscriptions import ReadyQueues, Subscription
-from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupListener
+from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.script_pipeline import ClaimFailure, InFlightCall, ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
@@ -54,6 +54,7 @@ class RedisFetcher:
         keeps_appointments: Returns whether the process can keep a next look while it works. None means that
             it is about to block, so that it may not even wait for a wake-up.
         deliver: Called with (source, entry, delivery tag) for every claimed message.
+        acks_may_wait: Returns whether the loop turns in time for acks that wait for a claim.
         pipelines: Class of the script pipeline.
         wakeups: Class of the wait for wake-ups.
     """
@@ -65,6 +66,7 @@ class RedisFetcher:
         room: Callable[[], tuple[int, int]],
         keeps_appointments: Callable[[], bool | None],
         deliver: Callable[[Subscription, ClaimedEntry, str], None],
+        acks_may_wait: Callable[[], bool],
         pipelines: type[ScriptPipeline] = ScriptPipeline,
         wakeups: type[WakeupGroups] = WakeupGroups,
     ) -> None:
@@ -72,6 +74,7 @@ class RedisFetcher:
         self._capacity = room
         self._can_keep_next_look = keeps_appointments
         self._deliver = deliver
+        self._acks_may_wait = acks_may_wait
         self.pipeline = pipelines(process, pool, self._may_wait_for_claim)
         self.wakeups = wakeups(pool)
         self._pool = pool
@@ -80,8 +83,8 @@ class RedisFetcher:
         self._claims = ClaimsUnderWay()
         #: Decides how many discards a claim takes besides its messages.
         self.discard_pace = DiscardPace(process.clock)
-        #: Queues whose wake-up must be handed over, with the number of handovers.
-        self._handovers: list[tuple[Queue, int]] = []
+        #: Takes wake-ups, and hands them over to other consumers.
+        self.handovers = Handovers(process, self._ready, self.pipeline, self.wakeups)
         #: Transient queues, by the keys of their lists.
         self._listeners: dict[str, TransientListener] = {}
         #: Delivery tag of a *suspect*: a message that was in flight when a worker died. Until it is over, no
@@ -111,7 +114,7 @@ class RedisFetcher:
         source = self._subscriptions.get(queue.prefix)
         if source is None:
             self._subscriptions[queue.prefix] = source = Subscription(queue, limit, claimed)
-            self._restart_wait(self.wakeups.join(source))
+            self.handovers.restart_wait(self.wakeups.join(source))
             self._ready.wake(source)
             if self._process.may_have_claimed(queue):
                 # An earlier connection may have taken a wake-up, or have been assigned the next look.
@@ -126,10 +129,10 @@ class RedisFetcher:
         """
         source = self._subscriptions.pop(prefix, None)
         if source is not None:
-            waited = self._restart_wait(self.wakeups.group_of(source))
+            waited = self.handovers.restart_wait(self.wakeups.group_of(source))
             self.wakeups.leave(source)
             if waited or self._ready.is_awaited(source):
-                self._queue_handover(source, 2 if waited else 1)
+                self.handovers.add(source, 2 if waited else 1)
             self._ready.remove(source)
         return source
 
@@ -196,9 +199,9 @@ class RedisFetcher:
                 self._send_claims(want, free, now)
             else:
                 for source in tuple(islice(self._ready.to_hand_over(), MAX_HANDOVERS)):
-                    self._hand_over_wakeup(source, now)
-            if self._handovers:
-                self._send_handovers(now)
+                    self.handovers.hand_over(source, now)
+            if self.handovers.queued:
+                self.handovers.send(now)
             self.pipeline.send_pending_acks(now)
         keeps = self._can_keep_next_look()
         self.wakeups.wait(now, may_wait=want > 0 and keeps is not None, in_loop=not keeps)
@@ -237,10 +240,10 @@ class RedisFetcher:
             return False
         for group in self.wakeups:
             if fd == group.connection.fd:
-                for source in self._read_wakeups(group):
+                for source in self.handovers.read(group):
                     if self._capacity()[0] <= 0:
                         # Another consumer may have a free slot. If due, the wake-up is stored again.
-                        self._hand_over_wakeup(source, self._process.clock.monotonic())
+                        self.handovers.hand_over(source, self._process.clock.monotonic())
                 return False
         return any(
             listener.read() for listener in tuple(self._listeners.values()) if listener.connection.fd == fd
@@ -268,7 +271,7 @@ class RedisFetcher:
         process, queue = self._process, source.queue
         if source.claim_limit is not None:
             want = min(want, source.claim_limit())
-        settles, finishes = process.in_flight.take_acks(queue.key, MAX_ACKS_PER_CALL)
+        acks = process.in_flight.pending_acks(queue.key).take()
         leads = self._claims.add(queue.key, want)
         source.is_claiming, source.is_woken, source.needs_lead = True, False, False
         call = queue.partition.claim(
@@ -281,11 +284,11 @@ class RedisFetcher:
             suspects=leads and not self._runs_suspect,
             discards=self.discard_pace.room() if leads else 0,
             discard_rest_s=self.discard_pace.rest_s(),
-            settle=tags(settles),
-            finish=tags(finishes),
+            settle=tags(acks.settles),
+            finish=tags(acks.finishes),
         )
         answer = partial(self._claimed, source, want, leads, now)
-        self.pipeline.send(InFlightCall(call, queue, now, answer, settles, finishes))
+        self.pipeline.send(InFlightCall(call, queue, now, answer, acks))
         return want
 
     def _claimed(
@@ -303,7 +306,7 @@ class RedisFetcher:
             self._claims.answered(source.queue.key, None)
             # The next claim is sent at once. Redis may have assigned the next look with the failed claim.
             if is_gone:
-                self._queue_handover(source)
+                self.handovers.add(source)
                 return
             self._ready.rely_on(source)
             if claimed.value:
@@ -332,7 +335,7 @@ class RedisFetcher:
                 has_more = claimed.more or source.is_woken or message_count >= want
                 (ready.wake if has_more else ready.rest)(source)
         elif next_look_at is not None:
-            self._queue_handover(source)
+            self.handovers.add(source)
         for entry, held in process.claimed(source.queue, claimed, sent_at):
             if held is None:
                 # The entry is void. Another claim may find messages, and the next look may be lost.
@@ -357,55 +360,16 @@ class RedisFetcher:
             self.unsubscribe(source.queue.prefix)
         self._process.record_fenced(source.queue, last_claim)
 
-    # -- handing wake-ups over -------------------------------------------------
-
-    def _hand_over_wakeup(self, source: Subscription, now: float, times: int = 1) -> None:
-        """Hand the wake-up and the next look over to another consumer, for lack of a free slot."""
-        if not source.queue.token:  # a singleton queue has no other consumer
-            self._ready.handed_over(source)
-            self.pipeline.hand_over_wakeup(source.queue, now, times)
-
-    def _queue_handover(self, source: Subscription, times: int = 1) -> None:
-        # `tick` or `read_all_answers` sends it, where a broken connection is handled.
-        if not source.queue.token and self.pipeline.connections():
-            self._handovers.append((source.queue, times))
-
-    def _send_handovers(self, now: float) -> None:
-        """Send the handovers of the queues that this channel no longer consumes."""
-        while self._handovers:
-            queue, times = self._handovers.pop()
-            self.pipeline.hand_over_wakeup(queue, now, times)
-
-    def hand_over_before_blocking(self) -> None:
-        """Hand all wake-ups and next looks over, because a callback is about to block the loop.
-
-        Raises:
-            redis.RedisError: The connection broke.
-        """
-        now = self._process.clock.monotonic()
-        for group in self.wakeups:
-            if group.is_waiting and group.is_asking:
-                while group.is_waiting:
-                    self._read_wakeups(group)  # the answer comes at once
-            elif self._restart_wait(group):
-                for source in group.members.values():
-                    self._hand_over_wakeup(source, now, 2)
-        for source in self._ready.awaited():
-            self._hand_over_wakeup(source, now)
-        if self.pipeline.hands_over_wakeup():
-            # The loop stops. A second handover waits for an answer, and one whose script Redis does not know.
-            self.pipeline.read_all_answers()
-
     def read_all_answers(self) -> None:
         """Send the remaining handovers and wait for all answers, where no event loop would read them.
 
         Raises:
             redis.RedisError: The connection broke.
         """
-        self._send_handovers(self._process.clock.monotonic())
+        self.handovers.send(self._process.clock.monotonic())
         while len(self.pipeline):
             self.pipeline.read_all_answers()
-            self._send_handovers(self._process.clock.monotonic())
+            self.handovers.send(self._process.clock.monotonic())
 
     # -- pending acks ----------------------------------------------------------
 
@@ -414,27 +378,7 @@ class RedisFetcher:
         source = self._subscriptions.get(queue.prefix)
         if source is None or now >= box.oldest_finish_at + RIDE_ALONG_S:  # the sum of `next_deadline`
             return False
-        in_time = self._can_keep_next_look()  # a loop in which messages run may turn too late
-        return source.may_have_work or bool(in_time and not source.is_end_awaited(box.finishes))
-
-    # -- wake-ups --------------------------------------------------------------
-
-    def _restart_wait(self, group: WakeupListener) -> bool:
-        """Cancel the wait of a group, because its queues have changed or the loop is about to block.
-
-        Returns:
-            Whether a ``BLPOP`` was under way.
-        """
-        if waited := group.cancel_wait():
-            # A wake-up may have been lost with the connection.
-            for source in group.members.values():
-                self._ready.rely_on(source)
-        return waited
-
-    def _read_wakeups(self, group: WakeupListener) -> list[Subscription]:
-        for source in (sources := group.read_wakeups()):
-            self._ready.rely_on(source)
-        return sources
+        return source.may_have_work or (self._acks_may_wait() and not source.is_end_awaited(box.finishes))
 
     # -- closing ---------------------------------------------------------------
 
@@ -442,7 +386,8 @@ class RedisFetcher:
         """Close all connections; unanswered acks become pending again."""
         for key in tuple(self._listeners):
             self.unlisten(key)
-        self._claims, self._handovers = ClaimsUnderWay(), []
+        self._claims = ClaimsUnderWay()
+        self.handovers.close()
         for source in self._subscriptions.values():
             source.is_claiming = False
             self._ready.rely_on(source)

@@ -2,7 +2,8 @@
 
 Each claim takes messages in the order of the tenants' turns, but messages of earlier claims came first. The
 inbox of a busy consumer may be full of messages of one tenant when a claim brings the single message of
-another tenant. So the queues take turns here, and within a queue the tenants, one message each.
+another tenant. So the queues take turns here, and within a queue the tenants, one message each. The turn of a
+queue lasts :data:`TURN_S`, or one message: acks of one queue travel together, so each switch costs a call.
 Within a tenant, and in a singleton queue, the order is that of the claims. Discards of a queue come after all
 of its messages.
 """
@@ -14,6 +15,9 @@ from collections import deque
 from collections.abc import Collection, Iterator
 
 from celery_dq.transport.in_flight.message import Message
+
+#: Seconds for which a queue keeps its turn. Messages may wait for many times as long after their claim.
+TURN_S = 0.002
 
 
 class Inbox:
@@ -29,6 +33,8 @@ class Inbox:
         #: By queue, the tenant that had the last turn and has more messages. It moves to the end when the
         #: next message is taken, behind all tenants that were added since.
         self._served: dict[str, str | None] = {}
+        #: The queue whose turn it is, and the monotonic time at which its turn began.
+        self._turn: tuple[str, float] = ("", 0.0)
 
     def __len__(self) -> int:
         return sum(len(line) for lines in tuple(self._waiting.values()) for line in tuple(lines.values()))
@@ -49,8 +55,12 @@ class Inbox:
     @property
     def message_count(self) -> int:
         """The number of messages in the inbox, without the discards."""
-        queues = tuple(self._waiting.values())
-        return sum(len(line) for lines in queues for name, line in tuple(lines.items()) if name is not None)
+        count = 0
+        for lines in tuple(self._waiting.values()):
+            for name, line in tuple(lines.items()):
+                if name is not None:
+                    count += len(line)
+        return count
 
     def queues(self) -> tuple[str, ...]:
         """Return the names of the queues of which the inbox holds messages."""
@@ -68,12 +78,17 @@ class Inbox:
             line = lines[name] = deque()
         line.append(message)
 
-    def take_next(self) -> Message | None:
-        """Remove and return the oldest message of the next tenant of the next queue; None when empty."""
+    def take_next(self, now: float) -> Message | None:
+        """Remove and return the oldest message of the next tenant of the next queue; None when empty.
+
+        Args:
+            now: Monotonic time.
+        """
         while self._waiting:
             queue, lines = next(iter(self._waiting.items()))
-            if len(self._waiting) > 1:
+            if queue == self._turn[0] and now >= self._turn[1] + TURN_S and len(self._waiting) > 1:
                 self._waiting[queue] = self._waiting.pop(queue)  # to the end
+                queue, lines = next(iter(self._waiting.items()))
             served = self._served.pop(queue, None) if len(lines) > 1 else None
             if served is not None:
                 lines[served] = lines.pop(served)
@@ -88,16 +103,24 @@ class Inbox:
                     self._served.pop(queue, None)
                     del lines[tenant]
                     continue
+                if queue != self._turn[0]:
+                    self._turn = (queue, now)
                 if line:
                     self._served[queue] = tenant
                 else:
                     self._served.pop(queue, None)
                     del lines[tenant]
                     if not lines:
-                        del self._waiting[queue]
+                        self._remove(queue)
                 return message
-            del self._waiting[queue]
+            self._remove(queue)
         return None
+
+    def _remove(self, queue: str) -> None:
+        """Remove a queue without messages, whose turn is over."""
+        del self._waiting[queue]
+        if queue == self._turn[0]:
+            self._turn = ("", 0.0)
 
     def take_partitions(self, prefixes: Collection[str]) -> Iterator[Message]:
         """Remove and yield the messages of some partitions; per tenant, the youngest first.

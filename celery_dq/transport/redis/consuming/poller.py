@@ -170,7 +170,7 @@ class Poller:
         self._thread = threading.get_ident()
         try:
             for channel in self._channels:
-                channel.consumer.record_service_time()
+                channel.consumer.pace.end()
             while True:
                 for channel in self._channels:
                     if channel.consumer.was_busy_since(self._waited_until):
@@ -182,7 +182,7 @@ class Poller:
                 for channel in tuple(self._channels):
                     # A message that no consumer receives, such as a discard, costs no turn of the loop.
                     while channel.consumer.has_undelivered:
-                        if channel.deliver_one():
+                        if channel.consumer.deliver_one():
                             if channel in self._channels:  # the callback may have closed it
                                 self._channels.remove(channel)
                                 self._channels.append(channel)

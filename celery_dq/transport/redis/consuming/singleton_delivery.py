@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import redis
 
 from celery_dq.protocols import Leaderships, TermPermit
-from celery_dq.transport.in_flight.in_flight_message import InFlightMessage
+from celery_dq.transport.in_flight.pending_acks import InFlightMessage
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.queue import Queue

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from celery_dq.transport.in_flight.in_flight_message import InFlightMessage
+from celery_dq.transport.in_flight.pending_acks import InFlightMessage
 from celery_dq.transport.redis.store.queue import Queue
 
 #: Shortest back-off, in seconds, after a claim found eligible messages but none for this channel.

@@ -1,10 +1,9 @@
 """Leases in Redis: how the broker learns which messages this process holds, and of their acks.
 
-``ack_calls``           acks, releases and dead letters as script calls
-``script_pipeline``     sends these calls without waiting for answers
+``script_pipeline``     sends claims and pending acks without waiting for answers
 ``node_pipelines``      does so on a Redis Cluster, on one connection per node
 ``in_doubt``            claims without an answer, and how their messages are found again
-``heartbeat``, ``lease_holder``  renews leases from a thread of its own, and sends pending acks
+``heartbeat``           renews leases from a thread of its own, and sends pending acks
 ``server_clock``, ``data_loss``, ``lost_workers``   what heartbeats and claims reveal
 ``consumer_identity``   one consumer id per process and broker; owns the objects above
 

@@ -17,8 +17,8 @@ import redis
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.per_process import OwnerProcess
 from celery_dq.scripts.loader import ScriptSet
-from celery_dq.transport.in_flight.in_flight_message import InFlightMessage
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.in_flight.pending_acks import InFlightMessage
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply, HeartbeatReply
 from celery_dq.transport.redis.in_flight import data_loss
 from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat

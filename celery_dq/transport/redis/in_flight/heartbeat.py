@@ -9,14 +9,19 @@ import math
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import redis
 
+from celery_dq.clock import Clock
 from celery_dq.native import leave_green_hub, unpatched
-from celery_dq.transport.in_flight.in_flight_messages import TRUSTED_SHARE
-from celery_dq.transport.in_flight.send_acks import send_acks
-from celery_dq.transport.redis.in_flight.lease_holder import LeaseHolder
+from celery_dq.per_process import OwnerProcess
+from celery_dq.transport.in_flight.in_flight_messages import TRUSTED_SHARE, InFlightMessages
+from celery_dq.transport.partition_replies import HeartbeatReply
+from celery_dq.transport.redis.in_flight.data_loss import DataLoss
+from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
+from celery_dq.transport.redis.in_flight.server_clock import ServerClock
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_batches import (
     chunks,
@@ -44,6 +49,26 @@ CHUNK = 200
 EXIT_TIMEOUT_S = 5.0
 
 
+class LeaseHolder(Protocol):
+    """The process whose leases are renewed; ``ConsumerIdentity`` is it."""
+
+    owner: OwnerProcess
+    consumer: str
+    clock: Clock
+    lease_s: float
+    lease_ms: int
+    in_flight: InFlightMessages
+    in_doubt: InDoubtClaims
+    data_loss: DataLoss
+    server_clock: ServerClock
+
+    def renewed(self, queue: Queue, renewal: HeartbeatReply, sent_at: float) -> None:
+        """Record the answer to a renewal that was sent at monotonic *sent_at*."""
+
+    def not_renewed(self, queue: Queue, error: Exception) -> None:
+        """Note a renewal that failed with *error*."""
+
+
 class Heartbeat:
     """Renews the leases of a process, and sends its acks when no channel is left to send them.
 
@@ -56,7 +81,8 @@ class Heartbeat:
 
     def __init__(self, process: LeaseHolder) -> None:
         self._process = process
-        self._queues: dict[str, Queue] = {}
+        #: The queues with a lease, by :attr:`Queue.key`. Only this class changes it.
+        self.queues: dict[str, Queue] = {}
         #: Consumers per partition. Their number is the length, because appending and popping are atomic.
         self._lease_holders: dict[str, deque[None]] = {}
         self._checks: list[Callable[[float], None]] = []
@@ -84,10 +110,10 @@ class Heartbeat:
         """
         name = queue.key
         with self._start_stop:
-            if not self._queues or self._connect is None:
+            if not self.queues or self._connect is None:
                 self._connect = clients()
             self._lease_holders.setdefault(name, deque()).append(None)
-            self._queues[name] = queue
+            self.queues[name] = queue
             if not self._running:
                 # The thread before this one releases the lock when it ends.
                 self._thread_lock.acquire()
@@ -114,10 +140,6 @@ class Heartbeat:
         """Seconds to wait for an answer, so short that one dead connection does not cost the lease."""
         lease_s = self._process.lease_s
         return min(max(lease_s / RENEWALS_PER_LEASE, MIN_ANSWER_TIMEOUT_S), lease_s / 2)
-
-    def queue(self, key: str) -> Queue | None:
-        """Return the queue with this :attr:`Queue.key`, or None when it has no lease."""
-        return self._queues.get(key)
 
     def add_check(self, check: Callable[[float], None]) -> None:
         """Call *check* with the monotonic time at every heartbeat, from the heartbeat thread."""
@@ -147,13 +169,13 @@ class Heartbeat:
                 extra={"event": "exit_without_answer"},
             )
             return
-        if not self._queues:
+        if not self.queues:
             return
         try:
             client = self._connect()
-            for queue in list(self._queues.values()):
+            for queue in list(self.queues.values()):
                 self.send_pending_acks(queue, client)
-            self._resign(list(self._queues.values()), client)
+            self._resign(list(self.queues.values()), client)
         except (redis.RedisError, OSError, RuntimeError) as exc:
             # Python 3.12 starts no thread at exit, and gevent resolves names in threads.
             logger.warning(
@@ -171,7 +193,7 @@ class Heartbeat:
 
     def send_pending_acks_soon(self) -> None:
         """Send the pending acks from the heartbeat thread, because no channel will send them."""
-        self._overdue.update(tuple(self._queues))
+        self._overdue.update(tuple(self.queues))
         self.wake()
 
     # -- the thread ------------------------------------------------------------
@@ -234,7 +256,7 @@ class Heartbeat:
 
     def _should_end(self) -> bool:
         with self._start_stop:
-            self._running = bool(self._queues) and not self._exiting
+            self._running = bool(self.queues) and not self._exiting
             return not self._running
 
     def _renew_all(self) -> float:
@@ -244,12 +266,12 @@ class Heartbeat:
         if client is None:
             assert self._connect is not None
             client = self._client = self._connect()
-        queues = list(self._queues.values())
+        queues = list(self.queues.values())
         if any(queue.token for queue in queues):
             # A leader itself waits until a retry is due; elsewhere Redis compares the times.
             process.server_clock.ask(client)
         self._resign(queues, client)
-        kept = [queue for queue in queues if queue.key in self._queues]
+        kept = [queue for queue in queues if queue.key in self.queues]
         for chunk in chunks(kept):
             next_end_s = min(next_end_s, self._renew_leases(chunk, client))
         self._resign(kept, client)
@@ -352,7 +374,7 @@ class Heartbeat:
             sent = True
             process.in_doubt.count_acks_under_way(name, +1)
             try:
-                send_acks(in_flight, process.consumer, queue, client)
+                in_flight.send_acks(process.consumer, queue, client)
             finally:
                 process.in_doubt.count_acks_under_way(name, -1)
         if sent:
@@ -385,7 +407,7 @@ class Heartbeat:
         """Forget queues that this process consumes no more, while Redis does not answer: leases expire."""
         process, in_flight = self._process, self._process.in_flight
         now, patience = process.clock.monotonic(), ABANDON_AFTER_LEASES * process.lease_s
-        for name in list(self._queues):
+        for name in list(self.queues):
             with self._start_stop:
                 if self._lease_holders.get(name) or (
                     self.is_in_use(name) and in_flight.seconds_since_renewal(name, now) < patience
@@ -405,7 +427,7 @@ class Heartbeat:
                 )
 
     def _forget(self, name: str) -> None:
-        self._queues.pop(name, None)
+        self.queues.pop(name, None)
         self._lease_holders.pop(name, None)
         self._overdue.discard(name)
         self._process.in_flight.forget_partition(name)

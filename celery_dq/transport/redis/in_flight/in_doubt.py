@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable
 
 import redis
 
-from celery_dq.transport.in_flight.in_flight_message import delivery_tag
-from celery_dq.transport.in_flight.send_acks import MAX_ACKS_PER_CALL
+from celery_dq.transport.in_flight.pending_acks import MAX_ACKS_PER_CALL, delivery_tag
 from celery_dq.transport.partition_replies import DeliveryTag
 from celery_dq.transport.redis.store.queue import Queue
 
@@ -54,7 +53,7 @@ class InDoubtClaims:
         self._claims.setdefault(partition, deque()).append(None)
 
     def claim_answered(self, partition: str, claims: Iterable[str]) -> None:
-        """Note the answer to a claim, whose messages are in the ledger.
+        """Note the answer to a claim, whose messages are among the in-flight messages.
 
         Args:
             partition: :attr:`Queue.key` of the queue.

@@ -16,7 +16,7 @@ from typing import Any
 import redis
 from redis.exceptions import MovedError, NoScriptError
 
-from celery_dq.transport.in_flight.in_flight_message import PendingAcks
+from celery_dq.transport.in_flight.pending_acks import PendingAcks
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.script_pipeline import (
     RETRY_UNAVAILABLE_S,

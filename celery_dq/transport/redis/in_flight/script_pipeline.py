@@ -9,22 +9,15 @@ from __future__ import annotations
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import redis
 from redis.exceptions import NoScriptError
 
-from celery_dq.transport.in_flight.in_flight_message import (
-    InFlightMessage,
-    PendingAcks,
-    PendingDeadLetter,
-)
-from celery_dq.transport.in_flight.send_acks import MAX_ACKS_PER_CALL
-from celery_dq.transport.redis.in_flight.ack_calls import ack, dead_letter, release
+from celery_dq.transport.in_flight.pending_acks import Acks, PendingAcks, ack_calls
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.pipelined_connection import OVERDUE_S, PipelinedConnection
 from celery_dq.transport.redis.store.queue import Queue
@@ -60,7 +53,7 @@ class InFlightCall:
         sent_at: monotonic time.
         on_claimed: for a claim, called with its result, or with the :class:`ClaimFailure` for which there
             is none.
-        settles, finishes, releases, dead_letters: the acks that it carries.
+        acks: the acks that it carries.
         unresolved: one element, popped by the thread that takes care of the claimed messages: the event
             loop's with the answer, or the heartbeat's after too long a wait. Both may pop at the same time,
             and popping is atomic.
@@ -72,10 +65,7 @@ class InFlightCall:
     queue: Queue
     sent_at: float
     on_claimed: Callable[[Any], None] | None = None
-    settles: list[InFlightMessage] = field(default_factory=list)
-    finishes: list[InFlightMessage] = field(default_factory=list)
-    releases: list[tuple[str, InFlightMessage]] = field(default_factory=list)
-    dead_letters: list[PendingDeadLetter] = field(default_factory=list)
+    acks: Acks = field(default_factory=Acks)
     unresolved: list[None] = field(default_factory=lambda: [None])
     handovers: int = 0
 
@@ -91,31 +81,6 @@ class InFlightCall:
         except IndexError:
             return False
         return True
-
-
-def pending_calls(process: ConsumerIdentity, queue: Queue, now: float) -> Iterator[InFlightCall]:
-    """Yield calls that carry the pending acks of a queue, which are not pending any more then.
-
-    Args:
-        process: the consumer.
-        queue: the queue.
-        now: monotonic time.
-
-    Yields:
-        The calls, none of them sent.
-    """
-    in_flight, name = process.in_flight, queue.key
-    settles, finishes = in_flight.take_acks(name, MAX_ACKS_PER_CALL)
-    if settles or finishes:
-        call = ack(process.consumer, queue, settles, finishes)
-        yield InFlightCall(call, queue, now, settles=settles, finishes=finishes)
-    releases = in_flight.take_releases(name, MAX_ACKS_PER_CALL)
-    for mode in sorted({mode for mode, _ in releases}):
-        same = [held for how, held in releases if how == mode]
-        call = release(process.consumer, queue, mode, same)
-        yield InFlightCall(call, queue, now, releases=[(mode, held) for held in same])
-    while (letter := in_flight.take_dead_letter(name)) is not None:
-        yield InFlightCall(dead_letter(process.consumer, queue, letter), queue, now, dead_letters=[letter])
 
 
 class ScriptPipeline:
@@ -209,7 +174,8 @@ class ScriptPipeline:
     def has_end_under_way(self, queue: Queue) -> bool:
         """Return whether a call that ends a message of *queue* has no answer yet."""
         return any(
-            (sent.finishes or sent.dead_letters) and sent.queue.key == queue.key for sent in self._under_way
+            (sent.acks.finishes or sent.acks.dead_letters) and sent.queue.key == queue.key
+            for sent in self._under_way
         )
 
     def hands_over_wakeup(self) -> bool:
@@ -230,11 +196,11 @@ class ScriptPipeline:
 
     def queues_with_acks(self) -> list[tuple[Queue, PendingAcks]]:
         """Return the queues with pending acks, except those without a lease, whose acks are not sent."""
-        in_flight, found = self._process.in_flight, []
-        for name in in_flight.partitions_with_acks():
-            queue = self._process.heartbeat.queue(name)
+        leased, found = self._process.heartbeat.queues, []
+        for name, box in self._process.in_flight.partitions_with_acks():
+            queue = leased.get(name)
             if queue is not None:
-                found.append((queue, in_flight.pending_acks(name)))
+                found.append((queue, box))
         return found
 
     def send_pending_acks(self, now: float, urgent: str = "") -> None:
@@ -261,9 +227,12 @@ class ScriptPipeline:
                 not box.finishes or (name != urgent and self._may_wait_for_claim(queue, box, now))
             ):
                 continue
-            # Counted before the acks leave the ledger, so that they are never taken for confirmed.
+            # Counted before the acks are taken, so that they are never taken for confirmed.
             process.in_doubt.count_acks_under_way(name, +1)
-            batch = deque(pending_calls(process, queue, now))
+            batch = deque(
+                InFlightCall(cast("ScriptCall[Any]", call), queue, now, acks=acks)
+                for call, acks in ack_calls(box, process.consumer, queue)
+            )
             try:
                 while batch:
                     self.send(batch.popleft())
@@ -289,7 +258,10 @@ class ScriptPipeline:
 
     def _is_settling(self) -> bool:
         """Return whether a settle has no answer yet."""
-        return any(sent.settles for sent in self._under_way)
+        for sent in self._under_way:  # noqa: SIM110 - each turn of the loop asks, and a generator costs more
+            if sent.acks.settles:
+                return True
+        return False
 
     def settle_times(self, waiting: list[tuple[Queue, PendingAcks]]) -> list[float]:
         """Return the monotonic times at which settles have waited long enough for their finishes.
@@ -299,8 +271,12 @@ class ScriptPipeline:
         """
         if not waiting or self._is_settling():
             return []  # the answer to a settle under way, which others wait for, is followed by a tick
-        times = ((queue, box.settle_due_at()) for queue, box in waiting if box.settles)
-        return [max(due_at, self.resumes_at(queue)) for queue, due_at in times if due_at]
+        times = []
+        for queue, box in waiting:
+            due_at = box.settle_due_at() if box.settles else None
+            if due_at:
+                times.append(max(due_at, self.resumes_at(queue)))
+        return times
 
     def disown_claims(self, sent_before: float) -> None:
         """Wait no longer for claims that were sent before a monotonic time. The heartbeat thread calls this.
@@ -353,21 +329,19 @@ class ScriptPipeline:
     def _receive(self, sent: InFlightCall, answer: Any) -> None:
         """Handle the answer to a script."""
         result = sent.call.parse(answer)
-        self._process.in_flight.confirm(
-            chain(sent.settles, sent.finishes, (each.message for each in sent.dead_letters))
-        )
+        acks, process = sent.acks, self._process
+        acks.confirm()
         if sent.on_claimed is not None:
             self._answered(sent, result)
             return
         if sent.handovers:
             if sent.handovers > 1:
-                self.hand_over_wakeup(sent.queue, self._process.clock.monotonic(), sent.handovers - 1)
+                self.hand_over_wakeup(sent.queue, process.clock.monotonic(), sent.handovers - 1)
             return
-        self._process.in_doubt.count_acks_under_way(sent.queue.key, -1)
-        if sent.settles or sent.finishes or sent.releases:
-            self._process.in_flight.stale += result
-        if sent.releases:
-            self._process.in_flight.confirm_releases(sent.queue.key, len(sent.releases))
+        process.in_doubt.count_acks_under_way(sent.queue.key, -1)
+        if not acks.dead_letters:
+            process.in_flight.stale += result
+        process.in_flight.confirm_releases(sent.queue.key, len(acks.releases))
 
     def _answered(self, sent: InFlightCall, result: Any) -> None:
         in_doubt, key = self._process.in_doubt, sent.queue.key
@@ -378,7 +352,7 @@ class ScriptPipeline:
         try:
             sent.on_claimed(result)
         except BaseException:
-            # The heartbeat thread releases the messages that did not reach the ledger.
+            # The heartbeat thread releases the messages that were not recorded as in flight.
             in_doubt.claim_unanswered(key)
             raise
         in_doubt.claim_answered(key, {entry.claim for entry in result.entries})
@@ -404,7 +378,7 @@ class ScriptPipeline:
     def _restore_acks(self, sent: InFlightCall) -> None:
         in_flight, in_doubt, key = self._process.in_flight, self._process.in_doubt, sent.queue.key
         # First: acks that are neither pending nor under way are taken for confirmed.
-        in_flight.restore_acks(key, sent.settles, sent.finishes, sent.releases, sent.dead_letters)
+        in_flight.restore_acks(key, sent.acks)
         if sent.carries_acks:
             in_doubt.count_acks_under_way(key, -1)
         elif sent.on_claimed is not None and sent.resolve_once():

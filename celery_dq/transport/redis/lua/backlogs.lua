@@ -24,8 +24,8 @@
 -- GUARANTEE
 --   Reads only. A message may start now if the tenant's rate and concurrency allow it, and the queue is not paused. A
 --   throttled tenant counts from its next allowed time on, and a paused one from the end of its pause on, although no
---   consumer has looked since; at the concurrency limit no message may start. Of a set those count that its resources
---   in turn may take besides their own messages.
+--   consumer has looked since; at the concurrency limit no message may start. Of sets those count that their resources
+--   in turn may take besides their own messages; the room of a resource counts once in a call.
 --@include state
 --@uses tenant_placement
 --@uses single_message
@@ -50,27 +50,56 @@ local function allowed(quota, slots, arrival)
   return math.max(count, 0)
 end
 
--- Returns for each tenant when it may start messages again, by the clock.
--- Returns how many messages of a set its resources in turn may take besides their own messages.
-local function allowed_by_resources(set)
-  local resources, in_turn, count = dq.resources_of(set) or {}, {}, 0
-  local tags = #resources > 0 and call('ZMSCORE', P .. 'turn', unpack(resources)) or {}
+-- Finds how many messages each resource in turn may take besides its own.
+local rooms = {}
+local function read_rooms(resources)
+  local new, in_turn = {}, {}
   for i = 1, #resources do
-    if tags[i] then in_turn[#in_turn + 1] = resources[i] end
+    if not rooms[resources[i]] then
+      new[#new + 1] = resources[i]
+      rooms[resources[i]] = 0
+    end
   end
-  if #in_turn == 0 then return 0 end
+  local tags = #new > 0 and call('ZMSCORE', P .. 'turn', unpack(new)) or {}
+  for i = 1, #new do
+    if tags[i] then in_turn[#in_turn + 1] = new[i] end
+  end
+  if #in_turn == 0 then return end
   local quotas, slots, arrivals = dq.standing_of(in_turn)
   local own = dq.singles_of(in_turn)
   for i = 1, #in_turn do
     local most = allowed(quotas[i], slots[i] or 0, tonumber(arrivals[i] or 0))
     if most > 0 then
       local waiting = own[i] and 1 or call('ZCARD', P .. 'tenant:' .. in_turn[i])
-      count = count + math.max(most - waiting, 0)
+      rooms[in_turn[i]] = math.max(most - waiting, 0)
+    end
+  end
+end
+
+-- Returns how many messages of these sets may start together. Sets with fewer resources come first, and each takes the
+-- room of the resources that the fewest further sets name first.
+local function allowed_by_resources()
+  local sets, sharing, count = {}, {}, 0
+  for i = 1, #names do
+    local resources = dq.resources_of(names[i]) or {}
+    read_rooms(resources)
+    for j = 1, #resources do sharing[resources[j]] = (sharing[resources[j]] or 0) + 1 end
+    sets[i] = {resources, backlogs[i][2]}
+  end
+  table.sort(sets, function(one, other) return #one[1] < #other[1] end)
+  for i = 1, #sets do
+    local resources, left = unpack(sets[i])
+    for j = 1, #resources do sharing[resources[j]] = sharing[resources[j]] - 1 end
+    table.sort(resources, function(one, other) return sharing[one] < sharing[other] end)
+    for j = 1, #resources do
+      local taken = math.min(left, rooms[resources[j]])
+      rooms[resources[j]], left, count = rooms[resources[j]] - taken, left - taken, count + taken
     end
   end
   return count
 end
 
+-- Returns for each tenant when it may start messages again, by the clock.
 local function starts()
   local times = {}
   if place == 'throttled' then
@@ -85,7 +114,7 @@ local function starts()
 end
 
 if place == 'resource_sets' and state.paused_until <= now then
-  for i = 1, #names do reply[3] = reply[3] + math.min(backlogs[i][2], allowed_by_resources(names[i])) end
+  reply[3] = allowed_by_resources()
 end
 local times = state.paused_until > now and {} or starts()
 if (times[1] or 0) <= now and next(times) then

@@ -9,15 +9,17 @@
 --   field: 't:<tenant>', or 'default'
 --   packed: the quota, or '' to delete it
 --   by: the user who sets it
+--   map: the map of the queue by which the client chose this partition
 -- RETURNS
---   1
+--   1; 0 when this partition has another map, and nothing was changed
 -- COST
 --   some 20 commands
 -- GUARANTEE
 --   A tenant never waits longer for its next message than its new burst allows. `default` acts on tenants that are
---   placed from then on; `place` applies it to tenants with backlog.
+--   placed from then on; `place` applies it to tenants with backlog. No share of an old map replaces one of a newer map.
 --@include state
 --@include out_of_memory_guard
+--@uses arrivals
 --@uses apply_quota
 --@uses wake
 local field, packed = ARGV[1], ARGV[2]
@@ -25,6 +27,7 @@ local tenant = string.match(field, '^t:(.*)$')
 if not (tenant or field == 'default') then
   return redis.error_reply('DQINVALID quota: the field must be default or t:<tenant>')
 end
+if dq.stored_map() ~= ARGV[4] then return 0 end
 if packed == '' then
   call('HDEL', P .. 'quotas', field)
   call('HDEL', P .. 'quota_info', field)

@@ -216,7 +216,14 @@ class Partition:
             worker: the worker that gives up on it, for the dead letter.
         """
         _check_chunk(tags)
-        args: tuple[Argument, ...] = (consumer, mode, max_deliveries, worker, len(tags), *_tags(tags))
+        args: tuple[Argument, ...] = (
+            consumer,
+            mode,
+            max_deliveries,
+            worker,
+            len(tags),
+            *chain.from_iterable(tags),
+        )
         return self._call("release", args, int)
 
     def heartbeat(
@@ -257,13 +264,19 @@ class Partition:
         """
         return self._call("hand_over_wakeup", (consumer,), read_flag)
 
-    def set_quota(self, tenant: str, packed: bytes | None, *, by: str = "") -> ScriptCall[None]:
-        """Set the quota of a tenant in the name of a user, or with None delete it; in force at once."""
-        return self._call("quota", (quota_field(tenant), packed or b"", by), read_nothing)
+    def set_quota(self, tenant: str, packed: bytes | None, *, by: str = "") -> ScriptCall[bool]:
+        """Set the quota of a tenant in the name of a user, or with None delete it; in force at once.
 
-    def set_default_quota(self, packed: bytes | None, *, by: str = "") -> ScriptCall[None]:
-        """Set the quota of tenants without their own; :meth:`place_held_back` applies it to their backlog."""
-        return self._call("quota", (DEFAULT_QUOTA, packed or b"", by), read_nothing)
+        The reply is False when the partition has another map than :attr:`homes`, and nothing was changed.
+        """
+        return self._call("quota", (quota_field(tenant), packed or b"", by, str(self.homes)), read_flag)
+
+    def set_default_quota(self, packed: bytes | None, *, by: str = "") -> ScriptCall[bool]:
+        """Set the quota of tenants without their own; :meth:`place_held_back` applies it to their backlog.
+
+        The reply is that of :meth:`set_quota`.
+        """
+        return self._call("quota", (DEFAULT_QUOTA, packed or b"", by, str(self.homes)), read_flag)
 
     def bring_settings_quota(
         self, packed: bytes | None, *, by: str, memory_ms: int, force: bool = False
@@ -276,7 +289,8 @@ class Partition:
             memory_ms: for how long a replaced quota counts as one of older settings, which is refused.
             force: apply it even then.
         """
-        return self._call("settings_quota", (packed or b"", by, memory_ms, int(force)), read_brought)
+        args = (packed or b"", by, memory_ms, int(force), str(self.homes))
+        return self._call("settings_quota", args, read_brought)
 
     def pause(
         self, tenant: str | None, *, until_us: int = 0, for_us: int = 0
@@ -428,10 +442,8 @@ def _check_chunk(items: Sequence[object], limit: int = MAX_CHUNK) -> None:
 
 
 def _acks(settle: Sequence[tuple[str, str]], finish: Sequence[tuple[str, str]]) -> list[Argument]:
-    _check_chunk(settle)
-    _check_chunk(finish)
-    return [len(settle), *_tags(settle), len(finish), *_tags(finish)]
-
-
-def _tags(tags: Sequence[tuple[str, str]]) -> list[Argument]:
-    return list(chain.from_iterable(tags))
+    words: list[Argument] = []
+    for tags in (settle, finish):
+        _check_chunk(tags)
+        words += (len(tags), *chain.from_iterable(tags))
+    return words

@@ -26,7 +26,7 @@ REPLACED_MS = 3_600_000
 
 def write_settings_quota(
     partitions: Sequence[Partition], client: Any, options: QueueOptions, by: str
-) -> None:
+) -> bool:
     """Apply the quota of a worker's settings to a queue and its backlog, and log the change.
 
     A worker calls this when it begins to consume. Settings without a quota change nothing. Neither do
@@ -38,10 +38,13 @@ def write_settings_quota(
         client: A redis client.
         options: The quota of ``dq_queues`` and ``dq_default_quota`` for this queue.
         by: The name of the worker.
+
+    Returns:
+        False when a partition has another map: call it again with the present partitions.
     """
     queue, quota = partitions[0].keys.queue, options.quota
     if not options.names_quota:
-        return
+        return True
     # Most workers find their own quota. This read spares them the scripts.
     with client.pipeline(transaction=False) as pipe:
         for each in partitions:
@@ -83,6 +86,7 @@ def write_settings_quota(
             quota,
             extra={"event": "live_default_quota", "queue": queue},
         )
+    return all(each.status != "moved" for each in brought)
 
 
 def apply_settings(

@@ -29,14 +29,14 @@ class Brought(NamedTuple):
     """The answer to the quota of a worker's settings, and the quota before.
 
     Attributes:
-        status: ``set``, ``same`` (it was in force) or ``older`` (it was replaced a short while ago, so
-            nothing was changed).
+        status: ``set``, ``same`` (it was in force), ``older`` (it was replaced a short while ago, so
+            nothing was changed) or ``moved`` (the partition has another map, so nothing was changed).
         before: the packed quota that was in force before; None without one.
         by: the worker that had applied that one.
         at_us: when, in µs.
     """
 
-    status: Literal["set", "same", "older"]
+    status: Literal["set", "same", "older", "moved"]
     before: bytes | None
     by: str
     at_us: int
@@ -102,7 +102,7 @@ def read_push_reply(reply: Any, messages: Sequence[OutgoingRecord]) -> list[Push
 
 def read_claim_reply(reply: Any) -> ClaimReply:
     """Return the answer to a claim."""
-    more, appointment, stale, mark, lost = (int(each) for each in reply[:5])
+    more, appointment, stale, mark, lost = map(int, reply[:5])
     delay = None if appointment < 0 else appointment / 1e6
     entries, lost_up_to = read_entries(reply[5:]), None if lost < 0 else lost
     return ClaimReply(more == 1, delay, stale, mark == 1, entries, mark == 2, lost_up_to, mark > 0, mark == 4)
@@ -145,7 +145,7 @@ def read_edited(reply: Any) -> Edited:
 
 def read_brought(reply: Any) -> Brought:
     """Return the answer to the quota of a worker's settings."""
-    status = cast(Literal["set", "same", "older"], read_text(reply[0]))
+    status = cast(Literal["set", "same", "older", "moved"], read_text(reply[0]))
     return Brought(status, read_binary(reply[1]) or None, read_text(reply[2]), int(reply[3]))
 
 

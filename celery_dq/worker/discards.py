@@ -1,0 +1,118 @@
+"""Celery's bookkeeping for tasks that must not run: cancelled, expired, covered by another call, or dead.
+
+The broker delivers such a message as a *discard*. Result state, chords, errbacks and events are Celery's, so
+a worker passes it to Celery as a revoked, expired or failed task.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from celery import signals
+from celery.worker import state
+from kombu.utils.imports import symbol_by_name
+
+from celery_dq.errors import DeliveriesExhausted
+from celery_dq.transport.in_flight.message import Message
+from celery_dq.worker.followers import Followers
+from celery_dq.worker.task_events import task_events
+
+logger = logging.getLogger(__name__)
+
+#: An expiry that is over on every clock: a worker with a slow clock must not run an expired message.
+_LONG_AGO = "1970-01-01T00:00:00+00:00"
+
+
+class Discards:
+    """The discards of a tenant broker, or of another store.
+
+    Args:
+        consumer: Celery's consumer.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._followers = Followers(consumer)
+
+    def deliver(self, message: Message, reason: str) -> bool:
+        """Let Celery do its bookkeeping for a task that must not run.
+
+        Args:
+            message: the discarded message.
+            reason: ``covered:<id>``, ``dead:<reason>``, ``expired``, or another word for a cancelled one.
+
+        Returns:
+            False when the message names no task of the app.
+        """
+        task_id, name = message.headers.get("id"), message.headers.get("task")
+        if not (isinstance(task_id, str) and isinstance(name, str) and name in self._consumer.app.tasks):
+            return False
+        # The callback of kombu's consumer would set it, but a discard does not pass that callback.
+        message.accept = self._consumer.task_consumer.accept
+        if reason.startswith("covered:") and self._followers.settle(message, reason.partition(":")[2]):
+            return True
+        if reason.startswith("dead:"):
+            fail_task(self._consumer, message, name, reason.partition(":")[2])
+        elif reason == "expired":
+            message.headers["expires"] = _LONG_AGO
+            self._receive(message)
+        else:
+            # Celery refuses ids in this set. Remove the id again, because a later replay must run.
+            known = task_id in state.revoked
+            state.revoked.add(task_id)
+            try:
+                self._receive(message)
+            finally:
+                if not known:
+                    state.revoked.discard(task_id)
+        return True
+
+    def _receive(self, message: Message) -> None:
+        self._consumer.task_consumer.on_message(message)
+
+
+def fail_task(consumer: Any, message: Any, name: str, why: str) -> None:
+    """Record that the task of a dead letter has failed, and acknowledge the message.
+
+    Args:
+        consumer: Celery's consumer.
+        message: the message, with its ``deliveries``.
+        name: the name of the task, which the app must know.
+        why: the reason of the dead letter.
+    """
+    app = consumer.app
+    task = app.tasks[name]
+    exc = DeliveriesExhausted(
+        f"{name}[{message.headers['id']}] was dead-lettered after {message.deliveries} deliveries ({why}): "
+        "every worker that ran it was lost. Look for the cause, then replay it from the dead letters."
+    )
+    try:
+        request = symbol_by_name(task.Request)(message, app=app, task=task, hostname=consumer.hostname)
+        task.backend.mark_as_failure(
+            request.id, exc, request=request._context, store_result=request.store_errors
+        )
+        try:
+            raise exc
+        except DeliveriesExhausted:
+            signals.task_failure.send(
+                sender=task,
+                task_id=request.id,
+                exception=exc,
+                args=request.args,
+                kwargs=request.kwargs,
+                traceback=exc.__traceback__,
+                einfo=sys.exc_info(),
+            )
+    except Exception:
+        # The dead letter is stored. A result backend that is down must not end the worker.
+        logger.exception(
+            "Could not record the failure of task %s[%s]; its dead letter is stored.",
+            name,
+            message.headers["id"],
+            extra={"event": "task_failure_not_recorded"},
+        )
+    logger.error("Task %s", exc, extra={"event": "deliveries_exhausted"})
+    task_events(consumer).exhausted(message, why)
+    message.ack()

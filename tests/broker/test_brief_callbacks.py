@@ -1,0 +1,120 @@
+"""Plain kombu on throttled queues: brief callbacks keep the next looks, and a long one loses none of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import kombu
+import pytest
+
+from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.consuming import callback_pace
+from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
+from tests.broker.kombu_client import KombuClient, consumer_of
+from tests.lua.partition_scripts import PartitionScripts
+
+#: Queues with a quota each, and the messages/s of each.
+QUEUES, RATE = tuple(f"throttled-{number}" for number in range(20)), 5
+PLAIN = "plain"
+#: Seconds until the next message of a slow queue is due: the consumers take up their positions before.
+INTERVAL_S = 2.0
+#: Short, because heartbeats find a look that is overdue, four times in a lease.
+LEASE = "2s"
+
+
+def throttle(kombu_client: KombuClient, queue: str, rate: float, messages: int) -> PartitionScripts:
+    """Give this queue a quota and a backlog."""
+    scripts = PartitionScripts(kombu_client.client, queue)
+    scripts.set_quota("", rate=rate)
+    KombuClient(kombu_client.url, queue).publish(*range(messages))
+    return scripts
+
+
+@contextmanager
+def consuming(connection: Any, *queues: str, on_message: Callable[[Any], None]) -> Iterator[None]:
+    """Consume these queues in the block."""
+    channel = connection.default_channel
+    names = [kombu.Queue(name) for name in queues]
+    with kombu.Consumer(channel, names, on_message=on_message, prefetch_count=100, accept=["json"]):
+        yield
+
+
+def drain_until(connection: Any, condition: Callable[[], Any]) -> None:
+    """Call ``drain_events`` until `condition()` is true."""
+
+    def turned() -> Any:
+        with suppress(TimeoutError):
+            connection.drain_events(timeout=0.05)
+        return condition()
+
+    wait_until(turned, 30.0, interval_s=0.0)
+
+
+def test_brief_callbacks_hand_no_next_look_over(
+    kombu_client: KombuClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed_over: list[str] = []
+    hand_over = ScriptPipeline.hand_over_wakeup
+
+    def count(pipeline: ScriptPipeline, queue: Any, *args: Any) -> None:
+        handed_over.append(queue.name)
+        hand_over(pipeline, queue, *args)
+
+    monkeypatch.setattr(ScriptPipeline, "hand_over_wakeup", count)
+    monkeypatch.setattr(callback_pace, "BRIEF_AHEADS", 1000)  # however busy the machine is
+    got: list[str] = []
+    for name in QUEUES:
+        throttle(kombu_client, name, RATE, 20)
+
+    def on_message(message: Any) -> None:
+        got.append(message.queue)
+        message.ack()
+
+    with kombu_client.connect() as connection, consuming(connection, *QUEUES, on_message=on_message):
+        drain_until(connection, lambda: len(got) >= len(QUEUES))
+        handed_over.clear()  # the length of the first callback was not known before
+        drain_until(connection, lambda: len(got) >= 8 * len(QUEUES))
+        assert not handed_over
+
+
+def test_another_consumer_finds_the_look_that_a_long_callback_neglects(kombu_client: KombuClient) -> None:
+    slow_queue, messages = QUEUES[0], KombuClient(kombu_client.url, PLAIN)
+    scripts = throttle(kombu_client, slow_queue, 1 / INTERVAL_S, 2)
+    began, goes_on, stops = threading.Event(), threading.Event(), threading.Event()
+    got: list[str] = []
+
+    def block_sometimes(message: Any) -> None:
+        got.append(message.queue)
+        message.ack()
+        if message.payload == "block":
+            began.set()
+            assert goes_on.wait(60)
+
+    def take(message: Any) -> None:
+        message.ack()
+        if message.queue == slow_queue:
+            goes_on.set()
+
+    with kombu_client.connect(lease=LEASE) as first, kombu_client.connect(lease=LEASE) as second:
+        with consuming(first, slow_queue, PLAIN, on_message=block_sometimes):
+            messages.publish("brief")
+            owner = consumer_of(first).encode()
+            is_kept = partial(scripts.client.hget, scripts.keys.state, "next_look_owner")
+            drain_until(first, lambda: len(got) == 2 and is_kept() == owner)
+            messages.publish("block")
+            runner = threading.Thread(target=drain_until, args=(first, stops.is_set))
+            runner.start()
+            try:
+                assert began.wait(30)
+                assert is_kept() == owner
+                with consuming(second, slow_queue, on_message=take):
+                    drain_until(second, goes_on.is_set)
+            finally:
+                goes_on.set()
+                stops.set()
+                runner.join()
+        assert got.count(slow_queue) == 1

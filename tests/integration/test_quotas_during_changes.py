@@ -1,0 +1,148 @@
+"""Quotas that are set while another process changes the partitions or the spread of the tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_dq import TenantMoving
+from celery_dq.app.api import map_change, quotas, tenant_settings
+from celery_dq.errors import InvalidRequest
+from celery_dq.options import Quota
+from celery_dq.transport.redis.store import quotas as settings_quotas
+from tests.integration.moving_world import Killed
+from tests.integration.partitioned_shop import TENANTS, A, B, C, D, opened
+from tests.integration.shop import send
+from tests.integration.test_spread_operations import claim_everywhere, finish
+
+
+def before_next(patch: pytest.MonkeyPatch, owner: Any, name: str, action: Callable[[], Any]) -> None:
+    """Run an action of another process once, before the next call of a function."""
+    function, actions = getattr(owner, name), [action]
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if actions:
+            actions.pop()()
+        return function(*args, **kwargs)
+
+    patch.setattr(owner, name, interrupted)
+
+
+def die() -> None:
+    """Be killed."""
+    raise Killed
+
+
+def stored(app: Any, name: str) -> list[bytes | None]:
+    """A field of the quotas in each partition."""
+    with opened(app) as (partitions, client):
+        return [client.hget(each.keys.quotas, name) for each in partitions]
+
+
+def limits(app: Any, tenant: str) -> list[int]:
+    """The concurrency in each partition of the tenant."""
+    with opened(app) as found:
+        return [
+            int(each.explain_tenant(tenant).run(found.client)["concurrency"]) for each in found.of(tenant)
+        ]
+
+
+@pytest.mark.parametrize("moment", ["stored_quota", "_check_spread"])
+def test_a_quota_is_divided_among_the_shares_of_now(
+    wide: Any, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    wide.dq.quotas.set("push", A, concurrency=4)
+    before_next(monkeypatch, quotas, moment, lambda: wide.dq.quotas.set("push", A, spread=2))
+    assert wide.dq.quotas.set("push", A, concurrency=8) == Quota(concurrency=8, spread=2)
+    assert limits(wide, A) == [4, 4]
+    send(wide, *[A] * 40)
+    assert len(claim_everywhere(wide)) == 8
+
+
+@pytest.mark.parametrize("name", ["default", "config"])
+def test_a_quota_for_all_reaches_partitions_that_were_added(
+    wide: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    add = lambda: wide.dq.queues["push"].set_partitions(7)  # noqa: E731
+    if name == "config":
+        wide.conf.dq_queues = {"push": {"partitions": 4, "concurrency": 3}}
+    send(wide, A)
+    if name == "default":
+        before_next(monkeypatch, quotas, "refuse_default_spread", add)
+        wide.dq.quotas.set_default("push", concurrency=3)
+    else:
+        before_next(monkeypatch, settings_quotas, "apply_settings", add)
+        with wide.connection_for_read() as connection:
+            connection.default_channel.basic_consume("push", False, lambda message: None, "1")
+    assert stored(wide, name) == [Quota(concurrency=3).pack()] * 7
+
+
+@pytest.mark.parametrize("moment", ["_decide", "follow", "align_settings", "TenantMoves"])
+def test_a_spread_that_another_process_completes_has_the_new_shares(
+    wide: Any, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    wide.dq.quotas.set("push", A, concurrency=8)
+    send(wide, *[A] * 40)
+    claimed = claim_everywhere(wide)
+    before_next(monkeypatch, map_change, moment, die)
+    with pytest.raises(Killed):
+        wide.dq.quotas.set("push", A, concurrency=12, spread=4)
+    queue = wide.dq.queues["push"]
+    if moment == "_decide":
+        with pytest.raises(TenantMoving):
+            wide.dq.quotas.set("push", A, timeout=0)
+    else:
+        assert not queue.set_partitions(4, timeout=0).is_complete, "eight messages run"
+    assert claim_everywhere(wide) == []
+    finish(wide, claimed[:6])
+    assert queue.set_partitions(4).is_complete
+    assert len(claim_everywhere(wide)) == 10
+    assert limits(wide, A) == [3, 3, 3, 3]
+    assert wide.dq.quotas.get("push", A) == Quota(concurrency=12, spread=4)
+
+
+@pytest.mark.parametrize("moment", ["_decide", "follow"])
+def test_a_quota_that_is_set_by_the_map_before_moves_with_its_tenant(
+    wide: Any, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    for tenant in TENANTS:
+        wide.dq.quotas.set("push", tenant, concurrency=4)
+    with opened(wide) as late:
+
+        def change_all() -> None:
+            late.set_quota(B, None)
+            late.set_quota(C, Quota(concurrency=2))
+            late.set_quota(D, Quota(concurrency=2))
+
+        before_next(monkeypatch, map_change, moment, change_all)
+        if moment == "_decide":
+            monkeypatch.setattr(map_change, "align_settings", killed_once(tenant_settings.align_settings))
+            with pytest.raises(Killed):
+                wide.dq.queues["push"].set_partitions(7)
+        assert wide.dq.queues["push"].set_partitions(7).is_complete
+        with pytest.raises(InvalidRequest, match="Another change of the partitions of queue 'push'"):
+            late.set_quota(B, None)
+    limits_now = {tenant: quota.concurrency for tenant, quota in wide.dq.quotas.list("push").items()}
+    assert limits_now == {A: 4, C: 2, D: 2}
+    with opened(wide) as found:
+        for tenant in limits_now:
+            numbers = [
+                each.keys.partition
+                for each in found.partitions
+                if found.client.hexists(each.keys.quotas, f"t:{tenant}")
+            ]
+            assert numbers == [found.homes.home(tenant)]
+
+
+def killed_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose process is killed before its first call."""
+    left = [die]
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if left:
+            left.pop()()
+        return function(*args, **kwargs)
+
+    return wrapped
