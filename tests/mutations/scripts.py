@@ -184,8 +184,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "fairness",
         "a consumer claims again at once behind messages that cannot run",
         "transport/redis/lua/claim.lua",
-        "is_busy and not pause, has_rare, pause)",
-        "is_busy, has_rare)",
+        "may_serve, has_rare, pause)",
+        "is_busy and not is_paused, has_rare)",
         ("tests/lua/test_discards.py", "-k", "removed_during_a_rest"),
     ),
     Mutation(
@@ -336,8 +336,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "fairness",
         "a tenant whose rate lets it go again makes up for the time that it had to wait",
         "transport/redis/lua/include/promote.lua",
-        "turn[2 * i - 1] = math.max(state.v, tonumber(tags[i] or 0))",
-        "turn[2 * i - 1] = tonumber(tags[i] or 0)",
+        "turn[2 * i - 1] = text(math.max(state.v, tonumber(tags[i] or 0)))",
+        "turn[2 * i - 1] = text(tonumber(tags[i] or 0))",
         ("tests/lua/test_fairness.py", "-k", "takes_turns_with_the_others"),
     ),
     Mutation(
