@@ -5,6 +5,7 @@ The scripts with their counters and the same scripts without them take turns, on
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from statistics import quantiles
 
@@ -21,8 +22,8 @@ from celery_dq.transport.redis.store.script_calls import load_scripts
 COUNTERS: dict[str, dict[str, str]] = {
     "claim": {
         # The short path of plain messages.
-        "'claim_window', 'waits_alone', 'settled')\nlocal epoch": "'claim_window')\nlocal epoch",
-        "  local waits = n > 0 and unpack_waits(known[12])\n": "",
+        "'sets', 'waits_alone', 'settled')\nlocal epoch": "'sets')\nlocal epoch",
+        "  local waits = n > 0 and unpack_waits(known[10])\n": "",
         "    add_wait(waits, score, has_priorities and string.byte(records[i], 2) or 0)\n": "",
         "  if n > 0 then state[9], state[10] = 'waits_alone', struct.pack(WAITS, unpack(waits)) end\n": "",
         # The path of all others.
@@ -31,7 +32,7 @@ COUNTERS: dict[str, dict[str, str]] = {
         "  dq.count_waits()\n": "",
     },
     "ack": {
-        "'sets', 'settled')\nlocal epoch": "'sets')\nlocal epoch",
+        "'paused_until', 'settled')\nlocal epoch": "'paused_until')\nlocal epoch",
         "  if settled > 0 then\n    call('HSET', KEYS[1], 'held', held, 'settled'": (
             "  if false then\n    call('HSET', KEYS[1], 'held', held, 'settled'"
         ),
@@ -87,11 +88,12 @@ def _times(repeats: int) -> dict[str, dict[str, Series]]:
 
 
 def without_counters(scripts: ScriptSet) -> ScriptSet:
-    """Change the scripts, and return them: without the waiting times and the number of settled messages.
+    """Return a copy of the scripts without the waiting times and the number of settled messages.
 
     Raises:
         ScriptError: A script has changed, so that the text of its counters is not found.
     """
+    scripts = copy.copy(scripts)
     for name, counters in COUNTERS.items():
         source = scripts[name].source
         for text, without in counters.items():

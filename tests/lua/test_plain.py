@@ -16,17 +16,42 @@ from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.script_calls import ScriptCall, load_scripts
 from tests.lua.partition_scripts import PartitionScripts, make_keyed_record, make_quota, make_record, tags_of
 
-#: A line that each short path runs before its first write -> the same without a short path.
+#: Script -> (text, the same without a short path). A short path begins before the first write.
 SHORT_PATHS = {
-    "push": ("  local priority, due, _, length = read_header(record)\n", "  if true then return nil end\n"),
-    "claim": ("  if (known[1] or '0') ~= '0' or (known[6]", "  if true or (known[6]"),
-    "ack": ("if others == in_turn and #members == 0", "if false and #members == 0"),
+    "push": [
+        (
+            "  local priority, due, _, length = read_header(record)\n",
+            "  if true then return nil end\n  local priority, due, _, length = read_header(record)\n",
+        )
+    ],
+    "claim": [
+        ("  if (known[1] or '0') ~= '0' or (known[6]", "  if true or (known[6]"),
+        ("behind = are_finished_too(10),", "behind = false,"),
+    ],
+    "ack": [
+        ("if others == in_turn and #members == 0", "if false and #members == 0"),
+        ("settles = are_finished_too(2)", "settles = false"),
+    ],
 }
-CLOCK = ("local clock = call('TIME')", "local clock = {'1700000000', '5'}")
+CLOCK = ("local clock = call('TIME')", "local clock = {'1700000000', call('GET', 'clock') or '5'}")
+#: The quotas that tenants get in a life with limits.
+QUOTAS = (
+    make_quota(rate=100_000, burst=3),
+    make_quota(rate=1_000_000, burst=1000, weight=3),
+    make_quota(concurrency=1),
+    make_quota(rate=300_000, burst=20, concurrency=3, weight=0.5),
+    make_quota(weight=3),
+    make_quota(paused=True),
+    None,
+)
 
 
 class FixedClock(ScriptSet):
-    """The scripts at a fixed time, so that two partitions get the same data; with or without short paths."""
+    """The scripts at the time of the key ``clock``, so that two partitions get the same data.
+
+    Args:
+        short: whether they have their short paths.
+    """
 
     def __init__(self, short: bool) -> None:
         scripts = load_scripts()
@@ -35,10 +60,9 @@ class FixedClock(ScriptSet):
     @staticmethod
     def _fixed(script: Script, short: bool) -> Script:
         source = script.source.replace(*CLOCK)
-        if not short and script.name in SHORT_PATHS:
-            line, without = SHORT_PATHS[script.name]
-            assert source.count(line) == 1, script.name
-            source = source.replace(line, without + (line if script.name == "push" else ""))
+        for text, without in () if short else SHORT_PATHS.get(script.name, ()):
+            assert source.count(text) == 1, script.name
+            source = source.replace(text, without)
         return dataclasses.replace(script, source=source)
 
 
@@ -72,9 +96,11 @@ def at_a_fixed_time(short: bool) -> ScriptSet:
 class Life:
     """A random life of a partition, made of the same steps for each pair of partition and seed."""
 
-    def __init__(self, seed: int, partition: Partition, client: Any) -> None:
+    def __init__(self, seed: int, partition: Partition, client: Any, *, has_limits: bool) -> None:
         self._random = random.Random(seed)
         self._partition, self._client = partition, client
+        self._limit_steps = (self._limit, self._pass_time, self._pass_time) if has_limits else ()
+        self._now = 5
         self._sequence = 0
         self._held: list[DeliveryTag] = []
 
@@ -91,7 +117,7 @@ class Life:
                 self._finish,
                 self._settle_and_finish,
                 self._take_wakeup,
-                self._rare,
+                *(self._limit_steps or (self._rare,)),
             )
         )
         return step()
@@ -126,13 +152,27 @@ class Life:
                 "c",
                 lease_ms=60_000,
                 want=pick.choice((1, 2, 4)),
+                free=pick.choice((4, 4, 1, 0)),
                 discards=pick.choice((0, 4)),
-                settle=settle,
+                settle=ended if ended and pick.random() < 0.3 else settle,
                 finish=ended,
             )
         )
         self._held = [tag for tag in self._held if tag not in ended] + tags_of(reply.entries)
         return reply
+
+    def _limit(self) -> Any:
+        pick = self._random
+        if pick.random() < 0.2:
+            return self._rare()
+        tenant, quota = pick.choice(("", "a", "b", None)), pick.choice(QUOTAS)
+        if tenant is None:
+            return self._run(self._partition.set_default_quota(quota))
+        return self._run(self._partition.set_quota(tenant, quota))
+
+    def _pass_time(self) -> Any:
+        self._now += self._random.choice((1, 7, 40, 200_000))
+        return self._client.set("clock", self._now)
 
     def _take_wakeup(self) -> Any:
         return self._client.lpop(self._partition.keys.wake)
@@ -142,6 +182,9 @@ class Life:
 
     def _finish(self) -> Any:
         done, self._held = self._held[:1], self._held[1:]
+        if done and self._random.random() < 0.3:
+            stale = [*done, ("1", "unknown")]
+            return self._run(self._partition.ack("c", settle=stale, finish=stale))
         stale = [("1", "unknown")] if self._random.random() < 0.1 else []
         return self._run(self._partition.ack("c", finish=done + stale))
 
@@ -173,13 +216,17 @@ class Life:
         )
 
 
+@pytest.mark.parametrize("has_limits", [False, True])
 @pytest.mark.parametrize("seed", range(15))
-def test_short_paths_leave_the_same_data_as_the_general_rules(client: Any, seed: int) -> None:
+def test_short_paths_leave_the_same_data_as_the_general_rules(
+    client: Any, seed: int, has_limits: bool
+) -> None:
     lives = []
     for short in (True, False):
         keys = PartitionKeys("online", f"short{short}")
-        lives.append((Life(seed, Partition(keys, at_a_fixed_time(short)), client), keys))
-    for _ in range(40):
+        partition = Partition(keys, at_a_fixed_time(short))
+        lives.append((Life(seed, partition, client, has_limits=has_limits), keys))
+    for _ in range(80 if has_limits else 40):
         replies = [life.step() for life, _ in lives]
         assert replies[0] == replies[1]
         found = [contents(client, keys) for _, keys in lives]
@@ -211,4 +258,4 @@ def test_a_plain_message_costs_few_commands(scripts: PartitionScripts) -> None:
         costs[name] = sum(
             each["calls"] for key, each in stats.items() if "config" not in key and "info" not in key
         )
-    assert costs == {"push": 10, "claim": 16, "settle": 6, "finish": 9, "settle and finish": 13}
+    assert costs == {"push": 10, "claim": 16, "settle": 6, "finish": 9, "settle and finish": 9}

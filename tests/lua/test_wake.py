@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from celery_dq.testing.waiting import wait_until
-from tests.lua.partition_scripts import LEASE_MS, PartitionScripts
+from celery_dq.transport.partition_replies import OutgoingRecord
+from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, make_keyed_record, tags_of
 
 SECOND_US = 1_000_000
 
@@ -82,6 +83,19 @@ def test_a_consumer_that_gets_work_passes_the_next_look_on(scripts: PartitionScr
     assert claimed.next_look_s is None
     assert scripts.take_token()
     assert scripts.claim(5, "c2").next_look_s == pytest.approx(30, abs=5)
+
+
+def test_a_claim_plans_the_look_for_a_message_that_waited_for_the_one_it_ends(
+    scripts: PartitionScripts,
+) -> None:
+    def push(task_id: str, kind: str) -> None:
+        record = make_keyed_record("", "k", kind, scripts.now_us())
+        scripts.partition.push([OutgoingRecord(0, task_id, record)]).run(scripts.client)
+
+    push("head", "")
+    head = tags_of(scripts.claim().entries)
+    push("tail", "delayed")
+    assert scripts.claim(finish=head, hold=True).next_look_s is not None
 
 
 def test_hold_keeps_it_in_spite_of_work(scripts: PartitionScripts) -> None:

@@ -65,8 +65,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "poison",
         "the end of a message leaves its number of deliveries",
         "transport/redis/lua/ack.lua",
-        "epoch, others > 0)",
-        "epoch, false)",
+        "epoch, others > 0,",
+        "epoch, false,",
         ("tests/lua/test_plain.py", "tests/lua/test_return.py"),
     ),
     Mutation(

@@ -33,8 +33,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "fairness",
         "a plain message goes before the tenants that were served",
         "transport/redis/lua/include/plain_push.lua",
-        "if v ~= floor then v = digits(math.max(v, math.min(floor, v + 1))) end\n",
-        "\n",
+        "    v = digits(math.max(v, math.min(floor, v + 1)))\n",
+        "",
         ("tests/lua/test_plain.py",),
     ),
     Mutation(

@@ -46,7 +46,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "fairness",
         "a plain claim serves a resource without its sets",
         _LUA + "include/plain_claim.lua",
-        " or (known[10] or '0') ~= '0'\n",
+        " or (known[9] or '0') ~= '0'\n",
         "\n",
         _SCRIPTS,
     ),

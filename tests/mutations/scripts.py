@@ -6,14 +6,6 @@ from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
-        "fairness",
-        "a plain claim forgets how far virtual time may go",
-        "transport/redis/lua/include/plain_claim.lua",
-        "math.max(floor, tag + charge)",
-        "floor",
-        ("tests/lua/test_plain.py",),
-    ),
-    Mutation(
         "recovery",
         "a finish wakes no worker for the tenants in turn",
         "transport/redis/lua/ack.lua",
@@ -105,8 +97,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rate",
         "the default of the settings goes before the one set live",
         "transport/redis/lua/include/quota.lua",
-        "dq.read_quota(rows[1], 'default') or dq.read_quota(rows[2], 'config')",
-        "dq.read_quota(rows[2], 'config') or dq.read_quota(rows[1], 'default')",
+        "read_quota(rows[1], 'default') or read_quota(rows[2], 'config')",
+        "read_quota(rows[2], 'config') or read_quota(rows[1], 'default')",
         (
             "tests/lua/test_limits.py",
             "-k",
@@ -192,8 +184,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "fairness",
         "a consumer claims again at once behind messages that cannot run",
         "transport/redis/lua/claim.lua",
-        "is_busy and not pause, has_rare, pause)",
-        "is_busy, has_rare)",
+        "may_serve, has_rare, pause)",
+        "is_busy and not is_paused, has_rare)",
         ("tests/lua/test_discards.py", "-k", "removed_during_a_rest"),
     ),
     Mutation(
@@ -344,8 +336,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "fairness",
         "a tenant whose rate lets it go again makes up for the time that it had to wait",
         "transport/redis/lua/include/promote.lua",
-        "turn[2 * i - 1] = math.max(state.v, tonumber(tags[i] or 0))",
-        "turn[2 * i - 1] = tonumber(tags[i] or 0)",
+        "turn[2 * i - 1] = text(math.max(state.v, tonumber(tags[i] or 0)))",
+        "turn[2 * i - 1] = text(tonumber(tags[i] or 0))",
         ("tests/lua/test_fairness.py", "-k", "takes_turns_with_the_others"),
     ),
     Mutation(

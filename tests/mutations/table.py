@@ -22,6 +22,7 @@ from tests.mutations import (
     resources,
     scripts,
     shared,
+    short_paths,
     singleton,
     spread_tenants,
     stores,
@@ -35,6 +36,7 @@ from tests.mutations.mutation import Mutation
 MUTATIONS: tuple[Mutation, ...] = (
     *scripts.MUTATIONS,
     *pushes.MUTATIONS,
+    *short_paths.MUTATIONS,
     *heartbeats.MUTATIONS,
     *counters.MUTATIONS,
     *dashboard.MUTATIONS,

@@ -21,16 +21,20 @@
 --   number of stale tags
 -- COST
 --   five commands to settle; eight to finish, one more for discards, two or three when tenants are in turn, and some ten
---   when a message is due later or a tenant is at a limit; 12 for both
+--   when a message is due later or a tenant is at a limit; 12 for both, and eight when the tags are the same
 -- GUARANTEE
 --   A tag that is stale changes nothing. Settling twice is settling once. A slot is freed in the same step in which its
 --   message is deleted.
 --@include tags
 --@include held_flags
 local consumer, stale, behind = ARGV[1], 0, 3
-local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner', 'paused_until', 'sets', 'settled')
+local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner', 'paused_until', 'settled')
 local epoch = tonumber(known[1] or 0)
-if ARGV[2] ~= '0' then
+-- A message that ends needs no mark that it was settled.
+local settles = are_finished_too(2)
+if settles then
+  behind = 3 + 2 * ARGV[2]
+elseif ARGV[2] ~= '0' then
   -- Deleting messages needs no memory, but marking them as settled does.
 --@include out_of_memory_guard
 --@include settle
@@ -41,7 +45,8 @@ if ARGV[behind] == '0' then return stale end
 --@include finish
 local others = call('EXISTS', P .. 'deliveries', P .. 'discards', P .. 'delayed', P .. 'throttled',
   P .. 'at_concurrency', P .. 'turn')
-local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch, others > 0)
+local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch, others > 0,
+  settles)
 stale = stale + stale_finished
 if finished == 0 then return stale end
 -- When no message is due later, no tenant is at a limit and the queue is not paused, only those in turn can need a
@@ -51,7 +56,7 @@ if others == in_turn and #members == 0 and (known[3] or '0') == '0' and (known[4
   and (known[5] or '0') == '0' then
   local held = digits((known[2] or 0) - finished)
   if settled > 0 then
-    call('HSET', KEYS[1], 'held', held, 'settled', digits((known[7] or 0) + settled))
+    call('HSET', KEYS[1], 'held', held, 'settled', digits((known[6] or 0) + settled))
   else
     call('HSET', KEYS[1], 'held', held)
   end
@@ -65,7 +70,7 @@ end
 --@uses in_flight
 --@uses wake
 --@ready end_finish wake
-keep_state(known, 'epoch', 'held', 'evict', 'next_look_owner', 'paused_until', 'sets', 'settled')
+keep_state(known, 'epoch', 'held', 'evict', 'next_look_owner', 'paused_until', 'settled')
 dq.end_finish(finished, tenants, members, settled)
 -- A solo worker that was busy at the time of its planned look gets its wake-up here.
 dq.wake()

@@ -37,10 +37,10 @@
 --   one that came back without a crash. The reason is '', except for a discard: a message that is delivered for its
 --   bookkeeping only and took neither permit nor slot. Discards come last.
 -- COST
---   15 commands for one plain message and 16 for more, see `claim_plain`; else some 25, and per tenant that is served one
---   to read, one to fetch and one to remove; promotes and tidies at most 128 of each kind; removes at most 32 messages
---   that cannot run, and passes over at most 1000 tenants whose next message is a suspect or a 33rd of those, at three
---   commands each; some ten for discards; one more with aging priorities, to count waiting times
+--   15 commands for one plain message and 16 for more, see `claim_plain`; eight more where tenants have limits. Else some
+--   24, and per tenant that is served one to read, one to fetch and one to remove; promotes and tidies at most 128 of each
+--   kind; removes at most 32 messages that cannot run, and passes over at most 1000 tenants whose next message is a suspect
+--   or a 33rd of those, at three commands each; some ten for discards; one more with aging priorities, to count waiting times
 -- GUARANTEE
 --   The result is the same as that of claims of one message each. A message is written under the consumer's name
 --   before it is removed from its tenant. Rates and concurrency are never exceeded. Discards take the place of no
@@ -56,20 +56,25 @@
 local consumer, want = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 --@include out_of_memory_guard
 local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner',
-  'paused_until', 'resume_at', 'sets', 'claim_window', 'waits_alone', 'settled')
+  'paused_until', 'sets', 'waits_alone', 'settled')
 local epoch = tonumber(known[1] or 0)
-local stale_settled, behind = settle_tags(consumer, 10, epoch)
-local is_plain = has_no_rare_keys()
-local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch, not is_plain)
+-- A message that ends needs no mark that it was settled.
+local settles, stale_settled, behind = are_finished_too(10), 0, 11 + 2 * ARGV[10]
+if not settles then stale_settled, behind = settle_tags(consumer, 10, epoch) end
+local has_limits, has_rare = look_for_rare_keys()
+local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch, has_rare,
+  settles)
 local stale = stale_settled + stale_finished
-if is_plain and want > 0 and (finished == 0 or #members == 0) then
-  local reply = claim_plain(consumer, tonumber(ARGV[2]), want, known, finished, settled, stale)
+if not has_rare and want > 0 and (finished == 0 or #members == 0) then
+  local free = has_limits and tonumber(ARGV[4]) or nil
+  local reply = claim_plain(consumer, tonumber(ARGV[2]), want, known, finished, settled, stale, free)
   if reply then return reply end
 end
 --@include state
 -- Before the includes, because the delivery begins with the claim number.
-keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'paused_until', 'resume_at',
-  'sets', 'claim_window', 'waits_alone', 'settled')
+keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_owner', 'paused_until', 'sets',
+  'waits_alone', 'settled')
+read_state('resume_at', 'claim_window')
 --@include lease
 --@uses in_flight
 --@uses leader_lease
@@ -85,20 +90,22 @@ keep_state(known, 'epoch', 'claim', 'held', 'v', 'floor', 'evict', 'next_look_ow
 --@uses claim_window
 --@uses next_look
 --@ready pack_held line header
---@ready quotas_of read_quota singles_of read_single place_of permit_due take_permit is_unlimited
+--@ready quotas_of singles_of read_single place_of permit_due take_permit is_unlimited
 --@ready has_sets serve_singles serve_backlog run_length place_served close_busy_period plan_next_look
 local PROMOTE, TENANTS_PER_MESSAGE, REMOVAL_PAUSE_US = 128, 16, 2000
 local line, delivery = dq.line, dq.delivery
 local most_discards = want > 0 and math.min(tonumber(ARGV[8]), 1000) or 0
 
 if finished > 0 then dq.end_finish(finished, tenants, members, settled) end
--- Most partitions have none of these, which one command shows. The end of a message may have made one.
-local has_rare = state.evict > 0 or call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries') > 0
-if has_rare or dq.has_limits then dq.promote(PROMOTE) end
+if not has_rare then dq.has_limits, dq.has_pauses = has_limits, false end
+-- The end of a message with a dedup key may have made one.
+has_rare = (has_rare or #members > 0) and call('EXISTS', P .. 'delayed', P .. 'discards', P .. 'deliveries') > 0
+  or state.evict > 0
+if has_rare or dq.has_limits then dq.promote(PROMOTE, has_rare) end
 
-local alive, last_claim = call('ZSCORE', P .. 'leases', consumer), string.format('%.0f', state.claim)
+local alive, last_claim = call('ZSCORE', P .. 'leases', consumer), digits(state.claim)
 local reply = delivery.reply
-reply[1], reply[2], reply[3], reply[4] = '0', '-1', tostring(stale), '0'
+reply[1], reply[2], reply[3], reply[4] = '0', '-1', text(stale), '0'
 reply[5] = alive and '-1' or last_claim
 if is_fenced_out(consumer, state.epoch) or (state.epoch > 0 and dq.has_lost_leadership()) then
   -- This consumer may have taken a wake-up that the leader needs.
@@ -153,7 +160,7 @@ if #serving.discarded > 0 then
   dq.add_discards(serving.discarded)
   has_rare = true
 end
-local leaves_backlog = dq.place_served()
+local leaves_backlog, is_over = dq.place_served(has_rare)
 write('HDEL', P .. 'messages', serving.unreadable)
 if #serving.unreadable > 0 then state.dropped = state.dropped + #serving.unreadable end
 write('HDEL', P .. 'deliveries', serving.unreadable)
@@ -172,7 +179,7 @@ if delivery.count > 0 then
   state.held = state.held + delivery.count
   dq.count_waits()
 end
-local is_busy = dq.close_busy_period() and not is_paused
+local is_busy = dq.close_busy_period(is_over)
 local window = state.claim_window
 local window_age = leaves_backlog and (#window == 48 and now - struct.unpack('>d', window) or math.huge) or 0
 if window_age < 0 then window_age = math.huge end -- the clock has jumped back
@@ -180,12 +187,13 @@ if window_age >= CLAIM_WINDOW then dq.end_claim_window(window_age) end
 -- Behind messages that cannot run, the next claim removes more. Until then Redis has time for others.
 local pause = message_count == 0 and serving.leaves_skips and REMOVAL_PAUSE_US or nil
 if dq.has_limits then
-  collect(P .. 'finish_tags', text(state.v), PROMOTE)
+  if is_busy then collect(P .. 'finish_tags', state.v, PROMOTE) end
   collect(P .. 'limiter', now, PROMOTE)
 end
 
 local may_keep = not is_late and (ARGV[5] == '1' or (ARGV[5] == '0' and message_count == 0))
-local is_more, look_in = dq.plan_next_look(consumer, may_keep, is_busy and not pause, has_rare, pause)
+local may_serve = is_busy and not is_paused and not pause
+local is_more, look_in = dq.plan_next_look(consumer, may_keep, may_serve, has_rare, pause)
 if is_more then reply[1] = '1' end
 if look_in then reply[2] = string.format('%.0f', look_in) end
 reply[4] = serving.has_suspect and '1' or serving.needs_slot and '4' or dq.has_limits and '3' or '0'

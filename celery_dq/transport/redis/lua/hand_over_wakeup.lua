@@ -21,10 +21,10 @@
 --@uses wake
 --@ready promote wake next_due
 if state.next_look_owner == ARGV[1] then state.next_look_owner = '' end
-dq.promote(128)
+dq.promote(128, true)
 dq.wake()
 save()
 if call('EXISTS', P .. 'discards') == 1 then return 1 end
 if state.paused_until <= now and call('EXISTS', P .. 'turn') == 1 then return 1 end
-local due = dq.next_due()
+local due = dq.next_due(nil, true)
 return due and due <= now and 1 or 0

@@ -58,9 +58,9 @@ end
 local grace = reap_grace_of(consumer)
 local reaped, report = 0, {}
 if grace == 0 then reaped, report = dq.reap(limit, tonumber(ARGV[4])) end
-dq.promote(limit)
+dq.promote(limit, true)
 if limit > 0 then dq.recount_held() end
-collect(P .. 'finish_tags', text(state.v), limit)
+collect(P .. 'finish_tags', state.v, limit)
 collect(P .. 'limiter', now, limit)
 collect(P .. 'tombstones', now, limit)
 dq.delete_old_dead_letters(limit, tonumber(ARGV[5]) * 1000, tonumber(ARGV[6]))

@@ -27,7 +27,7 @@
 --   a zero byte, and the id of the message that it replaced, or ''. '7<task id>' is misrouted: the queue has another
 --   map, and nothing changed
 -- COST
---   9 commands for one plain message, and five more where others wait, see `push_plain`; else O(log n) per message,
+--   9 commands for one plain message, see `push_plain`; five more where others wait, eight where tenants have limits; else O(log n) per message,
 --   some 15 commands and one per tenant of the call
 -- GUARANTEE
 --   Everything is checked before anything is written. Messages of a tenant that moves here are not served before
@@ -61,7 +61,7 @@ local map, is_moving = string.gsub(ARGV[5], '!$', '')
 --@uses wake
 --@ready header is_counted is_keyed tenant_name plain_id unique_ids accept wake
 --@ready add_waiting placed_for resources_of newcomers with_backlog pack_single enter_turn
---@ready quotas_of read_quota standing_of place_of permit_due entry_tag is_unlimited
+--@ready quotas_of standing_of place_of permit_due entry_tag is_unlimited
 read_state('epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions', 'sets')
 local last = -1
 if producer ~= '' then last = tonumber(call('GET', P .. 'producer:' .. producer) or -1) end

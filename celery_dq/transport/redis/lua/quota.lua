@@ -31,7 +31,7 @@ if dq.stored_map() ~= ARGV[4] then return 0 end
 if packed == '' then
   call('HDEL', P .. 'quotas', field)
   call('HDEL', P .. 'quota_info', field)
-elseif dq.read_quota(packed, field) then
+elseif read_quota(packed, field) then
   call('HSET', P .. 'quotas', field, packed)
   call('HSET', P .. 'quota_info', field, text(now) .. ' ' .. ARGV[3])
 else

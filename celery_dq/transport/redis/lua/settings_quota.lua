@@ -26,7 +26,7 @@
 --@uses quota
 --@uses arrivals
 local packed, by, memory = ARGV[1], ARGV[2], tonumber(ARGV[3]) * 1000
-if packed ~= '' and not dq.read_quota(packed, 'config') then
+if packed ~= '' and not read_quota(packed, 'config') then
   return redis.error_reply('DQINVALID settings_quota: the packed quota cannot be read')
 end
 local current = call('HGET', P .. 'quotas', 'config') or ''

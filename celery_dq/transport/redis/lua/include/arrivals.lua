@@ -30,5 +30,5 @@ function dq.expect(tenants, version)
   end
   if #new == 0 then return end
   call('ZADD', P .. 'arriving', 'NX', unpack(new))
-  dq.has_limits = true
+  dq.has_limits, dq.has_pauses = true, true
 end

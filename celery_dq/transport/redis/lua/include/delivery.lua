@@ -13,7 +13,7 @@
 -- `in_line` are the unpacked waiting times of messages that are delivered to run.
 local delivery = {number = state.claim + 1, count = 0, reply = {}, entries = {}, started = {},
   alone = nil, in_line = nil}
-delivery.first = string.format('%.0f||', delivery.number)
+delivery.first = digits(delivery.number) .. '||'
 dq.delivery = delivery
 
 -- `is_alone`: no other message of the tenant has waited while this one did. `resource`: the resource that takes the

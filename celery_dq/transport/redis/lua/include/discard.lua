@@ -49,7 +49,7 @@ end
 function dq.tidy_discards(limit)
   local v = dq.discards_time()
   if v then
-    collect(P .. 'discard_tags', text(v), limit)
+    collect(P .. 'discard_tags', v, limit)
   else
     call('UNLINK', P .. 'discard_tags')
   end

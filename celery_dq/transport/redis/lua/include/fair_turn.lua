@@ -46,7 +46,7 @@ local line = {names = {}, tags = {}, quotas = {}, entries = {}, arrivals = {}, s
 dq.line = line
 
 function dq.read_line(size)
-  local found = call('ZRANGE', P .. 'turn', line.offset, line.offset + size - 1, 'WITHSCORES')
+  local found = call('ZRANGE', P .. 'turn', text(line.offset), text(line.offset + size - 1), 'WITHSCORES')
   line.offset = line.offset + size
   line.complete = #found < 2 * size
   local names, tags = {}, {}

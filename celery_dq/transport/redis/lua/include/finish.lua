@@ -50,14 +50,16 @@ end
 
 -- Deletes the messages of the tags in ARGV at `position`, and frees their slots. Returns the number of stale tags, the
 -- position behind them, how many messages were deleted, their tenants, the ids of those with a dedup key, and how many
--- were settled: `end_finish` does what is left to do.
-local function finish_tags(consumer, position, epoch, has_deliveries)
+-- were settled: `end_finish` does what is left to do. With `settles`, these messages are settled in the same step: each
+-- counts as settled, and a stale tag counts twice.
+local function finish_tags(consumer, position, epoch, has_deliveries, settles)
   local ids, entries, stale, behind = held_under_tags(consumer, position, epoch)
+  if settles then stale = stale + count_stale(stale) end
   if #ids == 0 then return stale, behind, 0, {}, {}, 0 end
   local discards, members, tenants, counts, settled = {}, {}, {}, {}, 0
   for i = 1, #ids do
     local flags, tenant = string.byte(entries[i], FLAGS_AT), string.sub(entries[i], TENANT_AT)
-    settled = settled + flags % 2
+    settled = settled + (settles and 1 or flags % 2)
     if flags >= KEYED then members[#members + 1] = ids[i] end
     if flags % EARLY >= DISCARD then
       discards[#discards + 1] = ids[i]

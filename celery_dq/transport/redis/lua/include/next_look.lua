@@ -14,7 +14,7 @@ function dq.plan_next_look(consumer, may_keep, is_busy, has_rare, pause)
   if pause then rest = math.min(rest or pause, pause) end
   local eligible = is_busy or rest == 0
   local may_be_due = rest or has_rare or state.evict > 0 or state.paused_until > 0 or dq.has_limits
-  local due = not eligible and may_be_due and dq.next_due(rest) or nil
+  local due = not eligible and may_be_due and dq.next_due(rest, has_rare) or nil
   if due and due <= now then eligible = true end
   if state.next_look_owner == consumer and (eligible or not due or not may_keep) then state.next_look_owner = '' end
   call('DEL', P .. 'wake')

@@ -103,8 +103,9 @@ local function leave_sets()
   return resources
 end
 
--- Returns whether a tenant that was served has a backlog.
-function dq.place_served()
+-- Returns whether a tenant that was served has a backlog, and whether no tenant is in turn for sure. With `has_rare`,
+-- which does not say so, the claim may still place others.
+function dq.place_served(has_rare)
   local resources = state.sets > 0 and leave_sets() or {}
   local into = {turn = {}, throttled = {}, at_concurrency = {}, paused = {}, finish_tags = {}}
   local changes = {entries = {}, arrivals = {}, leave = {}, emptied = {}, singles = {}, idle = {}, into = into,
@@ -124,10 +125,18 @@ function dq.place_served()
   write('ZADD', P .. 'limiter', changes.arrivals)
   write('ZADD', P .. 'throttled', into.throttled)
   write('ZADD', P .. 'paused', into.paused)
-  write('ZADD', P .. 'finish_tags', into.finish_tags)
+  local all_leave = #leave == #line.seen + #gone.names
+  local is_over = all_leave and line.complete and line.next_fresh > #line.names and #into.turn == 0 and state.sets == 0
+    and not has_rare
+  if is_over then
+    -- Virtual time passes these tags at once.
+    for i = 1, #into.finish_tags, 2 do state.v = math.max(state.v, tonumber(into.finish_tags[i])) end
+  else
+    write('ZADD', P .. 'finish_tags', into.finish_tags)
+  end
   write('ZADD', P .. 'at_concurrency', into.at_concurrency)
   write('ZADD', P .. 'turn', into.turn)
-  if #leave > 0 and #leave == #line.seen + #gone.names then
+  if #leave > 0 and all_leave then
     -- All of the first tenants leave, so one command removes them by rank.
     call('ZREMRANGEBYRANK', P .. 'turn', '0', text(#leave - 1))
   else
@@ -141,5 +150,5 @@ function dq.place_served()
   write('HDEL', P .. 'single', singles)
   -- The others that could have taken the last message of a set.
   dq.replace(resources)
-  return changes.leaves_backlog
+  return changes.leaves_backlog, is_over
 end

@@ -10,6 +10,8 @@
 --   dead HASH
 --   quotas HASH
 --   pauses ZSET
+--   arriving ZSET
+--   resource_sets ZSET
 --   throttled ZSET
 --   at_concurrency ZSET
 --   paused ZSET
@@ -18,10 +20,11 @@
 --   producer:<producer> STRING
 --@include clock
 --@include header
--- A message is plain when it may be served at once and has no dedup key, its id is free, no tenant of the partition has
--- a limit, and its own tenant is no set and has either no backlog or more than one message. For such a message the
--- rules of the other includes come down to these commands; tests/lua/test_plain.py compares both. Returns true,
--- or nil when the message is not plain: then nothing was changed.
+--@include plain_limits
+-- A message is plain when it may be served at once and has no dedup key, its id is free, and its own tenant is no set and
+-- has either no backlog or more than one message. Where tenants have limits, its own has no backlog and is within them. For
+-- such a message the rules of the other includes come down to these commands; tests/lua/test_plain.py compares both. Returns
+-- true, or nil when the message is not plain: then nothing was changed.
 local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, record)
   local priority, due, _, length = read_header(record)
   if not priority or due > 0 or string.byte(record, 3) >= 2 or string.find(id, '~', 1, true)
@@ -34,13 +37,23 @@ local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, reco
   local found = call('EXISTS', P .. 'tombstones', P .. 'quotas', P .. 'pauses', P .. 'throttled',
     P .. 'at_concurrency', P .. 'paused', P .. 'finish_tags', P .. 'limiter', single, dead, backlog, wake)
   local is_idle = found == 0
-  if not is_idle and (found > call('EXISTS', single, dead, backlog, wake)
-    or call('HEXISTS', single, tenant) == 1 or call('HEXISTS', dead, id) == 1) then
-    return nil
+  local quotas, finish = nil, nil
+  if not is_idle then
+    if found > call('EXISTS', single, dead, backlog, wake) then
+      if call('EXISTS', P .. 'tombstones', P .. 'pauses', P .. 'arriving', P .. 'resource_sets', backlog, dead) > 0 then
+        return nil
+      end
+      quotas = limits_within({tenant})
+      if not quotas then return nil end
+      finish = call('ZSCORE', P .. 'finish_tags', tenant)
+    elseif call('HEXISTS', dead, id) == 1 then
+      return nil
+    end
+    if call('HEXISTS', single, tenant) == 1 then return nil end
   end
   local known = call('HMGET', KEYS[1], 'epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions')
   if (known[1] or '0') ~= '0' or (known[7] or '0') ~= '0' or (known[8] or '1') ~= map then return nil end
-  local is_first = is_idle or call('EXISTS', backlog) == 0
+  local is_first = is_idle or quotas or call('EXISTS', backlog) == 0
   if call('HSETNX', messages, id, record) == 0 then return nil end
   if producer ~= '' then
     local marker = P .. 'producer:' .. producer
@@ -60,7 +73,14 @@ local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, reco
     call('ZADD', backlog, digits(score), id)
   end
   local v, floor = known[3] or '0', known[4] or '0'
-  if v ~= floor then v = digits(math.max(v, math.min(floor, v + 1))) end
+  if quotas and quotas[1].interval + quotas[1].concurrency > 0 then
+    v = digits(math.max(v, finish or 0))
+  elseif quotas then
+    v = digits(math.max(v, finish or 0, math.min(floor, v + 1 / quotas[1].weight)))
+  elseif v ~= floor then
+    v = digits(math.max(v, math.min(floor, v + 1)))
+  end
+  if finish then call('ZREM', P .. 'finish_tags', tenant) end
   call('ZADD', P .. 'turn', 'NX', v, tenant)
   if is_idle or call('EXISTS', wake) == 0 then
     call('RPUSH', wake, '1')

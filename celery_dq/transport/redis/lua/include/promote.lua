@@ -14,11 +14,13 @@
 --@uses pauses
 -- Promotes delayed messages that are due, throttled tenants that have a permit and tenants whose pause is over, at most
 -- `limit` of each, and evicts dedup locks that were held for too long. A delayed message gets the place of one that was
--- pushed at its due time. Returns how many messages, tenants and locks there were.
-function dq.promote(limit)
+-- pushed at its due time. `has_delayed` is false when no message is delayed. Returns how many messages, tenants and locks
+-- there were.
+function dq.promote(limit, has_delayed)
   local evicted = state.evict > 0 and state.evict <= now and dq.dedup().evict_overdue(limit) or 0
   local resumed = state.resume_at > 0 and state.resume_at <= now and dq.end_pauses(limit) or 0
-  local due = call('ZRANGEBYSCORE', P .. 'delayed', '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
+  local due = has_delayed and call('ZRANGEBYSCORE', P .. 'delayed', '-inf', text(now), 'WITHSCORES', 'LIMIT', '0',
+    text(limit)) or {}
   if #due > 0 then
     local ids = {}
     for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
@@ -46,12 +48,12 @@ function dq.promote(limit)
     write('HDEL', P .. 'messages', corrupt)
     if #corrupt > 0 then state.dropped = state.dropped + #corrupt end
   end
-  local allowed = call('ZRANGEBYSCORE', P .. 'throttled', '-inf', now, 'LIMIT', 0, limit)
+  local allowed = call('ZRANGEBYSCORE', P .. 'throttled', '-inf', text(now), 'LIMIT', '0', text(limit))
   if #allowed > 0 then
     local tags = call('ZMSCORE', P .. 'finish_tags', unpack(allowed))
     local turn = {}
     for i = 1, #allowed do
-      turn[2 * i - 1] = math.max(state.v, tonumber(tags[i] or 0))
+      turn[2 * i - 1] = text(math.max(state.v, tonumber(tags[i] or 0)))
       turn[2 * i] = allowed[i]
     end
     call('ZADD', P .. 'turn', unpack(turn))

@@ -10,23 +10,19 @@
 --   finish_tags ZSET
 --   limiter ZSET
 --@include state
+--@include packed_quota
 -- The quota of a tenant is its own, else the default that was set live, else the one of the settings, else no limit.
 -- A tenant is paused by its entry in `pauses` or, while it moves here, in `arriving`, or by its quota.
 dq.UNLIMITED = {interval = 0, burst = 1, weight = 1, concurrency = 0, paused = false, source = 'none'}
-
--- The quota of a spread tenant is this partition's share of it. Behind a share stands the whole quota, for readers.
-function dq.read_quota(packed, source)
-  if not packed or #packed < 33 then return nil end
-  local interval, burst, weight, concurrency, paused = struct.unpack('>ddddB', packed)
-  if not (weight > 0) then return nil end
-  return {interval = interval, burst = math.max(burst, 1), weight = weight, concurrency = concurrency,
-    paused = paused == 1, source = source}
-end
 
 -- Whether a tenant may have a limit or a pause, or may have had one. When none has, tenants wait in `turn` only and have
 -- no finish tags. The scripts that set the first quota or pause do so before they ask.
 dq.has_limits = call('EXISTS', P .. 'quotas', P .. 'pauses', P .. 'throttled', P .. 'at_concurrency', P .. 'paused',
   P .. 'finish_tags', P .. 'limiter', P .. 'arriving') > 0
+
+-- Whether a tenant may be paused by its entry in `pauses` or `arriving`. The scripts that write the first one do so before
+-- they ask.
+dq.has_pauses = call('EXISTS', P .. 'pauses', P .. 'arriving') > 0
 
 function dq.quotas_of(tenants)
   local found = {}
@@ -40,7 +36,7 @@ function dq.quotas_of(tenants)
     for i = 1, #tenants do fields[i + 2] = 't:' .. tenants[i] end
   end
   local rows = call('HMGET', P .. 'quotas', unpack(fields))
-  local shared = dq.read_quota(rows[1], 'default') or dq.read_quota(rows[2], 'config') or dq.UNLIMITED
+  local shared = read_quota(rows[1], 'default') or read_quota(rows[2], 'config') or dq.UNLIMITED
   local before = 2
   if not is_short and call('HLEN', P .. 'quotas') > (rows[1] and 1 or 0) + (rows[2] and 1 or 0) then
     for i = 1, #tenants do fields[i] = 't:' .. tenants[i] end
@@ -48,9 +44,9 @@ function dq.quotas_of(tenants)
   end
   for i = 1, #tenants do
     local own = rows[before + i]
-    found[i] = own and dq.read_quota(own, 'tenant') or shared
+    found[i] = own and read_quota(own, 'tenant') or shared
   end
-  if call('EXISTS', P .. 'pauses', P .. 'arriving') > 0 then
+  if dq.has_pauses then
     local since, arriving = call('ZMSCORE', P .. 'pauses', unpack(tenants)), call('ZMSCORE', P .. 'arriving', unpack(tenants))
     for i = 1, #tenants do
       if since[i] or arriving[i] then

@@ -45,13 +45,14 @@ local function text(number)
   return known
 end
 
--- Writes the fields that have changed: comparing a number costs less than writing it.
+-- Writes the fields that have changed: comparing a number costs less than writing it. A number that `call` makes a text of
+-- takes longer than one that `digits` does.
 local function save()
   local changed = {}
   for name, value in pairs(state) do
     if value ~= read[name] then
       changed[#changed + 1] = name
-      changed[#changed + 1] = value
+      changed[#changed + 1] = type(value) == 'number' and digits(value) or value
     end
   end
   if #changed > 0 then call('HSET', KEYS[1], unpack(changed)) end
@@ -65,6 +66,6 @@ end
 
 -- Removes members whose score is not above `bound`, at most `limit` of them.
 local function collect(key, bound, limit)
-  local over = call('ZCOUNT', key, '-inf', bound)
-  if over > 0 and limit > 0 then call('ZREMRANGEBYRANK', key, 0, math.min(over, limit) - 1) end
+  local over = call('ZCOUNT', key, '-inf', text(bound))
+  if over > 0 and limit > 0 then call('ZREMRANGEBYRANK', key, '0', text(math.min(over, limit) - 1)) end
 end

@@ -28,3 +28,13 @@ local function held_under_tags(consumer, position, epoch)
   end
   return held, entries, count_stale(n - #held), behind
 end
+
+-- Returns whether the tags in ARGV at `position`, which are to be settled, are the same as those behind them, which are to be
+-- finished.
+local function are_finished_too(position)
+  local size = 1 + 2 * ARGV[position]
+  for i = position, position + size - 1 do
+    if ARGV[i] ~= ARGV[i + size] then return false end
+  end
+  return size > 1
+end

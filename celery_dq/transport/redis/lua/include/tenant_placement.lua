@@ -56,12 +56,12 @@ function dq.entry_tag(quota, finish)
 end
 
 -- Ends the busy period when no tenant is in turn: virtual time passes all tags, so that no tenant is ahead of
--- another. Returns whether a tenant is in turn.
-function dq.close_busy_period()
-  if call('EXISTS', P .. 'turn') == 1 then return true end
+-- another. Returns whether a tenant is in turn. `is_over`: the caller knows that none is.
+function dq.close_busy_period(is_over)
+  if not is_over and call('EXISTS', P .. 'turn') == 1 then return true end
   state.v = math.max(state.v, state.floor)
   if not dq.has_limits then return false end
-  local last = call('ZREVRANGE', P .. 'finish_tags', 0, 0, 'WITHSCORES')
+  local last = call('ZREVRANGE', P .. 'finish_tags', '0', '0', 'WITHSCORES')
   if last[2] then
     state.v = math.max(state.v, tonumber(last[2]))
     call('UNLINK', P .. 'finish_tags')

@@ -26,16 +26,16 @@ function dq.discards_rest()
 end
 
 -- Returns when the next delayed message, throttled tenant, end of a pause or dedup lock is due, in µs, or nil. `rest`
--- is the µs until discards may be taken, nil without discards. In a pause of the queue, messages and tenants wait for
--- its end.
-function dq.next_due(rest)
+-- is the µs until discards may be taken, nil without discards; `has_delayed` is false when no message is delayed. In a pause
+-- of the queue, messages and tenants wait for its end.
+function dq.next_due(rest, has_delayed)
   if state.paused_until > now then
     local due = state.paused_until < dq.WITHOUT_END and state.paused_until or nil
     if rest then due = math.min(due or now + rest, now + rest) end
     if state.evict > 0 then due = math.min(due or state.evict, state.evict) end
     return due
   end
-  local message = call('ZRANGE', P .. 'delayed', '0', '0', 'WITHSCORES')[2]
+  local message = has_delayed and call('ZRANGE', P .. 'delayed', '0', '0', 'WITHSCORES')[2]
   local tenant = dq.has_limits and call('ZRANGE', P .. 'throttled', '0', '0', 'WITHSCORES')[2]
   local due = tonumber(message or tenant or nil)
   if message and tenant then due = math.min(tonumber(message), tonumber(tenant)) end
@@ -64,7 +64,7 @@ function dq.wake(is_ready)
   end
   local rest = waiting == 1 and dq.discards_rest() or nil
   if waiting == 0 or (rest and rest > 0 and (is_paused or call('EXISTS', P .. 'turn') == 0)) then
-    local due = dq.next_due(rest)
+    local due = dq.next_due(rest, true)
     if not due then
       state.next_look_owner = ''
       return

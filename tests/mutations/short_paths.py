@@ -1,0 +1,112 @@
+"""The short paths of plain messages through push and claim."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import Mutation
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "fairness",
+        "a plain claim forgets how far virtual time may go",
+        "transport/redis/lua/include/plain_claim.lua",
+        "math.max(floor, tag + charge)",
+        "floor",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "rate",
+        "a short claim exceeds a concurrency limit by one",
+        "transport/redis/lua/include/plain_limits.lua",
+        "(slots[i] or 0) + 0 >= quota.concurrency",
+        "(slots[i] or 0) + 0 > quota.concurrency",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "rate",
+        "a short claim does not wait for a permit",
+        "transport/redis/lua/include/plain_limits.lua",
+        "quota.interval > 0 and arrival - (quota.burst - 1) * quota.interval > now",
+        "false",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "fairness",
+        "a short claim takes messages ahead of the slots of a concurrency limit",
+        "transport/redis/lua/include/plain_claim.lua",
+        "      if free < 0 then return nil end\n",
+        "",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "fairness",
+        "a short claim forgets the finish tags of limited tenants",
+        "transport/redis/lua/include/plain_claim.lua",
+        "math.max(v, last, tags[2] or 0)",
+        "math.max(v, tags[2] or 0)",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "rate",
+        "a short claim takes no permits",
+        "transport/redis/lua/include/plain_claim.lua",
+        "  write('ZADD', P .. 'limiter', permits)\n",
+        "",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "rate",
+        "a short claim leaves tenants throttled whose permit is due",
+        "transport/redis/lua/include/plain_claim.lua",
+        "if free and call('EXISTS', P .. 'throttled', P .. 'at_concurrency') > 0",
+        "if free and call('EXISTS', P .. 'at_concurrency') > 0",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "fairness",
+        "a short push lets a limited tenant come back before its turn",
+        "transport/redis/lua/include/plain_push.lua",
+        "v = digits(math.max(v, finish or 0))",
+        "v = digits(v)",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "fairness",
+        "virtual time does not pass the finish tags of a claim that empties the line",
+        "transport/redis/lua/include/place_served.lua",
+        "state.v = math.max(state.v, tonumber(into.finish_tags[i]))",
+        "local _ = i",
+        ("tests/lua/test_plain.py", "tests/lua/test_fairness.py"),
+    ),
+    Mutation(
+        "custody",
+        "a call that settles and finishes different messages only finishes",
+        "transport/redis/lua/include/tags.lua",
+        "    if ARGV[i] ~= ARGV[i + size] then return false end\n",
+        "",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "shared",
+        "a message that is settled and finished in one call is not counted as settled",
+        "transport/redis/lua/include/finish.lua",
+        "(settles and 1 or flags % 2)",
+        "flags % 2",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "fairness",
+        "a short push keeps the finish tag of a tenant that is in turn again",
+        "transport/redis/lua/include/plain_push.lua",
+        "  if finish then call('ZREM', P .. 'finish_tags', tenant) end\n",
+        "",
+        ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "eta",
+        "a claim that ends a message overlooks the delayed one that waited for its dedup key",
+        "transport/redis/lua/claim.lua",
+        "(has_rare or #members > 0)",
+        "has_rare",
+        ("tests/lua/test_wake.py", "-k", "waited_for_the_one_it_ends"),
+    ),
+)
