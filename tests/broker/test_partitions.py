@@ -244,6 +244,7 @@ def test_a_message_that_is_routed_again_is_no_duplicate_of_a_later_one(kombu_cli
 def test_a_number_that_changes_all_the_time_is_an_error(
     kombu_client: KombuClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    elsewhere = next(name for name in TENANTS if home_of(name, 4))  # the first partition keeps the number
     with kombu_client.connect(**FOUR) as connection:
         publish_one_each(kombu_client, connection)
         channel: Any = connection.default_channel
@@ -251,12 +252,12 @@ def test_a_number_that_changes_all_the_time_is_an_error(
 
         def changed(name: str, refresh: bool) -> Any:
             found = queues(name, refresh)
-            kombu_client.client.hset(found.home("").partition.keys.state, "partitions", 5)
+            kombu_client.client.hset(found.home(elsewhere).partition.keys.state, "partitions", 5)
             return found
 
         channel.publisher._queues = changed
         with pytest.raises(PartitionsChanging, match=r"queue 'push' .* 1 messages, of which none is stored"):
-            kombu_client.publish("lost", connection=connection)
+            kombu_client.publish("lost", connection=connection, tenant=elsewhere)
 
 
 def test_closing_shortens_the_markers_of_all_partitions(kombu_client: KombuClient) -> None:
@@ -333,15 +334,17 @@ def test_one_partition_is_consumed_alone(kombu_client: KombuClient) -> None:
 
 
 def test_two_consumers_of_one_partition_take_turns(kombu_client: KombuClient) -> None:
+    tenants = [f"shop-{number}" for number in range(100)]
     with kombu_client.connect(**FOUR) as connection:
-        publish_one_each(kombu_client, connection)
+        for tenant in tenants:
+            kombu_client.publish(tenant, connection=connection, tenant=tenant)
         got: dict[str, list[Any]] = {"push": [], "push/3": []}
         consumers = [
             connection.Consumer([kombu.Queue(name)], on_message=got[name].append, accept=["json"])
             for name in got
         ]
         with consumers[0], consumers[1]:
-            kombu_client.drain_until(connection, lambda: sum(map(len, got.values())) == len(TENANTS))
+            kombu_client.drain_until(connection, lambda: sum(map(len, got.values())) == len(tenants))
     assert {home_of(message.payload, 4) for message in got["push/3"]} == {3}
     assert {home_of(message.payload, 4) for message in got["push"]} == {0, 1, 2, 3}
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import groupby
 from typing import Any
+
+import redis
 
 from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import BrokerAccess, MapChanged, OpenQueue
@@ -314,7 +316,9 @@ class QuotasApi:
     def _open_to_store(self, queue: str) -> Iterator[OpenQueue]:
         """Open a queue that will store something, and register it: commands know only registered queues."""
         with self._broker.open(queue, declare=True) as opened:
-            self._broker.declare(opened.client, queue)
+            # A full Redis refuses the name, and the tenants of a queue with messages can still be limited.
+            with suppress(redis.exceptions.OutOfMemoryError):
+                self._broker.declare(opened.client, queue)
             yield opened
 
     def _set(self, opened: OpenQueue, tenant: str, parts: dict[str, Any], timeout_s: float) -> Quota:
