@@ -71,7 +71,7 @@ ACTIONS = {
         "Preview the change",
         "Change the arguments",
         "edited",
-        {"Named arguments": '{"note": 1}'},
+        {"Named arguments": '{"order": 7}'},
     ),
     "move": Action(
         "message/?id={task}", "edit_messages", "Move…", "Move the task", "moved", {"Move to queue": "mail"}
