@@ -14,11 +14,13 @@ from celery_dq.transport.envelope import pack
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
+from celery_dq.transport.redis.consuming import singleton_delivery
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDelivery
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.queue import Queue
+from tests.doubles.jumping_clock import JumpingClock
 from tests.lua.partition_scripts import PartitionScripts
 from tests.singleton.test_lost_acks import FirmTerm
 
@@ -37,7 +39,8 @@ class Channel:
     def __init__(self, scripts: PartitionScripts, url: str) -> None:
         self.got: list[Message] = []
         self._pool = redis.ConnectionPool.from_url(url)
-        process = ConsumerIdentity(LEASE_S)
+        self.clock = JumpingClock()
+        process = ConsumerIdentity(LEASE_S, self.clock)
         self.ledger = process.in_flight
         self.fetcher = RedisFetcher(
             process, self._pool, lambda: (16, 16), lambda: True, self._claimed, lambda: True
@@ -133,3 +136,25 @@ def test_a_claim_that_left_before_a_message_came_back_brings_nothing_to_deliver(
     assert channel.fetcher.expects_answer  # the claim that will bring "b"
     channel.ledger.release(channel.got[1].delivery_tag, "requeue")
     channel.finish_rest(["first", "a", "a", "b"])
+
+
+def test_the_wait_for_a_confirmation_is_no_service_time(
+    scripts: PartitionScripts, channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a slow answer would allow fewer unconfirmed messages, and those would wait longer."""
+    seen: list[float] = []
+    monkeypatch.setattr(singleton_delivery, "most_unconfirmed", lambda service_s: seen.append(service_s) or 1)
+    scripts.push("a", "b")
+    channel.turn_until(lambda: channel.ids == ["first", "a", "b"])
+    first, second = (channel.ledger.get(message.delivery_tag) for message in channel.got[1:])
+    assert first is not None and second is not None
+    channel.ledger.finish(first.tag)
+    channel.turn_until(lambda: channel.fetcher.expects_answer or first.confirmed)
+    assert second.needs is first or first.confirmed
+    del seen[:]
+    channel.clock.jump(4.0)  # while the ack of the first is under way
+    channel.turn_until(lambda: first.confirmed)
+    channel.delivery.follow_leaderships()
+    channel.ledger.finish(second.tag)
+    channel.delivery.follow_leaderships()
+    assert max(seen) < 0.5

@@ -53,6 +53,7 @@ class SingletonSubscription:
         under_way: Delivered messages that are not over, in order. More than one only where the pool starts
             them one after the other.
         unconfirmed: Delivered messages, in order, from the first whose ack the broker has not confirmed.
+        gated: Delivered messages that wait for a confirmation, in order, each after the one that it needs.
     """
 
     def __init__(self, base: Queue) -> None:
@@ -64,6 +65,7 @@ class SingletonSubscription:
         self.waiting: deque[Message] = deque()
         self.delivered: deque[InFlightMessage] = deque()
         self.unconfirmed: deque[InFlightMessage] = deque()
+        self.gated: deque[tuple[InFlightMessage, InFlightMessage]] = deque()
         #: Whether a message returns to the queue. Its delivered successors return before the next delivery.
         self.out_of_order = False
         self.started_at = 0.0
@@ -238,6 +240,7 @@ class SingletonDelivery:
         # Messages that were delivered before a lost connection go on, in the order of their claims.
         own.delivered = deque(sorted(in_flight.messages_of(queue.key), key=lambda held: int(held.claim)))
         own.unconfirmed = deque(own.delivered)
+        own.gated.clear()
         # Acks of messages that ended since then may still be pending.
         own.out_of_order, own.window, own.awaits_earlier_acks = False, 1, True
         own.started_at = self._process.clock.monotonic()
@@ -315,6 +318,7 @@ class SingletonDelivery:
                 own.started_at = self._process.clock.monotonic()
             if len(unconfirmed) >= may_begin:
                 held.needs = unconfirmed[-may_begin]
+                own.gated.append((held.needs, held))
             under_way.append(held)
             unconfirmed.append(held)
             self._deliver(message)
@@ -326,6 +330,11 @@ class SingletonDelivery:
         while unconfirmed and (unconfirmed[0].confirmed or unconfirmed[0].has_returned):
             # A delivered message in the worker may wait for this confirmation.
             self.finished_tags.append(unconfirmed.popleft().tag)
+        while own.gated and (own.gated[0][0].confirmed or own.gated[0][0].has_returned):
+            if own.gated.popleft()[1] is (own.delivered[0] if own.delivered else None):
+                # It has waited until now. As service time, the wait would allow fewer unconfirmed messages, so
+                # that each waits longer: after one long task, a queue of short ones would stay slow.
+                own.started_at = self._process.clock.monotonic()
         if len(unconfirmed) > most // 2 and unconfirmed[most // 2].done:
             # Sent without waiting for a claim, because the next messages soon need the confirmation.
             self._fetcher().pipeline.send_pending_acks(self._process.clock.monotonic(), urgent=queue.key)
