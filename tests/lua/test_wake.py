@@ -244,3 +244,16 @@ def test_handover_reports_whether_something_may_be_served(scripts: PartitionScri
     assert handover.run(scripts.client) is False
     scripts.push("a")
     assert handover.run(scripts.client) is True
+
+
+def test_the_end_of_a_message_wakes_a_consumer_for_a_pause_that_ends_by_itself(
+    scripts: PartitionScripts,
+) -> None:
+    """A worker that was busy at the time of the end gets its wake-up from its ack."""
+    scripts.push("runs", tenant="other")
+    scripts.push("waits", tenant="paused")
+    scripts.partition.pause("paused", for_us=60_000_000).run(scripts.client)
+    entry = scripts.claim().entries[0]
+    scripts.client.delete(scripts.keys.wake)  # it was taken, and the look was not planned
+    scripts.finish(entry.tag)
+    assert scripts.client.llen(scripts.keys.wake) == 1

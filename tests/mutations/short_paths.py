@@ -6,6 +6,14 @@ from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        "shared",
+        "a short ack forgets a pause that ends by itself",
+        "transport/redis/lua/ack.lua",
+        " P .. 'pause_ends',",
+        "",
+        ("tests/lua/test_wake.py", "-k", "pause_that_ends"),
+    ),
+    Mutation(
         "fairness",
         "a plain claim forgets how far virtual time may go",
         "transport/redis/lua/include/plain_claim.lua",

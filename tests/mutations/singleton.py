@@ -125,6 +125,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "singleton",
+        "the wait for a confirmation counts as service time",
+        "transport/redis/consuming/singleton_delivery.py",
+        "                own.started_at = self._process.clock.monotonic()\n        if len(unconfirmed)",
+        "                pass\n        if len(unconfirmed)",
+        (TESTS + "test_singleton_delivery.py", "-k", "no_service_time"),
+    ),
+    Mutation(
+        "singleton",
         "a claim that left before a message came back brings messages that go first",
         "transport/redis/consuming/singleton_delivery.py",
         "own.permit is None or own.discards_claims:",

@@ -10,6 +10,7 @@
 --   delayed ZSET
 --   discards ZSET
 --   deliveries HASH
+--   pause_ends ZSET
 --   wake LIST
 -- ARGV
 --   consumer: the consumer that holds them
@@ -44,7 +45,7 @@ end
 if ARGV[behind] == '0' then return stale end
 --@include finish
 local others = call('EXISTS', P .. 'deliveries', P .. 'discards', P .. 'delayed', P .. 'throttled',
-  P .. 'at_concurrency', P .. 'turn')
+  P .. 'at_concurrency', P .. 'pause_ends', P .. 'turn')
 local stale_finished, _, finished, tenants, members, settled = finish_tags(consumer, behind, epoch, others > 0,
   settles)
 stale = stale + stale_finished
