@@ -143,11 +143,17 @@ def test_the_wait_for_a_confirmation_is_no_service_time(
 ) -> None:
     """Otherwise a slow answer would allow fewer unconfirmed messages, and those would wait longer."""
     seen: list[float] = []
-    monkeypatch.setattr(singleton_delivery, "most_unconfirmed", lambda service_s: seen.append(service_s) or 1)
+
+    def one(service_s: float) -> int:
+        seen.append(service_s)
+        return 1
+
+    monkeypatch.setattr(singleton_delivery, "most_unconfirmed", one)
     scripts.push("a", "b")
     channel.turn_until(lambda: channel.ids == ["first", "a", "b"])
     first, second = (channel.ledger.get(message.delivery_tag) for message in channel.got[1:])
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     channel.ledger.finish(first.tag)
     channel.turn_until(lambda: channel.fetcher.expects_answer or first.confirmed)
     assert second.needs is first or first.confirmed

@@ -332,8 +332,8 @@ class SingletonDelivery:
             self.finished_tags.append(unconfirmed.popleft().tag)
         while own.gated and (own.gated[0][0].confirmed or own.gated[0][0].has_returned):
             if own.gated.popleft()[1] is (own.delivered[0] if own.delivered else None):
-                # It has waited until now. As service time, the wait would allow fewer unconfirmed messages, so
-                # that each waits longer: after one long task, a queue of short ones would stay slow.
+                # It has waited until now. If the wait counted as service time, fewer messages could begin
+                # without a confirmation, and each would wait longer. The queue would stay slow.
                 own.started_at = self._process.clock.monotonic()
         if len(unconfirmed) > most // 2 and unconfirmed[most // 2].done:
             # Sent without waiting for a claim, because the next messages soon need the confirmation.
