@@ -199,8 +199,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rate",
         "a pause of a queue ends in each partition at another time",
         "app/api/pauses.py",
-        "if len(partitions) > 1:",
-        "if not partitions:",
+        "if length and len(now.of(tenant)) > 1:",
+        "if False:",
         (*_OPERATIONS, "-k", "until_one_time"),
     ),
     Mutation(
@@ -249,7 +249,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "app/api/message_edits.py",
         "**changes) for partition in some]",
         "**changes) for partition in some[:1]]",
-        (*_OPERATIONS, "-k", "edited_in_its"),
+        (*_LOOKUPS, "-k", "does_not_hide"),
     ),
     Mutation(
         "rate",
