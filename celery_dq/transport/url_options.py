@@ -28,7 +28,10 @@ _TCP_OPTIONS = (
     "ssl_check_hostname",
     "ssl_ciphers",
     "ssl_keyfile",
+    "ssl_ocsp_expected_cert",
     "ssl_password",
+    "ssl_validate_ocsp",
+    "ssl_validate_ocsp_stapled",
 )
 #: Transport options that concern the connection, which the URL of a unix socket may hold, too.
 _TRANSPORT_OPTIONS = (
@@ -50,6 +53,13 @@ _SOCKET_OPTIONS = (
     "virtual_host",
     *(each for each in _TRANSPORT_OPTIONS if each != "socket_keepalive"),
 )
+
+
+#: Options of other brokers that kombu accepts for Redis without any effect, and their remedies.
+_WITHOUT_EFFECT = {
+    "heartbeat": "it has no effect on Redis, where workers renew leases of dq_lease instead; remove it",
+    "login_method": "it has no effect on Redis; remove it",
+}
 
 
 def refuse_unknown_options(url: Any) -> None:
@@ -82,6 +92,8 @@ def refuse_unknown_options(url: Any) -> None:
 
 
 def _remedy(name: str, known: tuple[str, ...]) -> str:
+    if name in _WITHOUT_EFFECT:
+        return _WITHOUT_EFFECT[name]
     close = [*get_close_matches(name, known, 1), *get_close_matches(name, _TRANSPORT_OPTIONS, 1)]
     if not close:
         return f"known are {', '.join(known)}"

@@ -96,6 +96,8 @@ ZOOKEEPER = f"dq-zookeeper://{NOWHERE}/shop"
             "E002",
             "option socket_timeout = '3': set broker_transport_options = {'socket_timeout': …}",
         ),
+        ("dq-redis://localhost?heartbeat=10", {}, "E002", "heartbeat = '10': it has no effect on Redis"),
+        ("dq-redis://localhost?connect_timeout=3", {}, "E002", "= {'socket_connect_timeout': …}"),
         (
             "dq-redis://localhost;dq-redis://other/0?foo=1",
             {},

@@ -209,7 +209,7 @@ def count_round_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[],
 # Cancelling.
 
 
-def test_cancelling_leaves_a_tombstone_only_for_a_task_that_no_partition_has(wide: Any, queue: Any) -> None:
+def test_cancelling_leaves_a_tombstone_everywhere_for_a_task_that_did_not_wait(wide: Any, queue: Any) -> None:
     for tenant in TENANTS:  # ids that do not name their tenant
         wide.tasks["notify"].apply_async((tenant,), task_id=f"of {tenant}")
     claim_in(wide, D)
@@ -217,9 +217,9 @@ def test_cancelling_leaves_a_tombstone_only_for_a_task_that_no_partition_has(wid
     assert queue.cancel(f"of {B}") == "discarded"
     assert tombstones(wide) == [0, 0, 0, 0]
     assert queue.cancel(f"of {D}") == "claimed"
-    assert tombstones(wide) == [0, 0, 0, 1]
+    assert tombstones(wide) == [1, 1, 1, 1], "its retry may name another tenant"
     assert queue.cancel("later") == "tombstone"
-    assert tombstones(wide) == [1, 1, 1, 2]
+    assert tombstones(wide) == [2, 2, 2, 2]
     for tenant in TENANTS:
         wide.tasks["notify"].apply_async((tenant,), task_id="later")
     assert queue.snapshot().discards == 1 + len(TENANTS)

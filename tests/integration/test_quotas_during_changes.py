@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from celery_dq import TenantMoving
-from celery_dq.app.api import map_change, quotas, tenant_settings
+from celery_dq.app.api import map_change, pauses, quotas, tenant_settings
 from celery_dq.errors import InvalidRequest
 from celery_dq.options import Quota
 from celery_dq.transport.redis.store import quotas as settings_quotas
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from tests.integration.moving_world import Killed
 from tests.integration.partitioned_shop import TENANTS, A, B, C, D, opened
 from tests.integration.shop import send
@@ -78,6 +79,29 @@ def test_a_quota_for_all_reaches_partitions_that_were_added(
         with wide.connection_for_read() as connection:
             connection.default_channel.basic_consume("push", False, lambda message: None, "1")
     assert stored(wide, name) == [Quota(concurrency=3).pack()] * 7
+
+
+@pytest.mark.parametrize("change", ["number", "spread"])
+def test_a_pause_by_the_map_before_holds_in_the_new_homes(
+    wide: Any, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    queue = wide.dq.queues["push"]
+
+    def make(number: int) -> None:
+        if change == "spread":
+            wide.dq.quotas.set("push", A, spread=number)
+        else:
+            queue.set_partitions(10 * number)
+
+    moving = next(each for each in TENANTS if PartitionMap(20, 4).moves(each))
+    tenant = A if change == "spread" else moving
+    before_next(monkeypatch, pauses, "run_all", lambda: make(2))
+    assert wide.dq.quotas.pause("push", tenant).paused
+    send(wide, *[tenant] * 20)
+    assert claim_everywhere(wide) == []
+    before_next(monkeypatch, pauses, "run_all", lambda: make(3))
+    assert queue.resume(tenant)
+    assert len(claim_everywhere(wide)) == 20
 
 
 @pytest.mark.parametrize("moment", ["_decide", "follow", "align_settings", "TenantMoves"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dq.transport.redis.store.move_calls import drop_exported, export_messages
+from celery_dq.transport.redis.store.move_calls import drop_exported, export_messages, import_messages
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from tests.integration.moving_world import TENANTS, MovingWorld
@@ -157,6 +157,23 @@ def test_a_message_with_a_lost_answer_is_stored_once_although_the_number_has_cha
     send(wide, moving)
     assert changes[0].is_complete
     assert queue.snapshot().waiting == 2
+
+
+def test_a_dead_letter_that_moves_is_replayed_once(wide: Any) -> None:
+    letters = wide.dq.dead_letters["push"]
+    moving = dead_letter_of(wide, A)
+    with opened(wide) as (partitions, client):
+        outbox = export_messages(partitions[0], A, 1, [moving]).run(client)
+        assert letters.replay(moving) == letters.replay() == 0
+        assert letters.edit(moving, priority=3) is None
+        part = letters.replay_part(lambda _: True)
+        assert (part.sent, letters.replay_part(lambda _: True, part.after).after) == (0, "2.0.0")
+        homes = partitions[0].homes
+        assert import_messages(partitions[1], partitions[0], outbox, homes, 0, waits=False).run(client)
+        assert letters.replay() == 1
+        assert drop_exported(partitions[0], outbox).run(client) == 1
+    assert len(claim_in(wide, A, 9)) == 1
+    assert (len(letters), wide.dq.queues["push"].snapshot().waiting) == (0, 0)
 
 
 def test_a_dead_letter_that_moves_is_not_purged_and_does_not_return_afterwards(wide: Any) -> None:

@@ -15,6 +15,7 @@ from celery_dq.options.quota import Quota
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.replies import PauseReply
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.lua.partition_scripts import make_record
 
@@ -52,10 +53,10 @@ def test_an_operator_sees_and_limits_a_queue_when_the_memory_is_full(full_server
     partition.place_held_back(["t"]).run(full_server)
     # A pause would make the server full for good if no call could end it.
     for tenant in (None, "t"):
-        assert partition.pause(tenant, for_us=3_600_000_000).run(full_server)
-        reply = partition.resume(tenant).run(full_server)
-        assert reply
-        assert reply.changed
+        for call in (partition.pause(tenant, for_us=3_600_000_000), partition.resume(tenant)):
+            reply = call.run(full_server)
+            assert isinstance(reply, PauseReply)
+            assert reply.changed
     assert queue_snapshot([partition], full_server).waiting == 3
     assert tenant_snapshot(partition, full_server, "t").state == "eligible"
     assert len(partition.claim("c", lease_ms=1000, want=3).run(full_server).entries) == 1

@@ -110,6 +110,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "concurrency",
+        "a pause by an old map misses the new homes of its tenant",
+        "transport/redis/lua/pause.lua",
+        "if dq.stored_map() ~= ARGV[6] then return {'-2', '0', '0'} end\n",
+        "",
+        (*_QUOTAS, "-k", "pause_by_the_map"),
+    ),
+    Mutation(
+        "concurrency",
         "a quota by an old map is not set again",
         "app/api/broker.py",
         "                if attempts == MOST_ATTEMPTS:",

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.partition_replies import ClaimedEntry, OutgoingRecord
+from celery_dq.transport.redis.store.replies import PauseReply
 from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, make_record
 from tests.properties.partition_invariants import CONSUMERS, LINES, TENANTS, WatchedPartition
 from tests.properties.partition_messages import Message, Quota
@@ -320,7 +321,7 @@ class PartitionMachine(WatchedPartition):
         partition, model = self.scripts.partition, self.model
         call = partition.pause(tenant, for_us=LONG * ends) if pauses else partition.resume(tenant)
         reply = call.run(self.client)
-        assert reply is not None
+        assert isinstance(reply, PauseReply)
         is_same = not (ends or tenant in model.pause_ends) and tenant in model.pauses
         # Nothing is resumed when the pause is over already.
         is_paused = tenant in model.pauses and not model.pause_ends.get(tenant)
@@ -353,7 +354,7 @@ class PartitionMachine(WatchedPartition):
             pauses = how != "resume"
             call = partition.pause(None, for_us=LONG * (how != "pause")) if pauses else partition.resume(None)
             reply = call.run(self.client)
-            assert reply is not None
+            assert isinstance(reply, PauseReply)
             if not pauses or not self.model.queue_pauses:
                 assert reply.changed == (pauses or self.model.queue_pauses)
             self.token_taken = False

@@ -26,10 +26,9 @@ def cancel_everywhere(
 ) -> list[list[Cancellation]]:
     """Cancel tasks in whole queues, in at most three round trips per 100 tasks.
 
-    A task is looked for where its id says that it is, in each queue. If no queue has it there, or if its id
-    names none, all partitions are asked. Each queue that does not have the task gets a tombstone in the
-    partitions that were asked. Only one partition of a queue has a task, and the other ones get no tombstone
-    then.
+    A task is looked for where its id says that it is, in each queue. Only a message that waited there ends
+    the search. An in-flight one may have another waiting message with its id, of another tenant. Each queue
+    in which no message waited gets a tombstone in the partitions that were asked.
 
     Args:
         queues: The queues, which share a client.
@@ -70,8 +69,6 @@ class _CancelledTasks:
         self.outcomes: list[list[Cancellation]] = [["none"] * len(ids) for _ in queues]
         #: Number of the queue and place of the id -> numbers of the partitions that were asked.
         self._asked: dict[tuple[int, int], set[int]] = {}
-        #: The same -> number of the partition that has given the outcome.
-        self._homes: dict[tuple[int, int], int] = {}
 
     def look_first(self) -> None:
         """Cancel the tasks in the partitions that their ids name; in all, if an id names none."""
@@ -83,10 +80,10 @@ class _CancelledTasks:
         self._cancel(self._asked, lambda queue: 0 if len(queue.partitions) > 1 else self._ttl_ms)
 
     def look_elsewhere(self) -> None:
-        """Cancel those that no queue had there in all other partitions."""
+        """Cancel those of which no message waited there in all other partitions."""
         wanted: dict[tuple[int, int], set[int]] = {}
         for place in range(len(self._ids)):
-            if all(outcomes[place] in ("none", "tombstone") for outcomes in self.outcomes):
+            if not any(outcomes[place] in ("waiting", "delayed") for outcomes in self.outcomes):
                 for number, queue in enumerate(self._queues):
                     asked = self._asked[number, place]
                     wanted[number, place] = set(range(len(queue.partitions))) - asked
@@ -94,21 +91,18 @@ class _CancelledTasks:
         self._cancel(wanted, lambda _: 0)
 
     def leave_tombstones(self) -> None:
-        """Leave tombstones in queues with several partitions.
+        """Leave tombstones in queues with several partitions, in each one that was asked for the task.
 
-        A claimed task gets one in its partition, so that it does not run again. An unknown one gets one in
-        each partition that was asked. So does a claimed one while tenants move: its message may be on its way
-        to another partition.
+        An unknown task may be published later. A claimed one may come back, or its retry may name another
+        tenant, so that its messages may come to any partition.
         """
-        wanted: dict[tuple[int, int], set[int]] = {}
-        for number, queue in enumerate(self._queues):
-            if len(queue.partitions) == 1:
-                continue
-            for place, outcome in enumerate(self.outcomes[number]):
-                if outcome == "claimed" and queue.homes.before is None:
-                    wanted[number, place] = {self._homes[number, place]}
-                elif outcome in ("none", "claimed"):
-                    wanted[number, place] = self._asked[number, place]
+        wanted = {
+            (number, place): self._asked[number, place]
+            for number, queue in enumerate(self._queues)
+            if len(queue.partitions) > 1
+            for place, outcome in enumerate(self.outcomes[number])
+            if outcome in ("none", "claimed")
+        }
         # A message may have been published since the first look, and is cancelled now.
         self._cancel(wanted, lambda _: self._ttl_ms)
 
@@ -127,12 +121,11 @@ class _CancelledTasks:
             for (number, partition), own in places.items()
         ]
         replies = run_all(calls, self._queues[0].client)
-        for ((number, partition), own), reply in zip(places.items(), replies, strict=True):
+        for ((number, _), own), reply in zip(places.items(), replies, strict=True):
             known = self.outcomes[number]
             for place, outcome in zip(own, reply, strict=True):
                 if _RANKS.index(outcome) > _RANKS.index(known[place]):
                     known[place] = outcome
-                    self._homes[number, place] = partition
 
 
 def cancel_found(

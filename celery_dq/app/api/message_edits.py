@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from celery_dq.app.api.task_body import shown_arguments, with_arguments
 from celery_dq.errors import InvalidRequest
-from celery_dq.inspector.messages import find_located
+from celery_dq.inspector.messages import Located, find_located
 from celery_dq.inspector.redis_values import Client
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.redis.store.likely_partitions import likely_first
@@ -19,6 +19,9 @@ __all__ = ["CHANGED", "Arguments", "EditMessage", "edit_arguments", "edit_place"
 
 #: The states of a task whose arguments may change; an outcome that is one of them is a change.
 CHANGED = ("waiting", "delayed", "blocked")
+#: An outcome of a higher rank says more. An in-flight message, which is ``other``, may have another message
+#: with its id that waits, of another tenant.
+_RANKS: tuple[Edited, ...] = ("none", "other", "expires", "blocked", "delayed", "waiting")
 #: How often a message is read again that was changed between its reading and its writing.
 _TRIES = 3
 
@@ -40,9 +43,9 @@ def edit_place(partitions: Sequence[Partition], client: Client, task_id: str, **
     # A partition without the task changes nothing.
     outcome: Edited = "none"
     for some in likely_first(partitions, task_id):
-        if outcome == "none":
-            calls = [partition.edit(task_id, **changes) for partition in some]
-            outcome = next((each for each in run_all(calls, client) if each != "none"), "none")
+        if outcome in ("none", "other"):
+            outcomes = run_all([partition.edit(task_id, **changes) for partition in some], client)
+            outcome = max([outcome, *outcomes], key=_RANKS.index)
     if outcome == "expires":
         raise InvalidRequest(
             f"reschedule: task {task_id} expires before that, and would not run; give an earlier time"
@@ -59,10 +62,10 @@ class Arguments(NamedTuple):
 
 def editable_arguments(partitions: Sequence[Partition], client: Client, task_id: str) -> Arguments | None:
     """Read the arguments of a task that waits."""
-    found = find_located(partitions, client, task_id)
-    if not found or found[0].message.state not in CHANGED:
+    found = _located(partitions, client, task_id)
+    if found is None or found.message.state not in CHANGED:
         return None
-    record = MessageRecord.unpack(found[0].record)
+    record = MessageRecord.unpack(found.record)
     return Arguments(*shown_arguments(record.envelope, record.body))
 
 
@@ -80,10 +83,10 @@ def edit_arguments(
         InvalidMessage: The body cannot be decoded or encoded, or the arguments do not fit the task.
     """
     for _ in range(_TRIES):
-        found = find_located(partitions, client, task_id)
-        if not found or found[0].message.state in ("dead", "cancelled"):
+        found = _located(partitions, client, task_id)
+        if found is None or found.message.state in ("dead", "cancelled"):
             return "none"
-        message, _, before = found[0]
+        message, _, before = found
         if message.state not in CHANGED:
             return "other"
         record = MessageRecord.unpack(before)
@@ -94,3 +97,13 @@ def edit_arguments(
         if outcome in CHANGED:
             return outcome
     return "other"
+
+
+def _located(partitions: Sequence[Partition], client: Client, task_id: str) -> Located | None:
+    """Find the message of a task in a queue, one that waits before one that does not."""
+    found: list[Located] = []
+    for some in likely_first(partitions, task_id):
+        found += find_located(some, client, task_id)
+        if found and found[-1].message.state in CHANGED:
+            return found[-1]
+    return found[0] if found else None

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 
-from celery_dq.app.api.audit import AuditTrail
+from celery_dq.app.api.audit import AuditedChange
+from celery_dq.app.api.broker import BrokerAccess, MapChanged, OpenQueue
 from celery_dq.duration import parse_duration
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.pauses import Pause, pause_of, pause_of_all
-from celery_dq.inspector.redis_values import Client, check_moment, check_seconds, server_time_us
+from celery_dq.inspector.redis_values import check_moment, check_seconds, server_time_us
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.replies import NotPaused, PauseReply
 from celery_dq.transport.redis.store.script_batches import run_all
+from celery_dq.transport.redis.store.script_calls import ScriptCall
 
 __all__ = ["pause", "resume"]
 
 
 def pause(
-    partitions: Sequence[Partition],
-    client: Client,
-    tenant: str | None,
-    until: datetime | timedelta | None,
-    audit: AuditTrail,
+    broker: BrokerAccess, opened: OpenQueue, tenant: str | None, until: datetime | timedelta | None
 ) -> Pause:
     """Pause a tenant, or with None the whole queue, and return the pause.
 
     The pause of a queue ends in all partitions at the same time. A second call completes an interrupted one.
 
     Args:
-        partitions: The partition in which the tenant lives; for the whole queue, all of them.
-        client: A redis client.
+        broker: The broker, whose audit stream gets the change.
+        opened: The queue.
         tenant: The tenant.
         until: When the pause ends by itself, or after which time from now; None: with :func:`resume`.
             A time without a zone is local time.
-        audit: Where the change is written.
 
     Raises:
         InvalidRequest: The end is over already, by the clock of the server, or is out of range.
@@ -44,22 +43,27 @@ def pause(
         if for_us == 0:
             raise InvalidRequest("until = 0 s: a pause needs a longer time")
         check_seconds("until", for_us / 1e6)
-        if len(partitions) > 1:
-            until_us, for_us = server_time_us(client) + for_us, 0
     elif until is not None:
         until_us = check_moment("until", until)
-    found = None
-    end = (
+
+    def begin(now: OpenQueue) -> list[PauseReply | NotPaused]:
+        length, end = for_us, until_us
+        if length and len(now.of(tenant)) > 1:
+            length, end = 0, server_time_us(now.client) + length
+        return _run(now, tenant, lambda each: each.pause(tenant, until_us=end, for_us=length))
+
+    details = (
         f"for {until}"
         if isinstance(until, timedelta)
         else "without end"
         if until is None
         else f"until {until}"
     )
-    with audit.change(client, "paused", partitions[0].keys.queue, tenant=tenant, details=end) as change:
-        calls = [each.pause(tenant, until_us=until_us, for_us=for_us) for each in partitions]
-        replies = [reply for reply in run_all(calls, client) if reply is not None]
-        if len(replies) == len(partitions):
+    found = None
+    with _change(broker, opened, "paused", tenant, details) as change:
+        answers = broker.repeated(opened, begin)
+        replies = [each for each in answers if isinstance(each, PauseReply)]
+        if len(replies) == len(answers):
             found = pause_of_all([pause_of(each.since_us, each.until_us, each.since_us) for each in replies])
             change.count, change.details = int(any(each.changed for each in replies)), str(found)
     if found is None:
@@ -69,9 +73,39 @@ def pause(
     return found
 
 
-def resume(partitions: Sequence[Partition], client: Client, tenant: str | None, audit: AuditTrail) -> bool:
+def resume(broker: BrokerAccess, opened: OpenQueue, tenant: str | None) -> bool:
     """End the pause of a tenant, or with None of the whole queue; return whether there was one."""
-    with audit.change(client, "resumed", partitions[0].keys.queue, tenant=tenant) as change:
-        replies = run_all([each.resume(tenant) for each in partitions], client)
-        change.count = int(any(reply is not None and reply.changed for reply in replies))
+
+    def end(now: OpenQueue) -> list[PauseReply | NotPaused]:
+        return _run(now, tenant, lambda each: each.resume(tenant))
+
+    with _change(broker, opened, "resumed", tenant) as change:
+        replies = broker.repeated(opened, end)
+        change.count = int(any(isinstance(each, PauseReply) and each.changed for each in replies))
     return change.count == 1
+
+
+def _run(
+    opened: OpenQueue, tenant: str | None, call: Callable[[Partition], ScriptCall[PauseReply | NotPaused]]
+) -> list[PauseReply | NotPaused]:
+    """Make one change in the partitions of a tenant, or in all; first where a move takes settings from.
+
+    Raises:
+        MapChanged: A partition has another map. Others may have the change.
+    """
+    first = 0 if tenant is None else opened.homes.old_shares(tenant)[0]
+    replies: list[PauseReply | NotPaused] = []
+    for is_first in (True, False):
+        chosen = [each for each in opened.of(tenant) if (each.keys.partition == first) == is_first]
+        replies += run_all([call(each) for each in chosen], opened.client)
+        if "moved" in replies:
+            raise MapChanged.of(opened.partitions[0].keys.queue)
+    return replies
+
+
+def _change(
+    broker: BrokerAccess, opened: OpenQueue, action: str, tenant: str | None, details: str = ""
+) -> AbstractContextManager[AuditedChange]:
+    """Write a change to the audit stream at its end."""
+    queue = opened.partitions[0].keys.queue
+    return broker.audit.change(opened.client, action, queue, tenant=tenant, details=details)

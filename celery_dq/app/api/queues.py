@@ -286,13 +286,13 @@ class QueueApi:
         """
         name = None if tenant is None else check_single_tenant(tenant, what="pause")
         with self._broker.open(self.name, declare=True) as opened:
-            return pauses.pause(opened.of(name), opened.client, name, until, self._broker.audit)
+            return pauses.pause(self._broker, opened, name, until)
 
     def resume(self, tenant: str | int | None = None) -> bool:
         """End the pause of the queue, or of one tenant, and return whether there was one."""
         name = None if tenant is None else check_tenant(tenant)
         with self._broker.open(self.name) as opened:
-            return pauses.resume(opened.of(name), opened.client, name, self._broker.audit)
+            return pauses.resume(self._broker, opened, name)
 
     def forget(self) -> bool:
         """Remove the unused queue from the list of queues, and return whether it was there.

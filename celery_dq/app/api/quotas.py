@@ -137,17 +137,17 @@ class QuotasApi:
         """
         name = check_single_tenant(tenant, what="pause")
         with self._open_to_store(queue) as opened:
-            partitions, client = opened.of(name), opened.client
-            pause(partitions, client, name, until, self._broker.audit)
-            return quota_in_force(partitions[0], client, name)
+            pause(self._broker, opened, name, until)
+        with self._broker.open_home(queue, name) as (home, client):
+            return quota_in_force(home, client, name)
 
     def resume(self, queue: str, tenant: str | int) -> Quota:
         """Undo :meth:`pause`. Returns the quota in force, which may be a default that pauses all tenants."""
         name = check_tenant(tenant)
         with self._broker.open(queue) as opened:
-            partitions, client = opened.of(name), opened.client
-            resume(partitions, client, name, self._broker.audit)
-            return quota_in_force(partitions[0], client, name)
+            resume(self._broker, opened, name)
+        with self._broker.open_home(queue, name) as (home, client):
+            return quota_in_force(home, client, name)
 
     def paused(self, queue: str) -> dict[str, Pause]:
         """The tenants that :meth:`pause` has paused, with begin and end of the pause, the earliest first."""
@@ -335,14 +335,14 @@ class QuotasApi:
         self._check_spread(opened, tenant, quota)
         pauses = parts.get("paused")
         if pauses:
-            pause(partitions, client, tenant, None, self._broker.audit)
+            pause(self._broker, opened, tenant, None)
             quota = replace(quota, paused=base.paused)
         if quota != base or pauses is None or len(parts) > 1:
             with self._change(client, queue, "quota_set", tenant) as change:
                 change.details = str(quota)
                 self._set_own(opened, tenant, quota, change, timeout_s)
         if pauses is False:
-            resume(partitions, client, tenant, self._broker.audit)
+            resume(self._broker, opened, tenant)
         return quota_in_force(partitions[0], client, tenant)
 
     def _make(

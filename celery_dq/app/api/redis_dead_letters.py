@@ -97,7 +97,9 @@ class DeadLetters:
     ) -> int:
         """Send one dead letter, or all of them, to the end of the queue.
 
-        The count of crash deliveries of a replayed message begins again at 0. Its ETA and expiry stay.
+        The count of crash deliveries of a replayed message begins again at 0. Its ETA and expiry stay. While
+        the partitions of the queue change, a dead letter that moves in this moment stays, and is not counted:
+        replay again after the change.
 
         Args:
             message_id: Which dead letter; all of them by default.
@@ -146,8 +148,8 @@ class DeadLetters:
     ) -> ReplayedPart:
         """Send some dead letters again, the oldest first, for a caller that goes on step by step.
 
-        A step ends after `limit` messages, or after 500 dead letters. Unreadable ones stay. A message that
-        dies again comes again: let `matches` refuse dead letters that are later than the first step.
+        A step ends after `limit` messages, or after 500 dead letters. Unreadable and moving ones stay. A
+        message that dies again comes again: let `matches` refuse those that are later than the first step.
 
         Args:
             matches: Returns whether a dead letter is meant.
@@ -224,7 +226,7 @@ class DeadLetters:
 
         Returns:
             The message id, which is a new one if another message has the old one by now; None when there is
-            no such dead letter.
+            no such dead letter, or when it moves to another partition in this moment.
 
         Raises:
             InvalidMessage: A change is unknown, or the message's body cannot be read, or has a content type
@@ -301,15 +303,14 @@ class DeadLetters:
         return int(find_dead_letter(*opened, message_id) is not None)
 
     def _replay_readable(self, opened: OpenQueue, partition: Partition, message_id: str) -> bool:
-        """Send a dead letter again, and return whether it could be read."""
+        """Send a dead letter again, and return whether it was sent; an unreadable or moving one stays."""
         try:
-            self._replayed(opened, partition, message_id)
+            return self._replayed(opened, partition, message_id) is not None
         except redis.ResponseError as error:
             # The script's word for a record that it cannot read.
             if not str(error).startswith("DQINVALID"):
                 raise
             return False
-        return True
 
     def _edited(self, record: MessageRecord, **changes: Any) -> MessageRecord:
         """Return a record with other arguments, tenant, priority or ETA."""

@@ -6,7 +6,6 @@
 --   dead HASH
 --   dead_info HASH
 --   dead_index ZSET
---   outbox LIST
 -- ARGV
 --   n: number of dead letters, at most 1000
 --   id*: their message ids
@@ -17,11 +16,10 @@
 -- GUARANTEE
 --   No other key is changed. A dead letter in the outbox stays: another partition may have it by now, and would keep it.
 --@include partition
+--@uses outbox
 local n = tonumber(ARGV[1])
 if n == 0 then return 0 end
-local ids, moving = {}, {}
-local outbox = call('LRANGE', P .. 'outbox', 3, -1)
-for i = 1, #outbox do moving[cmsgpack.unpack(outbox[i])[1]] = true end
+local ids, moving = {}, dq.in_outbox()
 for i = 1, n do
   local id = ARGV[i + 1]
   if not moving[id] then ids[#ids + 1] = id end

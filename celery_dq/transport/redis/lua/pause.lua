@@ -11,9 +11,10 @@
 --   paused: '1' pauses, '0' resumes
 --   until_us: when the pause ends, by the clock of the server; 0 is never
 --   for_us: after which time from now it ends, in place of until_us; 0 is never
+--   map: the map of the queue by which the client chose this partition
 -- RETURNS
 --   DQINVALID when the end is below 0 or after the year 2255; else an array of three: '1' when a pause has begun, changed its end or ended, '0' when nothing was changed, '-1' when
---   until_us is over already; when the pause began, µs, or '0' without one; when it ends, µs, or '0' for never
+--   until_us is over already, '-2' when this partition has another map, and nothing was changed; when the pause began, µs, or '0' without one; when it ends, µs, or '0' for never
 -- COST
 --   some 20 commands
 -- GUARANTEE
@@ -21,6 +22,7 @@
 --   discards are delivered during a pause. A pause of the queue and those of its tenants do not touch each other.
 --@include state
 --@include out_of_memory_guard
+--@uses arrivals
 --@uses pauses
 --@uses tenant_placement
 --@uses wake
@@ -28,6 +30,7 @@ local kind, tenant, paused = ARGV[1], ARGV[2], ARGV[3]
 if (kind ~= 'tenant' and kind ~= 'queue') or (paused ~= '1' and paused ~= '0') then
   return redis.error_reply('DQINVALID pause: kind must be tenant or queue, and paused 1 or 0')
 end
+if dq.stored_map() ~= ARGV[6] then return {'-2', '0', '0'} end
 local ends, length = tonumber(ARGV[4]), tonumber(ARGV[5])
 if length > 0 then ends = now + length end
 if not (ends >= 0 and length >= 0 and ends < dq.WITHOUT_END) then

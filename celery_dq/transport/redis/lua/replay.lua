@@ -12,19 +12,21 @@
 --   record: the record to send; '' is the one that was kept
 --   head_start_us: by how much each step of priority goes before its time
 -- RETURNS
---   '1<message id>' of the new message; '0' when there is no such dead letter
+--   '1<message id>' of the new message; '0' when there is no such dead letter, or it is in the outbox
 -- COST
---   some 20 commands
+--   some 20 commands, and one look at each message of the outbox
 -- GUARANTEE
 --   The new message is stored before the dead letter is deleted. It runs even if its task has a tombstone.
+--   A dead letter in the outbox stays: another partition may have it by now, and would keep it.
 --@include state
 --@uses record
 --@uses unique_ids
 --@uses accept
+--@uses outbox
 --@uses wake
 local id, record = ARGV[1], ARGV[2]
 local kept = call('HGET', P .. 'dead', id)
-if not kept then return '0' end
+if not kept or dq.in_outbox()[id] then return '0' end
 if record == '' then record = kept end
 local priority, due, _, tenant = dq.header(record)
 if not priority then return redis.error_reply('DQINVALID replay: the record cannot be read') end

@@ -36,6 +36,7 @@ from celery_dq.transport.redis.store.replies import (
     Edited,
     FenceReply,
     MoveReply,
+    NotPaused,
     PauseReply,
     read_brought,
     read_cancellations,
@@ -294,7 +295,7 @@ class Partition:
 
     def pause(
         self, tenant: str | None, *, until_us: int = 0, for_us: int = 0
-    ) -> ScriptCall[PauseReply | None]:
+    ) -> ScriptCall[PauseReply | NotPaused]:
         """Start no message of a tenant, or with None of the queue, until its end or :meth:`resume`.
 
         Args:
@@ -303,13 +304,13 @@ class Partition:
             for_us: after which time it ends, in place of ``until_us``; 0 is never.
 
         Returns:
-            A call whose reply is None when ``until_us`` is over already.
+            A call whose reply is ``over`` or ``moved`` when nothing was changed; see :data:`NotPaused`.
         """
-        return self._call("pause", (*_paused(tenant), 1, until_us, for_us), read_pause_reply)
+        return self._call("pause", (*_paused(tenant), 1, until_us, for_us, str(self.homes)), read_pause_reply)
 
-    def resume(self, tenant: str | None) -> ScriptCall[PauseReply | None]:
+    def resume(self, tenant: str | None) -> ScriptCall[PauseReply | NotPaused]:
         """Undo :meth:`pause`. The reply says whether the tenant, or with None the queue, was paused."""
-        return self._call("pause", (*_paused(tenant), 0, 0, 0), read_pause_reply)
+        return self._call("pause", (*_paused(tenant), 0, 0, 0, str(self.homes)), read_pause_reply)
 
     def place_held_back(self, tenants: Sequence[str]) -> ScriptCall[None]:
         """Place these tenants again."""

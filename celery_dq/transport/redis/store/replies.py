@@ -63,6 +63,10 @@ class PauseReply(NamedTuple):
     until_us: int
 
 
+#: Why nothing was changed: the end of the pause is over, or the partition has another map than the caller.
+NotPaused: TypeAlias = Literal["over", "moved"]
+
+
 class MoveReply(NamedTuple):
     """The number of messages that a chunk moved or removed, and of those left for the next chunk."""
 
@@ -149,10 +153,12 @@ def read_brought(reply: Any) -> Brought:
     return Brought(status, read_binary(reply[1]) or None, read_text(reply[2]), int(reply[3]))
 
 
-def read_pause_reply(reply: Any) -> PauseReply | None:
-    """Return the pause, or None when its end is over already."""
+def read_pause_reply(reply: Any) -> PauseReply | NotPaused:
+    """Return the pause, or why nothing was changed."""
     changed, since_us, until_us = map(int, reply)
-    return None if changed < 0 else PauseReply(changed == 1, since_us, until_us)
+    if changed < 0:
+        return "over" if changed == -1 else "moved"
+    return PauseReply(changed == 1, since_us, until_us)
 
 
 def read_move_reply(reply: Any) -> MoveReply:
