@@ -9,6 +9,7 @@
 --   leases ZSET
 --   tombstones ZSET
 --   messages HASH
+--   delayed ZSET
 --   dead HASH
 -- ARGV
 --   consumer: the consumer whose lease is renewed
@@ -24,8 +25,9 @@
 --   until this consumer may reap others; '-' when it was not to reap (limit 0, or fenced out); the map of the queue, ''
 --   when this partition has none stored; then three strings per reaped message: the lost consumer, message id, '1' when it was settled, else '0'
 -- COST
---   seven commands when the partition has no message, no dead letter and no lost consumer; else some 20, one per
---   consumer up to 100, and those of a release per lost consumer
+--   seven commands when the partition has no message, no dead letter and no lost consumer; else some 16, one per
+--   consumer up to 100; five more where a lease has expired, and those of a release per lost consumer; four more with
+--   delayed messages, tombstones or dead letters
 -- GUARANTEE
 --   An expired lease whose messages were not reaped yet goes on as if it had not expired. A consumer that renewed, here
 --   or by a claim, when less than 0.4 of its lease was left reaps nothing for one lease from then on. Settled messages
@@ -55,22 +57,25 @@ if first > 0 and limit > 0 and state.evict == 0 and state.resume_at == 0 and sta
   return {alive and '1' or '0', '0', string.format('%.0f', state.claim), string.format('%.0f', first),
     state.partitions}
 end
-local grace = reap_grace_of(consumer)
 local reaped, report = 0, {}
-if grace == 0 then reaped, report = dq.reap(limit, tonumber(ARGV[4])) end
-dq.promote(limit, true)
+if first <= 0 then
+  local grace = reap_grace_of(consumer)
+  if grace > 0 then
+    first = grace
+  else
+    reaped, report = dq.reap(limit, tonumber(ARGV[4]))
+    -- Those that were reaped have no lease any more.
+    first = tonumber(call('ZRANGE', P .. 'leases', '0', '0', 'WITHSCORES')[2]) - now
+  end
+end
+local has_rare = call('EXISTS', P .. 'delayed', P .. 'tombstones', P .. 'dead') > 0
+dq.promote(limit, has_rare)
 if limit > 0 then dq.recount_held() end
 collect(P .. 'finish_tags', state.v, limit)
 collect(P .. 'limiter', now, limit)
-collect(P .. 'tombstones', now, limit)
-dq.delete_old_dead_letters(limit, tonumber(ARGV[5]) * 1000, tonumber(ARGV[6]))
-local next_end = '-'
-if limit > 0 and grace > 0 then
-  next_end = text(grace)
-elseif limit > 0 then
-  -- Those that were reaped have no lease any more.
-  first = call('ZRANGE', P .. 'leases', '0', '0', 'WITHSCORES')
-  next_end = string.format('%.0f', tonumber(first[2]) - now)
+if has_rare then
+  collect(P .. 'tombstones', now, limit)
+  dq.delete_old_dead_letters(limit, tonumber(ARGV[5]) * 1000, tonumber(ARGV[6]))
 end
 dq.wake()
 -- A message on `woken` that was lost is repeated.
@@ -78,5 +83,5 @@ dq.wake()
   --@cluster call('SPUBLISH', P .. 'woken', call('ZCARD', P .. 'leases'))
 --@cluster end
 save()
-return {alive and '1' or '0', tostring(reaped), string.format('%.0f', state.claim), next_end, state.partitions,
+return {alive and '1' or '0', tostring(reaped), string.format('%.0f', state.claim), limit > 0 and text(first) or '-', state.partitions,
   unpack(report)}
