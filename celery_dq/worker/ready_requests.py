@@ -41,7 +41,7 @@ class ReadyRequests(TaskSubscriber):
         """Run a request, at once or when its predecessor is over."""
         message = request.message
         before = message.predecessor() if isinstance(message, Message) else None
-        if before is None or (before.done and not before.is_over) or not message.may_deliver():
+        if before is None or before.has_returned or not message.may_deliver():
             # The pool refuses it if its predecessor will return, or the term is over.
             return self._run(request)
         self._waiting[before.tag] = (before, request)

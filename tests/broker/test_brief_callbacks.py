@@ -12,7 +12,7 @@ import kombu
 import pytest
 
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.consuming import callback_pace
+from celery_dq.transport.redis.consuming import callback_pace, channel_consumer
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from tests.broker.kombu_client import KombuClient, consumer_of
 from tests.lua.partition_scripts import PartitionScripts
@@ -81,7 +81,10 @@ def test_brief_callbacks_hand_no_next_look_over(
         assert not handed_over
 
 
-def test_another_consumer_finds_the_look_that_a_long_callback_neglects(kombu_client: KombuClient) -> None:
+def test_another_consumer_finds_the_look_that_a_long_callback_neglects(
+    kombu_client: KombuClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_consumer, "FEW_PARTITIONS", 0)
     slow_queue, messages = QUEUES[0], KombuClient(kombu_client.url, PLAIN)
     scripts = throttle(kombu_client, slow_queue, 1 / INTERVAL_S, 2)
     began, goes_on, stops = threading.Event(), threading.Event(), threading.Event()

@@ -117,6 +117,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "singleton",
+        "a message begins although the dead letter before it is not confirmed",
+        "transport/in_flight/pending_acks.py",
+        "return self.done and self.dead_letter and not self.confirmed",
+        "return False",
+        (TESTS + "test_singleton_delivery.py", "-k", "dead_letter"),
+    ),
+    Mutation(
+        "singleton",
         "a message begins although a late ack is not confirmed",
         "transport/redis/consuming/singleton_delivery.py",
         "unconfirmed[0].confirmed or unconfirmed[0].has_returned",

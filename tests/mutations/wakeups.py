@@ -55,9 +55,17 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "fairness",
+        "a consumer of few queues keeps its next looks during a callback",
+        "transport/redis/consuming/channel_consumer.py",
+        "(has_few or not self.pace.is_brief)",
+        "not self.pace.is_brief",
+        ("tests/broker/test_waking.py", "-k", "busy_solo_worker_hands"),
+    ),
+    Mutation(
+        "fairness",
         "next looks are handed over before each brief callback, too",
         "transport/redis/consuming/channel_consumer.py",
-        "self._runs_in_loop and not self.pace.is_brief",
+        "self._runs_in_loop and (has_few or not self.pace.is_brief)",
         "self._runs_in_loop",
         ("tests/broker/test_brief_callbacks.py", "-k", "no_next_look"),
     ),

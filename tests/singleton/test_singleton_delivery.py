@@ -124,6 +124,19 @@ def test_a_message_comes_back_before_the_next_although_the_one_behind_it_is_over
     channel.finish_rest(["first", "a", "b", "a", "c", "d"])
 
 
+def test_a_message_waits_for_the_confirmation_of_a_dead_letter_before_it(
+    scripts: PartitionScripts, channel: Channel
+) -> None:
+    scripts.push("a", "b", "c")
+    channel.turn_until(lambda: channel.ids == ["first", "a", "b"])
+    channel.ledger.dead_letter(channel.got[1].delivery_tag, "failed", b"")
+    behind = channel.ledger.get(channel.got[2].delivery_tag)
+    assert behind is not None
+    assert behind.unfinished_predecessor() is not None
+    channel.turn_until(lambda: behind.unfinished_predecessor() is None)
+    channel.finish_rest(["first", "a", "b", "c"])
+
+
 def test_a_claim_that_left_before_a_message_came_back_brings_nothing_to_deliver(
     scripts: PartitionScripts, channel: Channel
 ) -> None:

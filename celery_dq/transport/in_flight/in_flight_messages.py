@@ -180,6 +180,7 @@ class InFlightMessages:
         """Make this message a dead letter, and free its slot."""
         if (move := self._begin_move(tag)) is not None:
             held, box = move
+            held.dead_letter = True
             box.dead_letters.append(PendingDeadLetter(held, reason, record))
             self._end_move(held, box)
 

@@ -48,6 +48,7 @@ class InFlightMessage:
         settled: acknowledged early; the broker has the ack, or it is pending.
         settle_by: monotonic time until which its settle may wait for its finish; 0 when it does not wait.
         done: finished, released or made a dead letter.
+        dead_letter: made a dead letter, by a call of its own, which the acks of later messages may overtake.
         will_return: it will be delivered again, so messages that were claimed after it must wait.
         delivered: a plain kombu consumer has it, so it cannot be released without that consumer's knowledge.
         predecessor: the message that went to the pool before it and must have ended when it starts.
@@ -63,6 +64,7 @@ class InFlightMessage:
     settled: bool = False
     settle_by: float = 0.0
     done: bool = False
+    dead_letter: bool = False
     will_return: bool = False
     delivered: bool = False
     predecessor: InFlightMessage | None = None
@@ -83,7 +85,10 @@ class InFlightMessage:
         return self.predecessor or self.unconfirmed()
 
     def unconfirmed(self) -> InFlightMessage | None:
-        """Return the message of `needs` while the broker has not confirmed it, else None."""
+        """Return the message whose confirmation this one awaits: `needs`, or a dead letter before it."""
+        before = self.predecessor
+        if before is not None and before.is_pending_dead_letter:
+            return before
         needs = self.needs  # `predecessor` covers a message that is delivered again
         if needs is not None and (needs.confirmed or needs.will_return):
             self.needs = needs = None
@@ -91,8 +96,13 @@ class InFlightMessage:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended for good, as far as this process decides."""
-        return self.done and not self.will_return
+        """Whether it has ended for good, and no ack of a later message can overtake its own."""
+        return self.done and not self.will_return and not self.is_pending_dead_letter
+
+    @property
+    def is_pending_dead_letter(self) -> bool:
+        """Whether it became a dead letter and runs again if this process is killed now."""
+        return self.done and self.dead_letter and not self.confirmed
 
     @property
     def has_returned(self) -> bool:

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds without a delivery, beside twice the claim-ahead time, after which a worker's inbox is overdue.
 OVERDUE_S = 0.1
+#: Number of partitions up to which a consumer hands all next looks over before each callback that blocks the
+#: loop. So few scripts are cheap, and no message waits because a callback is long for once.
+FEW_PARTITIONS = 16
 
 
 class ChannelConsumer:
@@ -222,7 +225,8 @@ class ChannelConsumer:
     @property
     def _blocks_loop(self) -> bool:
         """Whether a callback may block the loop for long."""
-        return self._runs_in_loop and not self.pace.is_brief
+        has_few = self._consumers.partition_count <= FEW_PARTITIONS
+        return self._runs_in_loop and (has_few or not self.pace.is_brief)
 
     # -- from claim to callback ------------------------------------------------
 

@@ -325,8 +325,10 @@ class SingletonDelivery:
 
     def _confirm(self, own: SingletonSubscription, queue: Queue) -> int:
         """Remove confirmed messages; return how many may start before the first ack is confirmed."""
-        most = most_unconfirmed(own.service_s)
         unconfirmed = own.unconfirmed
+        # The ack of a later message could overtake a dead letter, so none begins before its confirmation.
+        has_dead_letter = any(held.dead_letter for held in unconfirmed)
+        most = 1 if has_dead_letter else most_unconfirmed(own.service_s)
         while unconfirmed and (unconfirmed[0].confirmed or unconfirmed[0].has_returned):
             # A delivered message in the worker may wait for this confirmation.
             self.finished_tags.append(unconfirmed.popleft().tag)
