@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ from celery_dq.clock import ManualClock
 from celery_dq.transport.in_flight.pending_acks import InFlightMessage
 from celery_dq.transport.partition_replies import HeartbeatReply
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.heartbeat import RENEWALS_PER_LEASE
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_calls import ScriptCall
@@ -45,13 +43,7 @@ class ClosingPartition(Partition):
 
 
 class WatchedPartition(Partition):
-    """A partition that remembers the limits of its calls, and counts heartbeats."""
-
-    heartbeats = 0
-
-    def heartbeat(self, *args: Any, **options: Any) -> ScriptCall[HeartbeatReply]:
-        self.heartbeats += 1
-        return super().heartbeat(*args, **options)
+    """A partition that remembers the limits of its calls."""
 
     def resign(self, consumer: str, *, limit: int = 0) -> ScriptCall[int]:
         self.limits = [*getattr(self, "limits", ()), limit]
@@ -205,48 +197,6 @@ def test_the_queues_that_are_given_back_share_the_messages_of_a_trip(
     process.heartbeat._resign(queues, scripts[0].client)
     assert [each.limits for each in partitions] == [[100, 100], [100, 100]]
     assert [len(each.waiting()) for each in scripts[:2]] == [MANY, MANY]
-
-
-def test_a_lease_that_a_claim_has_renewed_is_left_out_for_two_rounds_at_most(
-    scripts: list[PartitionScripts], process: ConsumerIdentity, clock: ManualClock
-) -> None:
-    client, heartbeat, interval_s = scripts[0].client, process.heartbeat, LEASE_S / RENEWALS_PER_LEASE
-    # The third queue is a singleton, whose leader's lease only a heartbeat renews.
-    partitions = [WatchedPartition(each.keys, each.partition.scripts) for each in scripts]
-    queues = [
-        Queue(each.keys.queue, each, token=token) for each, token in zip(partitions, (0, 0, 1), strict=True)
-    ]
-    heartbeat._client = client
-    for each in queues:
-        heartbeat.queues[each.key] = each
-        heartbeat._lease_holders[each.key] = deque([None])
-
-    def claim(queue: Queue) -> None:
-        call = queue.partition.claim(queue.consumer(process.consumer), lease_ms=process.lease_ms, want=1)
-        list(process.claimed(queue, call.run(client), clock.monotonic()))
-
-    def round_of(*, every: bool = False) -> list[bool]:
-        before = [each.heartbeats for each in partitions]
-        heartbeat._renew_all(every=every)
-        return [each.heartbeats > count for each, count in zip(partitions, before, strict=True)]
-
-    assert round_of() == [True, True, True]
-    for is_left_out in (True, True, False):
-        clock.advance(0.6 * interval_s)
-        claim(queues[0])
-        claim(queues[2])
-        clock.advance(0.4 * interval_s)
-        assert round_of() == [not is_left_out, True, True]
-    assert round_of() == [False, False, True]
-    assert round_of(every=True) == [True, True, True]
-    # A claim that is older than half a round, and another consumer whose lease ends before the next round.
-    clock.advance(0.4 * interval_s)
-    claim(queues[0])
-    clock.advance(0.6 * interval_s)
-    assert round_of() == [True, True, True]
-    scripts[0].partition.claim("other", lease_ms=int(500 * interval_s), want=1).run(client)
-    round_of(every=True)
-    assert round_of() == [True, False, True]
 
 
 def test_a_settle_without_a_lease_makes_no_turn_of_the_loop_due(kombu_client: KombuClient) -> None:

@@ -1,4 +1,4 @@
-"""Faults of the heartbeat and of its script."""
+"""Faults of the script of the heartbeat."""
 
 from __future__ import annotations
 
@@ -65,45 +65,5 @@ MUTATIONS: tuple[Mutation, ...] = (
         "            atexit.unregister(self._send_pending_acks_at_exit)\n"
         "            return not self._running\n",
         ("tests/broker/test_exits.py",),
-    ),
-    Mutation(
-        "heartbeat",
-        "the dead letters and tombstones of a partition with messages are kept for ever",
-        "transport/redis/lua/heartbeat.lua",
-        "P .. 'tombstones', P .. 'dead') > 0",
-        "P .. 'tombstones') > 1",
-        ("tests/lua/test_return.py", "tests/lua/test_dead_letter_retention.py"),
-    ),
-    Mutation(
-        "heartbeat",
-        "no lost consumer of a partition with messages is reaped",
-        "transport/redis/lua/heartbeat.lua",
-        "if first <= 0 then\n",
-        "if false then\n",
-        ("tests/lua/test_return.py",),
-    ),
-    Mutation(
-        "heartbeat",
-        "the heartbeat of a lease that a claim has renewed is left out for ever",
-        "transport/redis/in_flight/due_leases.py",
-        "            or self._first_ends.get(queue.key, now) <= now + self._round_s\n",
-        "",
-        ("tests/broker/test_heartbeat_trips.py",),
-    ),
-    Mutation(
-        "heartbeat",
-        "a lease is left out that may not be trusted until the next round",
-        "transport/redis/in_flight/due_leases.py",
-        "RENEWED_LATELY = 0.5",
-        "RENEWED_LATELY = 1.0",
-        ("tests/broker/test_heartbeat_trips.py",),
-    ),
-    Mutation(
-        "heartbeat",
-        "the heartbeat of a leader is left out",
-        "transport/redis/in_flight/due_leases.py",
-        "            bool(queue.token)\n            or renewed_at is None\n",
-        "            renewed_at is None\n",
-        ("tests/broker/test_heartbeat_trips.py",),
     ),
 )

@@ -4,8 +4,6 @@
 ``node_pipelines``      does so on a Redis Cluster, on one connection per node
 ``in_doubt``            claims without an answer, and how their messages are found again
 ``heartbeat``           renews leases from a thread of its own, and sends pending acks
-``due_leases``          which leases a round of the heartbeat renews
-``lease_holder``        the process, as the heartbeat sees it
 ``server_clock``, ``data_loss``, ``lost_workers``   what heartbeats and claims reveal
 ``consumer_identity``   one consumer id per process and broker; owns the objects above
 

@@ -9,14 +9,19 @@ import math
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import redis
 
+from celery_dq.clock import Clock
 from celery_dq.native import leave_green_hub, unpatched
-from celery_dq.transport.in_flight.in_flight_messages import TRUSTED_SHARE
-from celery_dq.transport.redis.in_flight.due_leases import DueLeases
-from celery_dq.transport.redis.in_flight.lease_holder import LeaseHolder
+from celery_dq.per_process import OwnerProcess
+from celery_dq.transport.in_flight.in_flight_messages import TRUSTED_SHARE, InFlightMessages
+from celery_dq.transport.partition_replies import HeartbeatReply
+from celery_dq.transport.redis.in_flight.data_loss import DataLoss
+from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
+from celery_dq.transport.redis.in_flight.server_clock import ServerClock
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_batches import (
     chunks,
@@ -44,6 +49,26 @@ CHUNK = 200
 EXIT_TIMEOUT_S = 5.0
 
 
+class LeaseHolder(Protocol):
+    """The process whose leases are renewed; ``ConsumerIdentity`` is it."""
+
+    owner: OwnerProcess
+    consumer: str
+    clock: Clock
+    lease_s: float
+    lease_ms: int
+    in_flight: InFlightMessages
+    in_doubt: InDoubtClaims
+    data_loss: DataLoss
+    server_clock: ServerClock
+
+    def renewed(self, queue: Queue, renewal: HeartbeatReply, sent_at: float) -> None:
+        """Record the answer to a renewal that was sent at monotonic *sent_at*."""
+
+    def not_renewed(self, queue: Queue, error: Exception) -> None:
+        """Note a renewal that failed with *error*."""
+
+
 class Heartbeat:
     """Renews the leases of a process, and sends its acks when no channel is left to send them.
 
@@ -56,7 +81,6 @@ class Heartbeat:
 
     def __init__(self, process: LeaseHolder) -> None:
         self._process = process
-        self._due_leases = DueLeases(process.in_flight, process.lease_s / RENEWALS_PER_LEASE)
         #: The queues with a lease, by :attr:`Queue.key`. Only this class changes it.
         self.queues: dict[str, Queue] = {}
         #: Consumers per partition. Their number is the length, because appending and popping are atomic.
@@ -178,10 +202,10 @@ class Heartbeat:
         interval = self._process.lease_s / RENEWALS_PER_LEASE
         wait = interval
         while not self._should_end():
-            woken = self._wake_lock.acquire(True, wait)
+            self._wake_lock.acquire(True, wait)
             try:
                 # The messages of a lost consumer are reaped when its lease expires, not one heartbeat later.
-                wait = min(interval, max(self._renew_all(every=woken), MIN_WAIT_S))
+                wait = min(interval, max(self._renew_all(), MIN_WAIT_S))
                 if self._failures:
                     logger.info(
                         "The leases of worker %s are renewed again.",
@@ -235,7 +259,7 @@ class Heartbeat:
             self._running = bool(self.queues) and not self._exiting
             return not self._running
 
-    def _renew_all(self, every: bool = True) -> float:
+    def _renew_all(self) -> float:
         """Renew, reap and send acks; return the seconds until the first lease of any consumer expires."""
         next_end_s = math.inf
         process, client = self._process, self._client
@@ -248,12 +272,8 @@ class Heartbeat:
             process.server_clock.ask(client)
         self._resign(queues, client)
         kept = [queue for queue in queues if queue.key in self.queues]
-        now = process.clock.monotonic()
-        due = [queue for queue in kept if every or self._due_leases.is_due(queue, now)]
-        for chunk in chunks(due):
+        for chunk in chunks(kept):
             next_end_s = min(next_end_s, self._renew_leases(chunk, client))
-        renewed = {queue.key for queue in due}
-        self._compare([queue for queue in kept if queue.key not in renewed], client)
         self._resign(kept, client)
         now = process.clock.monotonic()
         for check in list(self._checks):
@@ -283,7 +303,6 @@ class Heartbeat:
                     renewal = result_of(call, answer)
                     process.renewed(queue, renewal, sent_at)
                     report_lost_workers(queue.name, renewal.lost)
-                    self._due_leases.answered(queue.key, sent_at, renewal.next_end_s)
                     next_end_s = min(next_end_s, renewal.next_end_s)
                     renewed.append(queue)
             except (redis.RedisError, OSError) as exc:  # noqa: PERF203 - the others are recorded, too
@@ -291,7 +310,9 @@ class Heartbeat:
                 failure = failure or exc
         if failure is not None:
             raise failure
-        self._compare(renewed, client)
+        for queue in renewed:
+            with self._each_by_itself(queue):
+                self._report_and_compare(queue, client)
         return next_end_s
 
     @contextlib.contextmanager
@@ -318,11 +339,6 @@ class Heartbeat:
                 queue.name,
                 extra={"event": "heartbeat_failed", "queue": queue.name},
             )
-
-    def _compare(self, queues: Sequence[Queue], client: redis.Redis) -> None:
-        for queue in queues:
-            with self._each_by_itself(queue):
-                self._report_and_compare(queue, client)
 
     def _report_and_compare(self, queue: Queue, client: redis.Redis) -> None:
         """Release the messages of unanswered claims, and send the acks that no channel sends."""
@@ -414,7 +430,6 @@ class Heartbeat:
         self.queues.pop(name, None)
         self._lease_holders.pop(name, None)
         self._overdue.discard(name)
-        self._due_leases.forget(name)
         self._process.in_flight.forget_partition(name)
         self._process.in_doubt.forget_partition(name)
 
