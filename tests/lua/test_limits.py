@@ -152,6 +152,14 @@ class TestConcurrency:
         assert scripts.place("a") == "turn"
         assert scripts.take(10, free=1) == ["a0001", "b0001"]
 
+    def test_free_room_bounds_single_messages_of_limited_tenants(self, scripts: PartitionScripts) -> None:
+        for tenant in "ab":
+            scripts.set_quota(tenant, concurrency=5)
+            scripts.push(f"{tenant}0", tenant=tenant)
+        claimed = scripts.claim(10, free=1)
+        assert [each.id for each in claimed.entries] == ["a0"]
+        assert claimed.needs_slot
+
     def test_finishing_a_slot_in_the_claim_lets_its_tenant_go_on(self, scripts: PartitionScripts) -> None:
         scripts.set_quota("a", concurrency=1)
         fill(scripts, "a", 3)

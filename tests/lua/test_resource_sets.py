@@ -46,6 +46,16 @@ def test_the_resource_that_ends_a_message_takes_the_next_one(scripts: PartitionS
     assert taken(scripts) == [("m3", "b")]
 
 
+def test_a_resource_whose_set_was_emptied_needs_no_slot(scripts: PartitionScripts) -> None:
+    scripts.set_quota("a", concurrency=1)
+    scripts.set_quota("b", concurrency=1)
+    scripts.push("m0", tenant=A_B)
+    scripts.push("n0", "n1", tenant="other")
+    claimed = scripts.claim(10, free=1)
+    assert [each.id for each in claimed.entries] == ["m0", "n0", "n1"]
+    assert not claimed.needs_slot
+
+
 def test_a_change_of_a_capacity_acts_at_once(scripts: PartitionScripts) -> None:
     scripts.set_quota("a", concurrency=1)
     scripts.set_quota("b", concurrency=1)

@@ -43,7 +43,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "transport/redis/lua/include/plain_claim.lua",
         "      if free < 0 then return nil end\n",
         "",
-        ("tests/lua/test_plain.py",),
+        ("tests/lua/test_limits.py", "-k", "single_messages_of_limited"),
     ),
     Mutation(
         "fairness",

@@ -134,9 +134,12 @@ while not is_paused and delivery.count < want and not serving.is_full and #line.
   local quota = tenant.quota
   local has_turn = dq.place_of(quota, tenant.slots, tenant.arrival) == 'turn'
   if has_turn and quota.concurrency > 0 and serving.free <= 0 then
-    -- If others were claimed ahead of their slots now, they would take each slot that becomes free.
-    serving.needs_slot = true
-    break
+    has_turn = false
+    if state.sets == 0 or dq.has_message_left(serving, tenant) then
+      -- If others were claimed ahead of their slots now, they would take each slot that becomes free.
+      serving.needs_slot = true
+      break
+    end
   end
   if has_turn then
     local follower = dq.first_in_line(serving.chunk)

@@ -28,6 +28,15 @@ local function rotation_of(tenant)
   return rotation
 end
 
+-- Returns whether a message is left for a resource in line. In this claim, other resources may have emptied its sets.
+function dq.has_message_left(serving, tenant)
+  tenant.rotation = tenant.rotation or rotation_of(tenant)
+  for i = 1, #tenant.rotation do
+    if dq.read_ids(serving, tenant.rotation[i], 1) > 0 then return true end
+  end
+  return false
+end
+
 -- Looks at the next `run` messages of a resource, in the order of its rotation, and takes those that may be taken. A
 -- tenant that is in no set has its own messages only.
 function dq.serve_rotation(serving, tenant, run)

@@ -82,7 +82,7 @@ local function take_next_message(serving, tenant, backlog, id, score, record, cr
 end
 
 -- Reads more ids of the backlog when fewer than `run` are known. Returns how many are known and not taken.
-local function read_ids(serving, backlog, run)
+function dq.read_ids(serving, backlog, run)
   local ids = backlog.ids or {}
   backlog.ids = ids
   local left = #ids / 2 - backlog.next_id + 1
@@ -101,7 +101,7 @@ end
 -- Looks at the next `run` messages of a backlog and takes those that may be taken. `backlog` is the tenant itself, or a set
 -- of which the tenant is a resource. Returns whether more of them may be taken, and how many there were.
 function dq.serve_backlog(serving, tenant, backlog, run)
-  run = math.min(run, read_ids(serving, backlog, run))
+  run = math.min(run, dq.read_ids(serving, backlog, run))
   if run == 0 then return true, 0 end
   local first, ids = backlog.next_id, backlog.ids
   local wanted, records, crashes = {}, nil, {}
