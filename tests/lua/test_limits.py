@@ -156,6 +156,7 @@ class TestConcurrency:
         for tenant in "ab":
             scripts.set_quota(tenant, concurrency=5)
             scripts.push(f"{tenant}0", tenant=tenant)
+        assert scripts.claim(0).entries == []  # a consumer with a lease takes the short path
         claimed = scripts.claim(10, free=1)
         assert [each.id for each in claimed.entries] == ["a0"]
         assert claimed.needs_slot
