@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import redis
 
+from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.consuming import claim_limits, wakeups
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store import script_batches
@@ -152,6 +153,8 @@ def test_lost_answers_of_several_claims_are_compared(
     harness.fetcher.close()  # before the answers
     in_doubt = harness.process.in_doubt
     assert all(in_doubt.needs_comparison(each.keys.prefix) for each in scripts[:2])
+    # A later claim would bring the messages that are pushed now, too.
+    wait_until(lambda: all(each.state("held") == 1 for each in scripts[:2]))
     scripts[0].push("c")
     scripts[1].push("d")
     turn_until(lambda: {"c", "d"} <= set(harness.got), harness)
