@@ -59,6 +59,7 @@ _SOCKET_OPTIONS = (
 _WITHOUT_EFFECT = {
     "heartbeat": "it has no effect on Redis, where workers renew leases of dq_lease instead; remove it",
     "login_method": "it has no effect on Redis; remove it",
+    "visibility_timeout": "it has no effect here, where workers renew leases of dq_lease instead; remove it",
 }
 
 
@@ -99,7 +100,8 @@ def _remedy(name: str, known: tuple[str, ...]) -> str:
         return f"known are {', '.join(known)}"
     if close[0] in known:
         return f"did you mean {close[0]}?"
-    return f"set broker_transport_options = {{{close[0]!r}: …}}"
+    question = "" if close[0] == name else f"did you mean {close[0]}? Then "
+    return f"{question}set broker_transport_options = {{{close[0]!r}: …}}"
 
 
 def refuse_key_prefix(transport_options: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 from kombu import Connection
 
 import celery_dq
+from celery_dq.app.checks import server_checks
 from celery_dq.app.checks.doctor import Finding, check_server, check_settings
 from celery_dq.cli import dq
 from celery_dq.clock import SystemClock
@@ -98,6 +100,13 @@ ZOOKEEPER = f"dq-zookeeper://{NOWHERE}/shop"
         ),
         ("dq-redis://localhost?heartbeat=10", {}, "E002", "heartbeat = '10': it has no effect on Redis"),
         ("dq-redis://localhost?connect_timeout=3", {}, "E002", "= {'socket_connect_timeout': …}"),
+        (
+            "dq-redis://localhost?socket_timout=3",
+            {},
+            "E002",
+            "did you mean socket_timeout? Then set broker_transport_options = {'socket_timeout': …}",
+        ),
+        ("dq-redis://localhost?visibility_timeout=30", {}, "E002", "leases of dq_lease instead; remove it"),
         (
             "dq-redis://localhost;dq-redis://other/0?foo=1",
             {},
@@ -214,6 +223,16 @@ def test_servers_that_do_not_answer(
     found = faults(check_server(app))
     assert words in found[code]
     assert len(found) == 1
+
+
+def test_a_server_that_does_not_answer_in_tls(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_checks, "PATIENCE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        app = make_app(f"dq-rediss://127.0.0.1:{hung.getsockname()[1]}/0")
+        began = time.monotonic()
+        found = faults(check_server(app))
+    assert "must serve TLS, for which dq-rediss:// asks" in found["E011"]
+    assert time.monotonic() - began < 3
 
 
 @pytest.mark.parametrize(("session", "words"), [("3s", "after 4 s, not after the 3 s"), ("9s", "")])

@@ -13,6 +13,7 @@ from celery_dq.app.api.api import dq_of
 from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.checks.finding import Finding, reason_of
 from celery_dq.app.checks.settings_checks import uses_dedup
+from celery_dq.app.timeouts import connection_with_timeout
 from celery_dq.clock import SystemClock
 from celery_dq.dedup.other_brokers.server import redis_of
 from celery_dq.errors import (
@@ -56,11 +57,11 @@ def broker(app: Any, found: list[Finding]) -> Iterator[Any]:
         channel = None
         try:
             tenant_broker = BrokerAccess(app, context)
+            connection = stack.enter_context(connection_with_timeout(app, PATIENCE_S))
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=PATIENCE_S)
             if tenant_broker.serves_queues():
-                channel = stack.enter_context(tenant_broker.channel())
+                channel = stack.enter_context(tenant_broker.channel(connection))
             else:
-                connection = stack.enter_context(app.connection_for_write())
-                connection.ensure_connection(max_retries=1, interval_start=0, timeout=PATIENCE_S)
                 found.append(Finding("ok", "I011", f"The broker {connection.as_uri()} can be reached."))
         except ServerError as exc:
             found.append(Finding("error", "E010", str(exc), "Mend the server."))
@@ -69,16 +70,22 @@ def broker(app: Any, found: list[Finding]) -> Iterator[Any]:
         except ImportError as exc:
             found.append(Finding("error", "E004", str(exc), "Install it."))
         except _REFUSALS as exc:
-            found.append(_unreachable(exc))
+            found.append(_unreachable(app, exc))
         try:
             yield channel
         except _REFUSALS as exc:  # a pooled connection may have been lost since
-            found.append(_unreachable(exc))
+            found.append(_unreachable(app, exc))
 
 
-def _unreachable(exc: Exception) -> Finding:
+def _unreachable(app: Any, exc: Exception) -> Finding:
     problem = f"The broker cannot be reached: {reason_of(exc)}."
-    return Finding("error", "E011", problem, "Start it, or mend broker_url.")
+    return Finding("error", "E011", problem, f"Start it, or mend broker_url.{tls_hint(app)}")
+
+
+def tls_hint(app: Any) -> str:
+    """Return a sentence about TLS if the URL of the broker asks for it; else ""."""
+    scheme = app.connection_for_write().transport_cls
+    return f" The port must serve TLS, for which {scheme}:// asks." if scheme.endswith("rediss") else ""
 
 
 def redis_server(app: Any, channel: Any) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from kombu.exceptions import OperationalError
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.checks.doctor import check_server, check_settings
 from celery_dq.app.checks.finding import Finding, reason_of
+from celery_dq.app.checks.server_checks import tls_hint
 from celery_dq.errors import DQError
 from celery_dq.inspector.leaders import LeaderSnapshot
 from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
@@ -65,7 +66,8 @@ def read_status(app: Any, timeout_s: float = 5.0) -> Status:
         reader.join(timeout_s)
         if reader.is_alive():
             problem = f"{reading.step} did not answer within {timeout_s:g} s."
-            reading.errors.append(Finding("error", "E022", problem, "Look after it, or give --timeout."))
+            remedy = f"Look after it, or give --timeout.{tls_hint(app)}"
+            reading.errors.append(Finding("error", "E022", problem, remedy))
     if reading.failure is not None:
         raise reading.failure
     errors = [each for each in settings if each.level == "error"] + reading.errors
