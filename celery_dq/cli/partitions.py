@@ -8,7 +8,7 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.output import command, show, show_table
-from celery_dq.cli.progress import reported_progress
+from celery_dq.cli.progress import counted, reported_progress
 from celery_dq.cli.queues import with_nodes
 from celery_dq.cli.typos import require_queue
 from celery_dq.errors import InvalidRequest
@@ -64,11 +64,15 @@ def partitions(dq: DQ, as_json: bool, queue: str | None, count: int | None, time
 def _set(dq: DQ, as_json: bool, queue: str, count: int, timeout: float) -> None:
     with reported_progress(as_json, "moved", "message") as on_progress:
         change = dq.queues[queue].set_partitions(count, timeout=timeout, on_progress=on_progress)
+    number = counted(change.after, "partition")
+    if change.is_complete and change.before == change.after and not change.moved:
+        show(as_json, change, f"{queue!r} has {number} already; nothing was changed.")
+        return
     if change.is_complete:
-        lines = [f"{queue!r} has {change.after} partitions (before: {change.before})."]
+        lines = [f"{queue!r} has {number} (before: {change.before})."]
     else:
         lines = [
-            f"{queue!r} gets {change.after} partitions (before: {change.before}).",
+            f"{queue!r} gets {number} (before: {change.before}).",
             f"Tenants that still move: {change.moving}. Run the command again to complete it.",
         ]
     if change.moved:

@@ -72,7 +72,7 @@ def test_the_number_is_changed_with_quotas_pauses_and_tombstones(wide: Any, queu
         assert {quotas.get("push", each) for each in TENANTS[:3]} == {Quota(rate=5)}
         assert [each.state for each in wide.dq.find("later")] == ["cancelled"]
         assert tombstones(wide) == [1] * count
-    assert [each.details for each in wide.dq.audit()[:2]] == ["4 -> 4", "1 -> 4"]
+    assert [each.details for each in wide.dq.audit()[:2]] == ["1 -> 4", "9 -> 1"]
     send(wide, *TENANTS)
     assert [each.waiting for each in queue.snapshot().partitions] == [1, 1, 1, 1]
     assert queue.resume()
@@ -261,6 +261,11 @@ def test_the_command_line_changes_the_number(wide: Any, queue: Any) -> None:
         "'push' has 6 partitions (before: 4).",
         "Set dq_queues['push']['partitions'] = 6 in the settings.",
     ]
+    entries = wide.dq.audit()
+    done = run_cli(wide, "partitions", "push", "--set", "6")
+    assert done.output == "'push' has 6 partitions already; nothing was changed.\n"
+    assert wide.dq.audit() == entries
+    assert "'push' has 1 partition (before: 6)." in run_cli(wide, "partitions", "push", "--set", "1").output
     assert run_cli(wide, "partitions", "--set", "6").exit_code == 2
 
 

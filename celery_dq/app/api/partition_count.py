@@ -101,13 +101,15 @@ def set_partitions(
                     f"partitions = {count}, but tenant {widest!r} lives in {homes.widest(widest)} of them: "
                     f"run celery dq quotas set {queue} {widest} --spread {count}"
                 )
+        # The same number may complete the end of an interrupted change, and changes nothing else.
+        is_change = homes.count != count or homes.before is not None
         if homes.before is None:
             _check_no_sets(queue, count, partitions_of(channel, queue, homes)[0], client)
             now = homes.begin(count)
             begin_change(partitions_of(channel, queue, now), client, homes)
             homes = now
         partitions = partitions_of(channel, queue, homes)
-        audited.count, audited.details = 1, f"{before} -> {count}"
+        audited.count, audited.details = int(is_change), f"{before} -> {count}"
         head_start_us = options.queue(queue).head_start_us
         progress = complete_change(partitions, client, head_start_us, timeout_s, on_progress, sleep=sleep)
     return PartitionsChange(queue, before, count, *progress)
