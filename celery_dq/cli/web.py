@@ -10,6 +10,7 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.output import command, show
+from celery_dq.cli.progress import counted
 from celery_dq.errors import ConfigurationError, MissingLibrary
 
 
@@ -67,7 +68,7 @@ def web(
 
     def ready(url: str) -> None:
         rights = "read-only" if read_only else "changes are allowed"
-        users = f"{len(passwords)} users" if passwords else "no password"
+        users = counted(len(passwords), "user") if passwords else "no password"
         show(as_json, {"url": url}, f"Dashboard of {dq.options.environment!r} at {url} ({rights}, {users})")
 
     # A plain `kill` ends the server like Ctrl-C, after which it finishes its requests and returns.

@@ -19,6 +19,7 @@ from typing import Any
 import django
 from django.apps import apps
 from django.conf import settings
+from django.core.exceptions import DisallowedHost
 from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.http.request import split_domain_port
@@ -33,6 +34,7 @@ __all__ = [
     "OperatorMiddleware",
     "application",
     "check_origin",
+    "handler400",
     "is_loopback",
     "read_passwords",
     "serve",
@@ -43,6 +45,20 @@ __all__ = [
 THREADS = 8
 
 urlpatterns = [path("", include("celery_dq.contrib.django.urls"))]
+
+
+def handler400(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Answer a request that Django refuses. Django finds this function by its name."""
+    text = "Django refuses this request."
+    if isinstance(exception, DisallowedHost):
+        host = request.META.get("HTTP_HOST", "")
+        text = (
+            f"'celery dq web' does not answer to the host {host!a}. Open the address that it has printed; "
+            "or start it with --origin and the address that browsers use, such as https://dash.example."
+        )
+    refusal = HttpResponse(f"{text}\n", content_type="text/plain", status=400)
+    refusal["Content-Security-Policy"] = "default-src 'none'"
+    return refusal
 
 
 class Operator:
