@@ -13,7 +13,7 @@ from celery_dq.app.api.api import DQ
 from celery_dq.cli.arguments import arguments_options, read_arguments
 from celery_dq.cli.bulk import bulk, change_many
 from celery_dq.cli.output import COUNT, cell, command, show, show_table
-from celery_dq.cli.quotas import rate_number
+from celery_dq.cli.quotas import read_rate
 from celery_dq.cli.times import since as since_type, time
 from celery_dq.cli.typos import require_queue
 from celery_dq.errors import InvalidRequest
@@ -75,7 +75,7 @@ def dead_replay(
             dq.dead_letters[queue].replay,
             message_id,
             wanted=wanted,
-            rate=None if rate is None else rate_number(rate),
+            rate=None if rate is None else read_rate(rate),
         ),
         word="replayed",
         question=f"Send {{}} of {queue!r} again?",

@@ -158,6 +158,10 @@ def _cancel_one(dq: DQ, queue: str, task_id: str, in_advance: bool) -> str:
 @command
 def explain(dq: DQ, as_json: bool, task_id: str | None, tenant: str | None, queue: str | None) -> None:
     """Explain why a task or a tenant waits, and until when. Exit status 1: it is in no queue."""
+    if (task_id is None) == (tenant is None):
+        raise click.UsageError("Give either a TASK_ID, or --tenant together with --queue.")
+    if tenant is not None and queue is None:
+        raise click.UsageError("--tenant needs --queue.")
     if queue is not None:
         require_queue(queue, dq.queues)
     found = dq.explain(task_id=task_id, tenant=tenant, queue=queue)

@@ -103,7 +103,7 @@ def _show(as_json: bool, report: MigrationReport, dry_run: bool, is_return: bool
     elif report.queues:
         click.echo(f"Migrated {report.migrated:,}.")
     for each in report.left[:_SHOWN]:
-        click.echo(f"Stays in {each.place}: {each.reason}: {each.start}")
+        click.echo(": ".join(filter(None, (f"Stays in {each.place}", each.reason, each.start))))
     if len(report.left) > _SHOWN:
         click.echo(f"{len(report.left) - _SHOWN:,} more stay; --json lists them all.")
     if report.held_by:

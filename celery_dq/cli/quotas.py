@@ -31,7 +31,19 @@ _timeout = click.option(
 )
 
 
-@click.group()
+class _QuotasGroup(click.Group):
+    """A group that names ``get`` to users who expect ``list``, as other groups have it."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first argument names, as click does."""
+        if args[:1] == ["list"]:
+            ctx.fail("No such command 'list'. 'celery dq quotas get QUEUE' lists all quotas of a queue.")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_QuotasGroup)
 def quotas() -> None:
     """Show and set quotas of tenants; changes take effect at once."""
 
@@ -63,12 +75,17 @@ def quota_get(dq: DQ, as_json: bool, queue: str, tenant: str | None) -> None:
     of_default, *of_own = dq.quotas.origins(queue, None, *own)
     lines = [f"(default): {default} ({of_default})"]
     lines += [
-        f"{name}: {quota} ({origin})" for (name, quota), origin in zip(own.items(), of_own, strict=True)
+        f"{_shown(name)}: {quota} ({origin})"
+        for (name, quota), origin in zip(own.items(), of_own, strict=True)
     ]
-    lines += [f"{name}: paused {pause}" for name, pause in paused.items()]
+    lines += [f"{_shown(name)}: paused {pause}" for name, pause in paused.items()]
     rows = {name: _row(own[name], origin) for name, origin in zip(own, of_own, strict=True)}
     found = {"default": _row(default, of_default), "tenants": rows, "paused": paused}
     show(as_json, found, "\n".join(lines))
+
+
+def _shown(tenant: str) -> str:
+    return tenant or '""'
 
 
 def _row(quota: Quota, origin: QuotaOrigin) -> dict[str, Any]:
@@ -102,18 +119,22 @@ def quota_set(dq: DQ, as_json: bool, queue: str, tenant: str | None, timeout: fl
         raise click.UsageError(f"Name at least one of {parts_named}.")
     if tenant is None and "spread" in given:
         raise click.UsageError("--spread needs a TENANT: it belongs to the quota of one tenant.")
-    for name in ("rate", "concurrency"):
-        if given.get(name) == "unlimited":
-            given[name] = None
-    if isinstance(given.get("concurrency"), str):
-        if not given["concurrency"].isdecimal():
+    stop = f"to stop the tenant, use 'celery dq pause {queue} --tenant {tenant or '…'}'"
+    if "concurrency" in given:
+        concurrency = _unless_unlimited(given["concurrency"])
+        if concurrency is not None and not concurrency.isdecimal():
             raise click.UsageError(
-                f"--concurrency {given['concurrency']!r}: give a whole number from 1 to {MAX_CONCURRENCY}, "
-                f"or 'unlimited'; to stop the tenant, use 'celery dq pause {queue} --tenant {tenant or '…'}'."
+                f"--concurrency {concurrency!r}: give a whole number from 1 to {MAX_CONCURRENCY}, "
+                f"or 'unlimited'; {stop}."
             )
-        given["concurrency"] = int(given["concurrency"])
-    if isinstance(given.get("rate"), str):
-        given["rate"] = rate_number(given["rate"])
+        given["concurrency"] = None if concurrency is None else int(concurrency)
+    if "rate" in given:
+        number = read_rate(given["rate"].partition("/")[0])
+        if isinstance(number, float) and number <= 0:
+            raise click.UsageError(
+                f"--rate {given['rate']}: give a rate above 0, or 'unlimited'; {stop}, or --paused."
+            )
+        given["rate"] = read_rate(given["rate"])
     require_queue(queue, dq.queues)
     unknown = "" if tenant is None else unknown_tenant(dq, queue, tenant)
     if tenant is None:
@@ -125,12 +146,17 @@ def quota_set(dq: DQ, as_json: bool, queue: str, tenant: str | None, timeout: fl
         click.echo(f"Note: before this, {unknown[0].lower()}{unknown[1:]}", err=True)
 
 
-def rate_number(rate: str) -> str | float:
-    """Return a rate without a unit as a number per second; other texts unchanged."""
+def read_rate(rate: str) -> str | float | None:
+    """Return a rate without a unit as a number per second, None for "unlimited", other texts unchanged."""
     try:
         return float(rate)
     except ValueError:
-        return rate
+        return _unless_unlimited(rate)
+
+
+def _unless_unlimited(text: str) -> str | None:
+    # The errors of quotas name None.
+    return None if text.lower() in ("unlimited", "none") else text
 
 
 @quotas.command("rm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import click
 
@@ -41,8 +42,11 @@ def list_(dq: DQ, as_json: bool) -> None:
         raise ConfigurationError(
             "dq_buffer_folder is not set, so no buffered message is on disk: set it to keep messages there"
         )
-    click.echo(f"{found.folder}: {found.pending} pending, {found.bytes} bytes, oldest {found.age_s:.1f} s")
-    show_table(False, found.owners, _COLUMNS, "No process has a folder there.")
+    # A file counts until its last message is delivered.
+    counts = f"{found.pending} pending or already delivered, {found.bytes} bytes"
+    click.echo(f"{found.folder}: {counts}, oldest {found.age_s:.1f} s")
+    owners = [replace(each, age_s=round(each.age_s, 1)) for each in found.owners]
+    show_table(False, owners, _COLUMNS, "No process has a folder there.")
     for path in found.quarantined:
         click.echo(f"quarantined: {path} ({path.stat().st_size} bytes)")
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.output import cell
+from celery_dq.cli.quotas import read_rate
 from celery_dq.errors import DQError
 from celery_dq.inspector.backlogs import TenantBacklog
 from celery_dq.inspector.leaders import LeaderSnapshot
@@ -183,7 +184,7 @@ class TopState:
             if rate:
                 self._confirm(
                     f"Set rate {cell(rate)} of {subject}?",
-                    lambda: f"Quota of {subject}: {quotas.set(queue, tenant, rate=rate)}.",
+                    lambda: f"Quota of {subject}: {quotas.set(queue, tenant, rate=read_rate(rate))}.",
                 )
 
         self._ask(f"New rate of {subject}, such as 5/s or unlimited:", confirm)

@@ -66,7 +66,7 @@ def test_peek_find_and_explain(run: Run, ids: list[str]) -> None:
     assert "Looked in 1 queue ('push'), for this id and its repetitions" in run("find", "x", status=1).output
     assert "no worker consumes 'push'" in run("explain", ids[0]).output
     assert data(run("explain", "--tenant", "a", "--queue", "push", "--json"))["reason"] == "no-worker"
-    assert "together with queue" in run("explain", "--tenant", "a", status=1).output
+    assert "--tenant needs --queue" in run("explain", "--tenant", "a", status=2).output
 
 
 def test_cancel_move_and_purge(run: Run, shop: Any, ids: list[str]) -> None:

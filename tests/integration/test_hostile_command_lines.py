@@ -79,11 +79,12 @@ MISTAKES: list[tuple[str, str]] = [
     ("find \udcff", "not valid Unicode"),
     ("explain nonsense", "was never published"),
     ("explain EMPTY", "give a text, not empty"),
-    ("explain", "give either task_id"),
-    ("explain --tenant acme", "together with queue"),
+    ("explain", "Give either a TASK_ID, or --tenant"),
+    ("explain --queue push", "Give either a TASK_ID, or --tenant"),
+    ("explain --tenant acme", "--tenant needs --queue"),
     ("explain --tenant acmee --queue push", "Did you mean 'acme'?"),
     ("explain --tenant acme --queue pusj", "Did you mean 'push'?"),
-    ("explain x --tenant acme --queue push", "give either"),
+    ("explain x --tenant acme --queue push", "Give either a TASK_ID, or --tenant"),
     ("cancel push", "exactly one of"),
     ("cancel pusj x", "Did you mean 'push'?"),
     ("cancel push nonsense", "--in-advance"),
@@ -122,14 +123,16 @@ MISTAKES: list[tuple[str, str]] = [
     ("migrate redis://127.0.0.1:1 --priorities up", "is not one of"),
     ("purge pusj --yes", "Did you mean 'push'?"),
     ("purge push", "--yes makes the change without a question"),
+    ("quotas list push", "'celery dq quotas get QUEUE' lists"),
     ("quotas get pusj", "Did you mean 'push'?"),
     ("quotas get push \x01", "control characters"),
     ("quotas get push acmee", "Did you mean 'acme'? The default would apply to it: "),
     ("quotas set push", "at least one"),
     ("quotas set pusj acme --rate 5", "Did you mean 'push'?"),
     ("quotas set push acme --rate fast", "from 0.000001 to 100000 per second"),
-    ("quotas set push acme --rate 0", "set paused = True"),
-    ("quotas set push acme --rate -5", "not above zero"),
+    ("quotas set push acme --rate 0", "celery dq pause push --tenant acme', or --paused"),
+    ("quotas set push acme --rate 0/s", "celery dq pause push --tenant acme', or --paused"),
+    ("quotas set push acme --rate -5", "--rate -5: give a rate above 0"),
     ("quotas set push acme --rate nan", "is not a rate"),
     ("quotas set push acme --rate 1e9", "from 0.000001 to 100000"),
     ("quotas set push acme --rate 50/w", "'50/s'"),
@@ -314,6 +317,10 @@ def test_a_correct_command_succeeds(busy: Any) -> None:
         in invoke(busy, ["quotas", "set", "push", "x", "--rate", "unlimited", "--burst", "1"]).output
     )
     assert invoke(busy, ["quotas", "rm", "push"]).exit_code == 0
+    for word in ("none", "None", "UNLIMITED"):
+        given = invoke(busy, ["quotas", "set", "push", "", "--rate", word, "--concurrency", word])
+        assert "rate=unlimited burst=1 weight=1 concurrency=unlimited" in given.output
+    assert '\n"": rate=unlimited' in invoke(busy, ["quotas", "get", "push"]).output
     early = invoke(busy, ["quotas", "set", "push", "newcomer", "--rate", "0.5"])
     assert (early.exit_code, "'newcomer' has no message" in early.output) == (0, True)
     assert invoke(busy, ["pause", "push", "--tenant", "later", "--in-advance"]).exit_code == 0

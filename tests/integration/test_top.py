@@ -119,6 +119,8 @@ def test_a_tenant_gets_a_rate(state: TopState, busy: Any) -> None:
     press(state, "t", "fast", "enter", "y", "enter")
     assert "rate = 'fast' is not a rate" in state.notice
     assert busy.dq.quotas.get("push", "acme").rate == 7
+    press(state, "t", "unlimited", "enter", "y", "enter")
+    assert busy.dq.quotas.get("push", "acme").rate is None
 
 
 @pytest.mark.parametrize("height", [3, 5, 6, 12, 15, 16])

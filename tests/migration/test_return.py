@@ -119,9 +119,16 @@ def test_messages_of_a_living_worker_stay_and_those_of_a_lost_one_come(
     assert migrate_back()["migrated"] == 1
 
 
-def test_messages_that_will_not_run_wait_for_a_worker(shop: Any, migrate_back: Return) -> None:
+def test_messages_that_will_not_run_wait_for_a_worker(
+    shop: Any, redis_url: str, migrate_back: Return
+) -> None:
     first, _ = send(shop, *"aa")
     shop.dq.queues["push"].cancel(first)
+    context = CLIContext(app=shop, no_color=True, workdir=None)
+    text = (
+        CliRunner().invoke(dq, ["migrate", shop.conf.broker_url, redis_url, "--dry-run"], obj=context).output
+    )
+    assert text.endswith("a worker of celery-dq records it\n")
     report = migrate_back(status=1)
     assert (report["migrated"], report["queues"][0]["left"]) == (1, 1)
     assert "will not run" in report["left"][0]["reason"]
