@@ -67,7 +67,9 @@ def write_settings_quota(
             extra={"event": "older_settings_quota", "queue": queue},
         )
     elif replaced is not None:
-        logger.warning(
+        # A first worker only says which quota holds: no worker relied on another one.
+        logger.log(
+            logging.INFO if replaced.before is None else logging.WARNING,
             "The settings of this worker, %s, change the quota of the tenants of queue %s from %s "
             "(applied by %s) to %s.",
             by,
