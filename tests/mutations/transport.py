@@ -319,7 +319,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "eta",
         "a worker that is about to be busy keeps its appointment",
-        "transport/redis/consuming/handovers.py",
+        "transport/redis/consuming/wakeups.py",
         "for source in self._ready.awaited():",
         "for source in tuple(self._ready.relied_on):",
         (
@@ -331,7 +331,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "eta",
         "no answer to a handed-over wake-up is read before a task that blocks the loop",
-        "transport/redis/consuming/handovers.py",
+        "transport/redis/consuming/wakeups.py",
         "if self._pipeline.hands_over_wakeup():",
         "if any(group.is_waiting for group in self._wakeups):",
         (

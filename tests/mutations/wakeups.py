@@ -48,7 +48,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "custody",
         "a wake-up is lost with the wait that a cancelled queue ends",
-        "transport/redis/consuming/handovers.py",
+        "transport/redis/consuming/wakeups.py",
         "            for source in group.members.values():\n                self._ready.rely_on(source)\n",
         "            for source in group.members.values():\n                self._ready.wake(source)\n",
         ("tests/broker/test_lost_wakeups.py", "-k", "survives"),
@@ -72,7 +72,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "custody",
         "one short callback after a long one counts as brief",
-        "transport/redis/consuming/callback_pace.py",
+        "transport/redis/consuming/claim_limits.py",
         "max(seen_s, FADE * self._longest_s)",
         "seen_s",
         ("tests/unit/test_callback_pace.py",),
@@ -80,7 +80,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "custody",
         "callbacks of unknown length count as brief",
-        "transport/redis/consuming/callback_pace.py",
+        "transport/redis/consuming/claim_limits.py",
         "self._longest_s = math.inf",
         "self._longest_s = 0.0",
         ("tests/unit/test_callback_pace.py",),

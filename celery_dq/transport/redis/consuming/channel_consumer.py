@@ -19,8 +19,7 @@ from celery_dq.protocols import Leaderships, WorkerCapacity
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
-from celery_dq.transport.redis.consuming.callback_pace import CallbackPace
-from celery_dq.transport.redis.consuming.claim_limits import MAX_CLAIM, ClaimWindow
+from celery_dq.transport.redis.consuming.claim_limits import MAX_CLAIM, CallbackPace, ClaimWindow
 from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.inbox import Inbox

@@ -15,7 +15,7 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.partition_replies import ClaimedEntry
-from celery_dq.transport.redis.consuming.callback_pace import CallbackPace
+from celery_dq.transport.redis.consuming.claim_limits import CallbackPace
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue

@@ -31,9 +31,8 @@ from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
 from celery_dq.transport.in_flight.pending_acks import PendingAcks, tags
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.redis.consuming.claim_limits import ClaimsUnderWay, DiscardPace
-from celery_dq.transport.redis.consuming.handovers import Handovers
 from celery_dq.transport.redis.consuming.subscriptions import ReadyQueues, Subscription
-from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
+from celery_dq.transport.redis.consuming.wakeups import Handovers, WakeupGroups
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.script_pipeline import ClaimFailure, InFlightCall, ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
