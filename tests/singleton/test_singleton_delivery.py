@@ -19,6 +19,7 @@ from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDelivery
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.store.pipelined_connection import has_arrived
 from celery_dq.transport.redis.store.queue import Queue
 from tests.doubles.jumping_clock import JumpingClock
 from tests.lua.partition_scripts import PartitionScripts
@@ -71,12 +72,9 @@ class Channel:
         def turned() -> Any:
             self.delivery.follow_leaderships()
             self.fetcher.tick()
-            for wire in (
-                self.fetcher.pipeline.connection,
-                *(each.connection for each in self.fetcher.wakeups),
-            ):
-                if wire.has_unread_input() and wire.fd is not None:
-                    self.fetcher.on_readable(wire.fd)
+            for each in self.fetcher.connections():
+                if has_arrived(each.connection):
+                    each.read()
             return condition()
 
         wait_until(turned, interval_s=0.001, what=lambda: str(self.ids))

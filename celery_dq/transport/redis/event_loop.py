@@ -14,6 +14,7 @@ import redis
 from celery_dq.compat.redis_sockets import reporting_connection
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.redis.bases import RedisChannel
+from celery_dq.transport.redis.consuming.consuming_channel import WatchedConnection
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.address import socket_options
@@ -193,32 +194,31 @@ class EventLoopChannel(RedisChannel):
             )
         self.subclient.check_health()
 
-    def connections(self) -> list[tuple[str, Any]]:
-        """Return the connections that the poller watches, each after its kind."""
+    def connections(self) -> list[WatchedConnection]:
+        """Return the connections that the poller watches."""
         fetcher = self.consumer.live_fetcher
         found = [] if fetcher is None else fetcher.connections()
         if self._in_listen:
-            found.append(("broadcasts", self._in_listen))
+            found.append(WatchedConnection("broadcasts", self._in_listen, self._receive))
         return found
 
-    def on_readable(self, fd: int, kind: str, deliver: bool) -> bool:
+    def on_readable(self, watched: WatchedConnection, deliver: bool) -> bool:
         """Read the answer that has arrived.
 
         Args:
-            fd: File descriptor of the readable socket.
-            kind: Kind of its connection, as in :meth:`connections`.
+            watched: One of the :meth:`connections`, whose socket is readable.
             deliver: Whether to deliver the messages of the inbox now.
 
         Returns:
             Whether a broadcast or a message of a transient queue was delivered.
         """
         try:
-            if kind == "broadcasts":
-                return bool(self._receive())
-            served = self.consumer.fetcher.on_readable(fd)
+            served = bool(watched.read())
         except self.connection_errors:
             self._mark_broken()
             raise
+        if watched.kind == "broadcasts":
+            return served
         if deliver and self.consumer.singleton_delivery is not None:
             # Claimed messages of singleton queues go into the inbox.
             self.follow_leaderships()

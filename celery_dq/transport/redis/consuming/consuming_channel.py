@@ -7,7 +7,7 @@ that imports go down only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import redis
 
@@ -31,6 +31,20 @@ class SharedContext(Protocol):
     @property
     def allocation(self) -> PartitionAllocation | None:
         """The partitions that this worker serves, or None where it serves all that it consumes."""
+
+
+class WatchedConnection(NamedTuple):
+    """A connection whose socket a poller watches.
+
+    Attributes:
+        kind: ``scripts``, ``tokens``, ``messages`` or ``broadcasts``.
+        connection: The redis-py connection.
+        read: Reads what has arrived; returns whether it was a message of a transient queue or a broadcast.
+    """
+
+    kind: str
+    connection: Any
+    read: Callable[[], object]
 
 
 class PolledConsumer(Protocol):
@@ -83,11 +97,11 @@ class PolledChannel(Protocol):
     def tick(self) -> None:
         """Send what is due."""
 
-    def connections(self) -> list[tuple[str, Any]]:
-        """Return the connections to be watched, each with the kind of data that is read from it."""
+    def connections(self) -> list[WatchedConnection]:
+        """Return the open connections."""
 
-    def on_readable(self, fd: int, kind: str, deliver: bool) -> bool:
-        """Read what has arrived; return whether a broadcast was delivered."""
+    def on_readable(self, watched: WatchedConnection, deliver: bool) -> bool:
+        """Read what has arrived; return whether a message was delivered."""
 
     def next_deadline(self) -> float | None:
         """Return the monotonic time of the next tick that is due."""

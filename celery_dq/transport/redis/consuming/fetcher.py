@@ -23,7 +23,6 @@ import math
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import redis
 
@@ -31,8 +30,9 @@ from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
 from celery_dq.transport.in_flight.pending_acks import PendingAcks, tags
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.redis.consuming.claim_limits import ClaimsUnderWay, DiscardPace
+from celery_dq.transport.redis.consuming.consuming_channel import WatchedConnection
 from celery_dq.transport.redis.consuming.subscriptions import ReadyQueues, Subscription
-from celery_dq.transport.redis.consuming.wakeups import Handovers, WakeupGroups
+from celery_dq.transport.redis.consuming.wakeups import Handovers, WakeupGroups, WakeupListener
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.script_pipeline import ClaimFailure, InFlightCall, ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
@@ -150,13 +150,18 @@ class RedisFetcher:
         if listener is not None:
             listener.close()
 
-    def connections(self) -> list[tuple[str, Any]]:
-        """Return the connections that the event loop watches, each after its kind."""
-        found = [("scripts", each) for each in self.pipeline.connections()]
-        found += [("tokens", group.connection.connection) for group in self.wakeups.groups]
-        if self._listeners:
-            found += [("messages", each.connection.watched) for each in self._listeners.values()]
-        return [pair for pair in found if pair[1] is not None]
+    def connections(self) -> list[WatchedConnection]:
+        """Return the connections that the event loop watches, with the readers of their answers."""
+        found = [WatchedConnection("scripts", each, read) for each, read in self.pipeline.connections()]
+        found += [
+            WatchedConnection("tokens", group.connection.connection, partial(self.read_wakeups, group))
+            for group in self.wakeups
+        ]
+        found += [
+            WatchedConnection("messages", listener.connection.watched, listener.read)
+            for listener in self._listeners.values()
+        ]
+        return [each for each in found if each.connection is not None]
 
     @property
     def subscriptions(self) -> list[Subscription]:
@@ -223,30 +228,16 @@ class RedisFetcher:
         """Whether a script is under way, whose answer comes soon in any case."""
         return len(self.pipeline) > 0
 
-    def on_readable(self, fd: int) -> bool:
-        """Read the answer that has arrived on *fd*.
-
-        Args:
-            fd: File descriptor of one of the :meth:`connections`.
-
-        Returns:
-            Whether a message was delivered to a consumer directly, as those of transient queues are.
+    def read_wakeups(self, group: WakeupListener) -> None:
+        """Read the answer of a wait for wake-ups; called when the socket is readable.
 
         Raises:
-            redis.RedisError: The connection broke, or a script failed.
+            redis.RedisError: The connection broke, or the answer is an error.
         """
-        if self.pipeline.reads(fd):
-            return False
-        for group in self.wakeups:
-            if fd == group.connection.fd:
-                for source in self.handovers.read(group):
-                    if self._capacity()[0] <= 0:
-                        # Another consumer may have a free slot. If due, the wake-up is stored again.
-                        self.handovers.hand_over(source, self._process.clock.monotonic())
-                return False
-        return any(
-            listener.read() for listener in tuple(self._listeners.values()) if listener.connection.fd == fd
-        )
+        for source in self.handovers.read(group):
+            if self._capacity()[0] <= 0:
+                # Another consumer may have a free slot. If due, the wake-up is stored again.
+                self.handovers.hand_over(source, self._process.clock.monotonic())
 
     # -- claims ----------------------------------------------------------------
 

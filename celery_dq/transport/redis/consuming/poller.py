@@ -22,7 +22,7 @@ from celery_dq.clock import Clock
 from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.per_process import OwnerProcess
 from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
-from celery_dq.transport.redis.consuming.consuming_channel import PolledChannel
+from celery_dq.transport.redis.consuming.consuming_channel import PolledChannel, WatchedConnection
 from celery_dq.transport.redis.store.pipelined_connection import has_arrived
 from celery_dq.waker import Waker
 
@@ -49,7 +49,7 @@ class Poller:
         self._owner = OwnerProcess()
         self._waker = Waker(self._woken)
         self._channels: list[PolledChannel] = []
-        self._watched: dict[int, tuple[PolledChannel, str, Any]] = {}
+        self._watched: dict[int, tuple[PolledChannel, WatchedConnection]] = {}
         #: Whether a channel may have a socket that is not watched yet. Each turn of the loop asks.
         self._is_unwatched = False
         self._loop: Any = None
@@ -73,14 +73,14 @@ class Poller:
         """Stop watching this channel's sockets."""
         if channel in self._channels:
             self._channels.remove(channel)
-        for fd, (owner, _, _) in list(self._watched.items()):
+        for fd, (owner, _) in list(self._watched.items()):
             if owner is channel:
                 self._unwatch(fd)
 
     def forget_connection(self, connection: Any) -> None:
         """Stop watching a connection that is about to close, because its file descriptor will be reused."""
-        for fd, (_, _, watched) in list(self._watched.items()):
-            if watched is connection:
+        for fd, (_, watched) in list(self._watched.items()):
+            if watched.connection is connection:
                 self._unwatch(fd)
 
     def watch_again(self) -> None:
@@ -245,17 +245,18 @@ class Poller:
     # -- sockets ---------------------------------------------------------------
 
     def _watch_connections(self, channel: PolledChannel) -> None:
-        for kind, connection in channel.connections():
-            sock = socket_of(connection)
+        for watched in channel.connections():
+            sock = socket_of(watched.connection)
             fd = sock.fileno() if sock is not None else -1
             if fd < 0:
                 continue
             known = self._watched.get(fd)
-            if known is not None:
-                if known[2] is connection and known[1] == kind:
-                    continue
+            if known is not None and known[1][:2] != watched[:2]:
                 self._unwatch(fd)
-            self._watched[fd] = (channel, kind, connection)
+                known = None
+            self._watched[fd] = (channel, watched)  # also a known one, whose reader may be another by now
+            if known is not None:
+                continue
             if self._loop is not None:
                 self._loop.add_reader(fd, self._read, fd)
             elif self._poller is not None:
@@ -278,15 +279,16 @@ class Poller:
         known = self._watched.get(fd)
         if known is None:
             return False
-        channel, kind, connection = known
+        channel, watched = known
         # The event may belong to a connection that was closed in this round and had the same file descriptor.
         # Reading would then block. Answers of scripts are exempt: they are frequent, and arrive at once.
-        if not (kind == "scripts" and channel.expects_answer) and not has_arrived(connection):
+        is_expected = watched.kind == "scripts" and channel.expects_answer
+        if not (is_expected or has_arrived(watched.connection)):
             return False
         if self._loop is None:
-            return channel.on_readable(fd, kind, deliver=False)
+            return channel.on_readable(watched, deliver=False)
         self._thread = threading.get_ident()
-        delivered = channel.on_readable(fd, kind, deliver=True)
+        delivered = channel.on_readable(watched, deliver=True)
         # In the tick it would be too late, because the loop computes its wait before its ticks.
         self._set_timer()
         return delivered

@@ -148,20 +148,9 @@ class ScriptPipeline:
         """A context that sends the scripts of its block at the end."""
         return self.connection.together
 
-    def connections(self) -> list[Any]:
-        """Return the open redis-py connections."""
-        return [] if self.connection.connection is None else [self.connection.connection]
-
-    def reads(self, fd: int) -> bool:
-        """Read the answers that have arrived on a socket; return False when it is not one of this pipeline.
-
-        Raises:
-            redis.RedisError: the connection broke, or the server is in a failover.
-        """
-        if fd != self.connection.fd:
-            return False
-        self.read()
-        return True
+    def connections(self) -> list[tuple[Any, Callable[[], None]]]:
+        """Return the open redis-py connections, and for each the function that reads its answers."""
+        return [] if self.connection.connection is None else [(self.connection.connection, self.read)]
 
     def resumes_at(self, queue: Queue) -> float:
         """Return the monotonic time until which no acks of *queue* are sent, after a refusal."""
