@@ -148,7 +148,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "fairness",
         "messages claimed ahead wait behind a long task while another worker is idle",
         "transport/redis/consuming/channel_consumer.py",
-        "if is_late and self.overdue_at() is not None:",
+        "if self.overdue_at() <= self._process.clock.monotonic():",
         "if False:",
         ("tests/broker/test_claim_ahead.py", "-k", "do_not_wait and long"),
     ),
@@ -287,7 +287,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "heartbeat",
         "a settle of a partition without a lease is due for ever",
-        "transport/redis/in_flight/script_pipeline.py",
+        "transport/redis/in_flight/consumer_identity.py",
         "            if queue is not None:\n",
         "            if True:\n",
         ("tests/broker/test_heartbeat_trips.py", "-k", "without_a_lease"),
@@ -308,7 +308,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "eta",
         "a worker without room keeps the appointments that have come",
         "transport/redis/consuming/fetcher.py",
-        "            else:\n                for source in tuple(islice(",
+        "            elif self._ready.relied_on:\n                for source in tuple(islice(",
         "            elif want < 0:\n                for source in tuple(islice(",
         (
             "tests/broker/test_appointments.py",

@@ -274,10 +274,8 @@ class EventLoopChannel(RedisChannel):
             self.process.heartbeat.send_pending_acks_soon()
 
     def _send_acks(self) -> None:
-        for key, _ in self.process.in_flight.partitions_with_acks():
-            queue = self.process.heartbeat.queues.get(key)
-            if queue is not None:
-                self.process.heartbeat.send_pending_acks(queue, self.client)
+        for queue, _ in self.process.queues_with_acks():
+            self.process.heartbeat.send_pending_acks(queue, self.client)
 
     @property
     def _loop_turns(self) -> bool:
@@ -301,15 +299,10 @@ class EventLoopChannel(RedisChannel):
         fetcher = self.consumer.live_fetcher
         return fetcher is not None and fetcher.expects_answer
 
-    def next_deadline(self) -> float | None:
-        """Return the monotonic time at which :meth:`tick` must run even if nothing arrives; None for none."""
+    def next_deadline(self) -> float:
+        """Return when :meth:`tick` must run even if nothing arrives, a monotonic time; infinity for never."""
         fetcher = self.consumer.live_fetcher
-        if fetcher is None:
-            return None
-        due_at, overdue_at = fetcher.next_deadline(), self.consumer.overdue_at()
-        if due_at is None or overdue_at is None:
-            return overdue_at if due_at is None else due_at
-        return min(due_at, overdue_at)
+        return math.inf if fetcher is None else min(fetcher.next_deadline(), self.consumer.overdue_at())
 
     def send_acks_after_batch(self) -> None:
         """Send pending acks when ``drain_events`` returns, unless the inbox holds more messages."""

@@ -192,8 +192,7 @@ class ChannelConsumer:
             redis.ConnectionError: The watchdog has found that the connection is dead.
         """
         self.watchdog.decide(may_stop=self._capacity is not None)
-        is_late = bool(self._inbox) and self._overdue_after() <= self._process.clock.monotonic()
-        if is_late and self.overdue_at() is not None:
+        if self.overdue_at() <= self._process.clock.monotonic():
             self._release_overdue()
 
     def capacity(self) -> tuple[int, int]:
@@ -224,8 +223,9 @@ class ChannelConsumer:
     @property
     def _blocks_loop(self) -> bool:
         """Whether a callback may block the loop for long."""
-        has_few = self._consumers.partition_count <= FEW_PARTITIONS
-        return self._runs_in_loop and (has_few or not self.pace.is_brief)
+        if not self._runs_in_loop:
+            return False
+        return self._consumers.partition_count <= FEW_PARTITIONS or not self.pace.is_brief
 
     # -- from claim to callback ------------------------------------------------
 
@@ -367,16 +367,12 @@ class ChannelConsumer:
         for message in self._inbox.take_all(queue_name):
             self._release(message)
 
-    def overdue_at(self, loop_turns: bool = True) -> float | None:
-        """Return the monotonic time at which the inbox must be released; None for never."""
+    def overdue_at(self, loop_turns: bool = True) -> float:
+        """Return the monotonic time at which the inbox must be released; infinity for never."""
         if not self._inbox or (loop_turns and (self._capacity is None or self.has_undelivered)):
-            return None
+            return math.inf
         if self.singleton_delivery is not None and not self._releasable():
-            return None
-        return self._overdue_after()
-
-    def _overdue_after(self) -> float:
-        """Return the monotonic time until which messages may wait in the inbox."""
+            return math.inf
         longest_s = self._process.lease_s / 2
         if self._capacity is not None:
             longest_s = min(longest_s, 2 * self._claim_ahead_s + OVERDUE_S)
@@ -399,7 +395,7 @@ class ChannelConsumer:
         if self.allocated_partitions is not None:
             self.allocated_partitions.allocation.broker_answered()
         fetcher = self.live_fetcher
-        if (self.overdue_at(loop_turns=False) or math.inf) < now:
+        if self.overdue_at(loop_turns=False) < now:
             # A task blocks the event loop, which would send the releases.
             self._release_overdue()
             self._process.heartbeat.send_pending_acks_soon()

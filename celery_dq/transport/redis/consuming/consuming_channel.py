@@ -103,8 +103,8 @@ class PolledChannel(Protocol):
     def on_readable(self, watched: WatchedConnection, deliver: bool) -> bool:
         """Read what has arrived; return whether a message was delivered."""
 
-    def next_deadline(self) -> float | None:
-        """Return the monotonic time of the next tick that is due."""
+    def next_deadline(self) -> float:
+        """Return the monotonic time of the next tick that is due; infinity for none."""
 
     def send_acks_after_batch(self) -> None:
         """Send pending acks when no message waits for its delivery."""

@@ -19,7 +19,6 @@ Pending acks travel with the next claim of their partition, or alone when no cla
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -201,7 +200,7 @@ class RedisFetcher:
         with self.pipeline.together:
             if want > 0:
                 self._send_claims(want, free, now)
-            else:
+            elif self._ready.relied_on:
                 for source in tuple(islice(self._ready.to_hand_over(), MAX_HANDOVERS)):
                     self.handovers.hand_over(source, now)
             if self.handovers.queued:
@@ -213,15 +212,14 @@ class RedisFetcher:
             listener.tick(now)
         self.pipeline.check_alive(now)
 
-    def next_deadline(self) -> float | None:
-        """Return the monotonic time at which :meth:`tick` must run even if nothing arrives; None for none."""
-        waiting = self.pipeline.queues_with_acks()
+    def next_deadline(self) -> float:
+        """Return when :meth:`tick` must run even if nothing arrives, a monotonic time; infinity for never."""
+        waiting = self._process.queues_with_acks()
         times = [self._ready.next_time(), self.wakeups.asks_at, *self.pipeline.settle_times(waiting)]
         for queue, box in waiting:
             if box.finishes and queue.prefix in self._subscriptions:
                 times.append(max(box.oldest_finish_at + RIDE_ALONG_S, self.pipeline.resumes_at(queue)))
-        earliest = min(times)
-        return None if earliest == math.inf else earliest
+        return min(times)
 
     @property
     def expects_answer(self) -> bool:

@@ -11,6 +11,7 @@ its end is a bare file descriptor, and writing after close could hit a reused on
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from queue import Empty
@@ -135,11 +136,11 @@ class Poller:
     def _set_timer(self) -> None:
         deadline = self._deadline()
         if self._timer is not None:
-            if deadline is not None and self._timer_at <= deadline + 0.0005:
+            if self._timer_at <= deadline + 0.0005 and deadline < math.inf:
                 return
             self._timer.cancel()
             self._timer = None
-        if deadline is not None:
+        if deadline < math.inf:
             self._timer_at = deadline
             self._timer = self._loop.call_later(
                 max(deadline - self._clock.monotonic(), 0.0), self._timer_fired
@@ -148,7 +149,7 @@ class Poller:
     def _timer_fired(self) -> None:
         self._timer = None
         deadline = self._deadline()
-        if deadline is not None and deadline > self._clock.monotonic():
+        if deadline > self._clock.monotonic():
             # The timer was set for a deadline that no longer exists.
             self._set_timer()
         # Otherwise the next tick sends the due calls, and their answers set the timer again.
@@ -218,9 +219,7 @@ class Poller:
             longest = max(longest, 0.1)
         if self._any_inbox():
             longest = 0.0
-        deadline = self._deadline()
-        if deadline is not None:
-            longest = min(longest, max(deadline - now, 0.0))
+        longest = min(longest, max(self._deadline() - now, 0.0))
         delivered = False
         for fd, _event in self._open_poller().poll(longest) or ():
             if fd not in self._watched:
@@ -293,13 +292,8 @@ class Poller:
         self._set_timer()
         return delivered
 
-    def _deadline(self) -> float | None:
-        earliest = None
-        for channel in self._channels:
-            at = channel.next_deadline()
-            if at is not None and (earliest is None or at < earliest):
-                earliest = at
-        return earliest
+    def _deadline(self) -> float:
+        return min([channel.next_deadline() for channel in self._channels], default=math.inf)
 
     # -- waking ----------------------------------------------------------------
 

@@ -183,15 +183,6 @@ class ScriptPipeline:
         call = queue.partition.hand_over_wakeup(queue.consumer(self._process.consumer))
         self.send(InFlightCall(call, queue, now, handovers=times))
 
-    def queues_with_acks(self) -> list[tuple[Queue, PendingAcks]]:
-        """Return the queues with pending acks, except those without a lease, whose acks are not sent."""
-        leased, found = self._process.heartbeat.queues, []
-        for name, box in self._process.in_flight.partitions_with_acks():
-            queue = leased.get(name)
-            if queue is not None:
-                found.append((queue, box))
-        return found
-
     def send_pending_acks(self, now: float, urgent: str = "") -> None:
         """Send the pending acks.
 
@@ -203,7 +194,7 @@ class ScriptPipeline:
             redis.RedisError: the connection broke.
         """
         process = self._process
-        waiting = self.queues_with_acks()
+        waiting = process.queues_with_acks()
         if not waiting:
             return
         is_settling = self._is_settling()
@@ -256,7 +247,7 @@ class ScriptPipeline:
         """Return the monotonic times at which settles have waited long enough for their finishes.
 
         Args:
-            waiting: the :meth:`queues_with_acks`.
+            waiting: the queues with pending acks.
         """
         if not waiting or self._is_settling():
             return []  # the answer to a settle under way, which others wait for, is followed by a tick
