@@ -64,10 +64,7 @@ class FetcherHarness:
         self.fetcher = RedisFetcher(
             self.process,
             self._pool,
-            room=lambda: (self.left, self.left),
-            keeps_appointments=lambda: self.holds,
-            deliver=self._deliver,
-            acks_may_wait=lambda: self.holds,
+            self,
         )
         self.scripts = self.fetcher.pipeline.connection = CountingWire(self._pool)
         for name in queues:
@@ -83,7 +80,17 @@ class FetcherHarness:
         """Whether it waits for a wake-up, and for no other answer."""
         return self.fetcher.wakeups.is_waiting and not self.fetcher.expects_answer and not self._arrived()
 
-    def _deliver(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+    def capacity(self) -> tuple[int, int]:
+        return self.left, self.left
+
+    def can_keep_next_look(self) -> bool:
+        return self.holds
+
+    @property
+    def acks_may_wait(self) -> bool:
+        return self.holds
+
+    def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
         self.got.append(entry.id)
         self.tags.append(tag)
         if self.on_message is not None:

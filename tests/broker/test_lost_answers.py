@@ -189,15 +189,15 @@ def test_claimed_messages_are_released_when_their_delivery_fails(kombu_client: K
         kombu_client.connect(lease="1s", watchdog=0, claim_ahead="10ms") as connection,
         kombu_client.consuming(connection, prefetch=3) as got,
     ):
-        fetcher = connection.default_channel.consumer.fetcher
-        deliver = fetcher._deliver
+        consumer = connection.default_channel.consumer
+        receive = consumer.receive
 
         def fail(source: Any, entry: Any, tag: str) -> None:
-            fetcher._deliver = deliver
+            consumer.receive = receive
             connection.transport.context.process.in_flight._messages.pop(tag)
             raise RuntimeError("out of memory, perhaps")
 
-        fetcher._deliver = fail
+        consumer.receive = fail
         kombu_client.publish(1, 2, 3)
         with pytest.raises(RuntimeError, match="out of memory"):
             kombu_client.drain(connection, got, 3, 30)

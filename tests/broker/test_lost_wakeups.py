@@ -65,10 +65,10 @@ def test_a_question_is_answered_at_once(harness: FetcherHarness) -> None:
 
 
 def test_a_backoff_ends_when_a_slot_becomes_free(
-    scripts: list[PartitionScripts], harness: FetcherHarness
+    scripts: list[PartitionScripts], harness: FetcherHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 0
-    harness.fetcher._capacity = lambda: (4, free)
+    monkeypatch.setattr(harness, "capacity", lambda: (4, free))
     make_limited(scripts)
     scripts[0].push("a", tenant="t")
     source = harness.fetcher.subscriptions[0]
@@ -79,9 +79,9 @@ def test_a_backoff_ends_when_a_slot_becomes_free(
 
 
 def test_a_backoff_ends_when_the_claims_of_other_queues_leave_a_slot(
-    scripts: list[PartitionScripts], harness: FetcherHarness
+    scripts: list[PartitionScripts], harness: FetcherHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness.fetcher._capacity = lambda: (64, 1)
+    monkeypatch.setattr(harness, "capacity", lambda: (64, 1))
     harness.fetcher._claims._mean_brought = 1.0
     make_limited(scripts)
     scripts[1].push("a", tenant="t")
@@ -96,9 +96,9 @@ def test_a_backoff_ends_when_the_claims_of_other_queues_leave_a_slot(
 
 
 def test_claims_without_a_free_slot_back_off_at_once(
-    scripts: list[PartitionScripts], harness: FetcherHarness
+    scripts: list[PartitionScripts], harness: FetcherHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness.fetcher._capacity = lambda: (64, 0)
+    monkeypatch.setattr(harness, "capacity", lambda: (64, 0))
     harness.fetcher._claims._mean_brought = 1.0
     make_limited(scripts)
     for each in scripts:

@@ -95,19 +95,19 @@ def test_waiting_time_is_no_service_time(kombu_client: KombuClient, monkeypatch:
     kept_waiting_until: list[float] = []
     with kombu_client.connect() as connection, kombu_client.consuming(connection, prefetch=4) as got:
         channel = connection.default_channel
-        clock, consumer, fetcher = channel.process.clock, channel.consumer, channel.consumer.fetcher
-        was_busy, deliver = consumer.was_busy_since, fetcher._deliver
+        clock, consumer = channel.process.clock, channel.consumer
+        was_busy, receive = consumer.was_busy_since, consumer.receive
 
         def came(*args: Any) -> None:
             came_at.append(clock.monotonic())
-            deliver(*args)
+            receive(*args)
 
         def ask(since: float) -> bool:
             if consumer.has_undelivered:
                 kept_waiting_until.append(since)
             return bool(was_busy(since))
 
-        monkeypatch.setattr(fetcher, "_deliver", came)
+        monkeypatch.setattr(consumer, "receive", came)
         monkeypatch.setattr(consumer, "was_busy_since", ask)
         kombu_client.publish(1)
         connection.drain_events(timeout=30)

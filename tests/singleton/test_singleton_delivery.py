@@ -43,9 +43,7 @@ class Channel:
         self.clock = JumpingClock()
         process = ConsumerIdentity(LEASE_S, self.clock)
         self.ledger = process.in_flight
-        self.fetcher = RedisFetcher(
-            process, self._pool, lambda: (16, 16), lambda: True, self._claimed, lambda: True
-        )
+        self.fetcher = RedisFetcher(process, self._pool, self)
         self.delivery = SingletonDelivery(
             process,
             FirmTerm(),  # type: ignore[arg-type]  # as much of it as is asked for
@@ -60,7 +58,17 @@ class Channel:
         assert scripts.partition.fence(1).run(scripts.client).accepted
         self.delivery.add(Queue(QUEUE, scripts.partition))
 
-    def _claimed(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+    def capacity(self) -> tuple[int, int]:
+        return 16, 16
+
+    def can_keep_next_look(self) -> bool:
+        return True
+
+    @property
+    def acks_may_wait(self) -> bool:
+        return True
+
+    def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
         record = MessageRecord.unpack(entry.record)._replace(envelope=ENVELOPE)
         self.delivery.add_message(Message(record, entry, tag, source.queue.name, self))
 

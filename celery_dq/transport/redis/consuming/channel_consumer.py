@@ -174,10 +174,7 @@ class ChannelConsumer:
             self.live_fetcher = RedisFetcher(
                 self._process,
                 self._channel.async_pool,
-                room=self.capacity,
-                keeps_appointments=self._can_keep_next_look,
-                acks_may_wait=lambda: not self._runs_in_loop,
-                deliver=self._claimed,
+                self,
                 pipelines=self._channel.pipeline_class,
                 wakeups=self._channel.wakeups_class,
             )
@@ -214,7 +211,13 @@ class ChannelConsumer:
         limit = self._channel.qos.prefetch_count
         return min(most, limit) if limit else most
 
-    def _can_keep_next_look(self) -> bool | None:
+    @property
+    def acks_may_wait(self) -> bool:
+        """Whether the loop turns in time for acks that wait for a claim."""
+        return not self._runs_in_loop
+
+    def can_keep_next_look(self) -> bool | None:
+        """Return whether the process can keep a next look; None when it is about to block."""
         if self._blocks_loop:
             # A next look can be kept only between two messages, because a callback blocks the loop.
             return None if self.has_undelivered else False
@@ -229,7 +232,8 @@ class ChannelConsumer:
 
     # -- from claim to callback ------------------------------------------------
 
-    def _claimed(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+    def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+        """Make a message of a claimed entry, and put it into the inbox."""
         channel = self._channel
         try:
             message = Message(MessageRecord.unpack(entry.record), entry, tag, source.queue.name, channel)

@@ -7,7 +7,7 @@ that imports go down only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import redis
 
@@ -15,10 +15,13 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.partition_replies import ClaimedEntry
-from celery_dq.transport.redis.consuming.claim_limits import CallbackPace
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
+    from celery_dq.transport.redis.consuming.poller import Poller
 
 
 class SharedContext(Protocol):
@@ -47,43 +50,13 @@ class WatchedConnection(NamedTuple):
     read: Callable[[], object]
 
 
-class PolledConsumer(Protocol):
-    """The consumer of a polled channel, as its poller uses it."""
+class ConsumingChannel(Protocol):
+    """The channel whose sockets a ``Poller`` watches, and which a ``ChannelConsumer`` serves."""
+
+    closed: bool
 
     @property
-    def has_undelivered(self) -> bool:
-        """Whether claimed messages wait for their delivery."""
-
-    @property
-    def pace(self) -> CallbackPace:
-        """How long its callbacks take."""
-
-    def was_busy_since(self, moment: float) -> bool:
-        """Whether a message was delivered after this monotonic time."""
-
-    def deliver_one(self) -> bool:
-        """Deliver the next claimed message; return whether a consumer received it."""
-
-    def deliver_all(self) -> None:
-        """Deliver the claimed messages."""
-
-
-class ChannelPoller(Protocol):
-    """The poller of a channel, as its consumer uses it."""
-
-    @property
-    def is_driven(self) -> bool:
-        """Whether an event loop or ``drain_events`` runs."""
-
-    def wake(self) -> None:
-        """End the present wait."""
-
-
-class PolledChannel(Protocol):
-    """A channel whose sockets a :class:`~celery_dq.transport.redis.consuming.poller.Poller` watches."""
-
-    @property
-    def consumer(self) -> PolledConsumer:
+    def consumer(self) -> ChannelConsumer:
         """The consumer of the channel."""
 
     @property
@@ -112,12 +85,6 @@ class PolledChannel(Protocol):
     def follow_leaderships(self) -> None:
         """Deliver the next messages of singleton queues."""
 
-
-class ConsumingChannel(PolledChannel, Protocol):
-    """The channel that a ``ChannelConsumer`` serves."""
-
-    closed: bool
-
     @property
     def pipeline_class(self) -> type[ScriptPipeline]:
         """Class of the script pipeline."""
@@ -127,7 +94,7 @@ class ConsumingChannel(PolledChannel, Protocol):
         """Class of the wait for wake-ups."""
 
     @property
-    def poller(self) -> ChannelPoller:
+    def poller(self) -> Poller:
         """The poller of the connection."""
 
     @property

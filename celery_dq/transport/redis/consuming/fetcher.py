@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from typing import Protocol
 
 import redis
 
@@ -41,18 +42,33 @@ from celery_dq.transport.redis.store.transient import TransientListener
 MAX_HANDOVERS = 100
 
 
+class ClaimingConsumer(Protocol):
+    """The consumer for which a fetcher claims."""
+
+    def capacity(self) -> tuple[int, int]:
+        """Return how many messages to claim, and how many of them fit free pool slots."""
+
+    def can_keep_next_look(self) -> bool | None:
+        """Return whether the process can keep a next look while it works.
+
+        None means that it is about to block, so that it may not even wait for a wake-up.
+        """
+
+    @property
+    def acks_may_wait(self) -> bool:
+        """Whether the loop turns in time for acks that wait for a claim."""
+
+    def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+        """Take a claimed message, which has this delivery tag."""
+
+
 class RedisFetcher:
     """The consuming side of one channel.
 
     Args:
         process: Consumer identity of the process, with its in-flight messages.
         pool: Pool of the connections that the event loop watches.
-        room: Returns (want, free): the number of messages that the channel takes now, and the number of free
-            pool slots among them.
-        keeps_appointments: Returns whether the process can keep a next look while it works. None means that
-            it is about to block, so that it may not even wait for a wake-up.
-        deliver: Called with (source, entry, delivery tag) for every claimed message.
-        acks_may_wait: Returns whether the loop turns in time for acks that wait for a claim.
+        consumer: Has the capacity, and receives the claimed messages.
         pipelines: Class of the script pipeline.
         wakeups: Class of the wait for wake-ups.
     """
@@ -61,18 +77,12 @@ class RedisFetcher:
         self,
         process: ConsumerIdentity,
         pool: redis.ConnectionPool,
-        room: Callable[[], tuple[int, int]],
-        keeps_appointments: Callable[[], bool | None],
-        deliver: Callable[[Subscription, ClaimedEntry, str], None],
-        acks_may_wait: Callable[[], bool],
+        consumer: ClaimingConsumer,
         pipelines: type[ScriptPipeline] = ScriptPipeline,
         wakeups: type[WakeupGroups] = WakeupGroups,
     ) -> None:
         self._process = process
-        self._capacity = room
-        self._can_keep_next_look = keeps_appointments
-        self._deliver = deliver
-        self._acks_may_wait = acks_may_wait
+        self._consumer = consumer
         self.pipeline = pipelines(process, pool, self._may_wait_for_claim)
         self.wakeups = wakeups(pool)
         self._pool = pool
@@ -194,7 +204,7 @@ class RedisFetcher:
         self._ready.take_due(now, self._runs_suspect)
         # Most turns are of other events, such as the end of a task, and change nothing here.
         is_needed = self._ready.needs_capacity or self.wakeups.needs_capacity
-        want, free = self._capacity() if self._subscriptions and is_needed else (0, 0)
+        want, free = self._consumer.capacity() if self._subscriptions and is_needed else (0, 0)
         if self._ready.needing_slots:
             want = free  # messages claimed ahead would take the slots for which a tenant waits
         with self.pipeline.together:
@@ -206,7 +216,7 @@ class RedisFetcher:
             if self.handovers.queued:
                 self.handovers.send(now)
             self.pipeline.send_pending_acks(now)
-        keeps = self._can_keep_next_look()
+        keeps = self._consumer.can_keep_next_look()
         self.wakeups.wait(now, may_wait=want > 0 and keeps is not None, in_loop=not keeps)
         for listener in tuple(self._listeners.values()):
             listener.tick(now)
@@ -233,7 +243,7 @@ class RedisFetcher:
             redis.RedisError: The connection broke, or the answer is an error.
         """
         for source in self.handovers.read(group):
-            if self._capacity()[0] <= 0:
+            if self._consumer.capacity()[0] <= 0:
                 # Another consumer may have a free slot. If due, the wake-up is stored again.
                 self.handovers.hand_over(source, self._process.clock.monotonic())
 
@@ -267,7 +277,7 @@ class RedisFetcher:
             lease_ms=process.lease_ms,
             want=want,
             free=free,
-            hold=self._can_keep_next_look(),
+            hold=self._consumer.can_keep_next_look(),
             max_deliveries=queue.max_deliveries,
             suspects=leads and not self._runs_suspect,
             discards=self.discard_pace.room() if leads else 0,
@@ -336,7 +346,7 @@ class RedisFetcher:
                 continue
             if claimed.suspect:
                 self._suspect = held.tag
-            self._deliver(source, entry, held.tag)
+            self._consumer.receive(source, entry, held.tag)
         if source.on_claimed is not None:
             source.on_claimed()
 
@@ -366,7 +376,9 @@ class RedisFetcher:
         source = self._subscriptions.get(queue.prefix)
         if source is None or now >= box.oldest_finish_at + RIDE_ALONG_S:  # the sum of `next_deadline`
             return False
-        return source.may_have_work or (self._acks_may_wait() and not source.is_end_awaited(box.finishes))
+        return source.may_have_work or (
+            self._consumer.acks_may_wait and not source.is_end_awaited(box.finishes)
+        )
 
     # -- closing ---------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from celery_dq.clock import Clock
 from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.per_process import OwnerProcess
 from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
-from celery_dq.transport.redis.consuming.consuming_channel import PolledChannel, WatchedConnection
+from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel, WatchedConnection
 from celery_dq.transport.redis.store.pipelined_connection import has_arrived
 from celery_dq.waker import Waker
 
@@ -49,8 +49,8 @@ class Poller:
         self._clock = clock
         self._owner = OwnerProcess()
         self._waker = Waker(self._woken)
-        self._channels: list[PolledChannel] = []
-        self._watched: dict[int, tuple[PolledChannel, WatchedConnection]] = {}
+        self._channels: list[ConsumingChannel] = []
+        self._watched: dict[int, tuple[ConsumingChannel, WatchedConnection]] = {}
         #: Whether a channel may have a socket that is not watched yet. Each turn of the loop asks.
         self._is_unwatched = False
         self._loop: Any = None
@@ -64,13 +64,13 @@ class Poller:
 
     # -- channels --------------------------------------------------------------
 
-    def add(self, channel: PolledChannel) -> None:
+    def add(self, channel: ConsumingChannel) -> None:
         """Watch this channel's sockets from now on."""
         if channel not in self._channels:
             self._channels.append(channel)
             self._is_unwatched = True
 
-    def discard(self, channel: PolledChannel) -> None:
+    def discard(self, channel: ConsumingChannel) -> None:
         """Stop watching this channel's sockets."""
         if channel in self._channels:
             self._channels.remove(channel)
@@ -243,7 +243,7 @@ class Poller:
 
     # -- sockets ---------------------------------------------------------------
 
-    def _watch_connections(self, channel: PolledChannel) -> None:
+    def _watch_connections(self, channel: ConsumingChannel) -> None:
         for watched in channel.connections():
             sock = socket_of(watched.connection)
             fd = sock.fileno() if sock is not None else -1
