@@ -123,7 +123,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "rate",
         "a task that has started is released with its token",
-        "transport/in_flight/qos.py",
+        "transport/in_flight/message.py",
         '"requeue" if message.started else "unstarted"',
         '"unstarted"',
         (
@@ -295,7 +295,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "poison",
         "a delivery that has lost its pool process does not count",
-        "transport/in_flight/qos.py",
+        "transport/in_flight/message.py",
         '"crashed" if message.crashed else "requeue"',
         '"requeue"',
         (

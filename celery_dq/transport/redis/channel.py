@@ -20,8 +20,7 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, WorkerCapacity
 from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.in_flight.message import Message
-from celery_dq.transport.in_flight.qos import QoS
+from celery_dq.transport.in_flight.message import Message, QoS
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
