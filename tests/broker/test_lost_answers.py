@@ -162,7 +162,7 @@ def test_an_answer_read_while_the_heartbeat_disowns_its_claim_is_used_once(kombu
         pipeline, process = channel.consumer.fetcher.pipeline, channel.process
         pipeline.disown_claims(Meanwhile(process.clock.monotonic() + 60, pipeline.read))
         # The message is in flight, so that the heartbeat has no claim to resolve.
-        assert not process.in_doubt.is_unsettled(next(channel.consumer.subscriptions()).queue.key)
+        assert not process.in_doubt.is_unsettled(channel.consumer.fetcher.subscriptions[0].queue.key)
         kombu_client.drain(connection, got, 1, 30)
         assert bodies(got) == [1]
         got[0].ack()

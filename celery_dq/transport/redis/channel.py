@@ -26,7 +26,6 @@ from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
 from celery_dq.transport.redis.consuming.partition_consumers import QueueConsumer
-from celery_dq.transport.redis.consuming.single_claim import claim_one
 from celery_dq.transport.redis.event_loop import HEALTH_CHECK_SECONDS, EventLoopChannel
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.full_server import add_member, is_full
@@ -333,7 +332,7 @@ class Channel(EventLoopChannel):
     def _get_from(self, target: Queue, no_ack: bool) -> Message | None:
         self.process.heartbeat.keep_lease(target, self.heartbeat_clients)
         try:
-            while taken := claim_one(self.process, self.client, target):
+            while taken := self.process.claim_one(self.client, target):
                 for entry, tag in taken:
                     if entry.reason:
                         self.in_flight.finish(tag)

@@ -312,14 +312,6 @@ class EventLoopChannel(RedisChannel):
         if fetcher is not None and not self.has_inbox and not self.closed:
             fetcher.pipeline.send_pending_acks(self.process.clock.monotonic())
 
-    def has_wakeup(self) -> bool:
-        """Return whether an unclaimed wake-up is stored for a consumed queue; called by the heartbeat thread.
-
-        Singleton queues do not count: their wake-up may wait for a running message or for a retry to be due.
-        """
-        queues = [source.queue for source in self.consumer.subscriptions() if not source.queue.token]
-        return self.process.heartbeat.has_unclaimed_wakeup(queues)
-
     def _on_connection_disconnect(self, connection: Any) -> None:
         if self._in_listen is connection:
             self._in_listen = None

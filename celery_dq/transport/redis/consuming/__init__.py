@@ -9,7 +9,6 @@
 ``partition_consumers`` which partitions are consumed, and by which consumer
 ``singleton_delivery``  singleton queues: claimed in a term, delivered one after the other
 ``watchdog``            notices a consumer that no longer claims beside a backlog
-``single_claim``        claims one message at once
 ``channel_consumer``    the consuming half of a channel; measures free capacity
 ``poller``              watches the sockets of all channels of a connection
 ``consuming_channel``   what this package asks of a channel, as a protocol

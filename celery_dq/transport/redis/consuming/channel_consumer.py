@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, WorkerCapacity
@@ -410,8 +410,14 @@ class ChannelConsumer:
             self._channel.poller.wake()
 
     def _ignores_backlog(self) -> bool:
-        channel = self._channel
-        return channel.poller.is_driven and self.capacity()[0] > 0 and channel.has_wakeup()
+        """Return whether a wake-up is stored for a consumed queue, although the channel has capacity.
+
+        Singleton queues do not count: their wake-up may wait for a running message or for a retry to be due.
+        """
+        if not self._channel.poller.is_driven or self.capacity()[0] <= 0:
+            return False
+        queues = [source.queue for source in self.fetcher.subscriptions if not source.queue.token]
+        return self._process.heartbeat.has_unclaimed_wakeup(queues)
 
     # -- closing ---------------------------------------------------------------
 
@@ -426,7 +432,3 @@ class ChannelConsumer:
             self.stop_consumer(consumer.tag)
         if self.live_fetcher is not None:
             self.live_fetcher.close()
-
-    def subscriptions(self) -> Iterator[Subscription]:
-        """Return an iterator over the queues that are fetched from now."""
-        return iter(self.live_fetcher.subscriptions if self.live_fetcher is not None else ())

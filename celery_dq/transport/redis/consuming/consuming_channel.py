@@ -40,7 +40,7 @@ class WatchedConnection(NamedTuple):
     """A connection whose socket a poller watches.
 
     Attributes:
-        kind: ``scripts``, ``tokens``, ``messages`` or ``broadcasts``.
+        kind: ``scripts``, ``wakeups``, ``messages`` or ``broadcasts``.
         connection: The redis-py connection.
         read: Reads what has arrived; returns whether it was a message of a transient queue or a broadcast.
     """
@@ -129,9 +129,6 @@ class ConsumingChannel(Protocol):
 
     def send_all_acks(self) -> None:
         """Send the pending acks, where no event loop does."""
-
-    def has_wakeup(self) -> bool:
-        """Whether an unclaimed wake-up lies in a consumed partition."""
 
     def dead_letter_unreadable(self, queue: Queue, entry: ClaimedEntry, tag: str, why: CorruptRecord) -> None:
         """Store a message that cannot be read as a dead letter."""

@@ -163,7 +163,7 @@ class RedisFetcher:
         """Return the connections that the event loop watches, with the readers of their answers."""
         found = [WatchedConnection("scripts", each, read) for each, read in self.pipeline.connections()]
         found += [
-            WatchedConnection("tokens", group.connection.connection, partial(self.read_wakeups, group))
+            WatchedConnection("wakeups", group.connection.connection, partial(self.read_wakeups, group))
             for group in self.wakeups
         ]
         found += [

@@ -115,6 +115,43 @@ class ConsumerIdentity:
                 extra={"event": "void_claim", "queue": queue.name},
             )
 
+    def claim_one(self, client: redis.Redis, queue: Queue) -> list[tuple[ClaimedEntry, str]]:
+        """Claim one message now, as delivered to the caller.
+
+        Args:
+            client: a client that waits for the answer.
+            queue: the queue.
+
+        Returns:
+            Pairs of message and delivery tag: at most one message, and discards. Empty if none is eligible.
+
+        Raises:
+            redis.RedisError: Redis did not answer. The heartbeat thread releases messages of such a claim.
+        """
+        key = queue.key
+        while True:
+            sent_at = self.clock.monotonic()
+            self.in_doubt.claim_sent(key)
+            try:
+                claimed = queue.partition.claim(
+                    queue.consumer(self.consumer),
+                    lease_ms=self.lease_ms,
+                    want=1,
+                    hold=None,
+                    max_deliveries=queue.max_deliveries,
+                ).run(client)
+            except BaseException:
+                self.in_doubt.claim_unanswered(key)
+                raise
+            taken = []
+            for entry, held in self.claimed(queue, claimed, sent_at):
+                if held is not None:
+                    held.delivered = True
+                    taken.append((entry, held.tag))
+            self.in_doubt.claim_answered(key, (entry.claim for entry in claimed.entries))
+            if taken or not claimed.entries:
+                return taken
+
     def renewed(self, queue: Queue, renewal: HeartbeatReply, sent_at: float) -> None:
         """Record the answer to a renewal that was sent at monotonic *sent_at*."""
         if renewal.fenced:
