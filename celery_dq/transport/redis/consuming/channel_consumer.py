@@ -189,7 +189,8 @@ class ChannelConsumer:
             redis.ConnectionError: The watchdog has found that the connection is dead.
         """
         self.watchdog.decide(may_stop=self._capacity is not None)
-        if self.overdue_at() <= self._process.clock.monotonic():
+        is_late = bool(self._inbox) and self._overdue_after() <= self._process.clock.monotonic()
+        if is_late and self.overdue_at() < math.inf:
             self._release_overdue()
 
     def capacity(self) -> tuple[int, int]:
@@ -377,6 +378,10 @@ class ChannelConsumer:
             return math.inf
         if self.singleton_delivery is not None and not self._releasable():
             return math.inf
+        return self._overdue_after()
+
+    def _overdue_after(self) -> float:
+        """Return the monotonic time until which messages may wait in the inbox."""
         longest_s = self._process.lease_s / 2
         if self._capacity is not None:
             longest_s = min(longest_s, 2 * self._claim_ahead_s + OVERDUE_S)

@@ -24,8 +24,7 @@ from celery_dq.transport.redis.in_flight import data_loss
 from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from celery_dq.transport.redis.in_flight.server_clock import ServerClock
-from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.partition_maps import PartitionMaps
+from celery_dq.transport.redis.store.partition_map import PartitionMap, PartitionMaps
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from celery_dq.transport.redis.store.slot_map import NodeUnreachable, SlotMap
