@@ -11,7 +11,7 @@ import redis
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.partition_replies import ClaimedEntry
-from celery_dq.transport.redis.consuming.consuming_channel import WatchedConnection
+from celery_dq.transport.redis.consuming.consuming_channel import WatchedSocket
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
@@ -96,7 +96,7 @@ class FetcherHarness:
         if self.on_message is not None:
             self.on_message()
 
-    def _arrived(self) -> list[WatchedConnection]:
+    def _arrived(self) -> list[WatchedSocket]:
         return [each for each in self.fetcher.connections() if has_arrived(each.connection)]
 
     def turn(self) -> None:

@@ -14,7 +14,7 @@ import redis
 from celery_dq.compat.redis_sockets import reporting_connection
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.redis.bases import RedisChannel
-from celery_dq.transport.redis.consuming.consuming_channel import WatchedConnection
+from celery_dq.transport.redis.consuming.consuming_channel import WatchedSocket
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.address import socket_options
@@ -194,15 +194,15 @@ class EventLoopChannel(RedisChannel):
             )
         self.subclient.check_health()
 
-    def connections(self) -> list[WatchedConnection]:
+    def connections(self) -> list[WatchedSocket]:
         """Return the connections that the poller watches."""
         fetcher = self.consumer.live_fetcher
         found = [] if fetcher is None else fetcher.connections()
         if self._in_listen:
-            found.append(WatchedConnection("broadcasts", self._in_listen, self._receive))
+            found.append(WatchedSocket("broadcasts", self._in_listen, self._receive))
         return found
 
-    def on_readable(self, watched: WatchedConnection, deliver: bool) -> bool:
+    def on_readable(self, watched: WatchedSocket, deliver: bool) -> bool:
         """Read the answer that has arrived.
 
         Args:

@@ -7,7 +7,7 @@ that imports go down only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import redis
 
@@ -15,13 +15,10 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.partition_replies import ClaimedEntry
+from celery_dq.transport.redis.consuming.claim_limits import CallbackPace
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
-
-if TYPE_CHECKING:
-    from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
-    from celery_dq.transport.redis.consuming.poller import Poller
 
 
 class SharedContext(Protocol):
@@ -36,7 +33,7 @@ class SharedContext(Protocol):
         """The partitions that this worker serves, or None where it serves all that it consumes."""
 
 
-class WatchedConnection(NamedTuple):
+class WatchedSocket(NamedTuple):
     """A connection whose socket a poller watches.
 
     Attributes:
@@ -50,13 +47,45 @@ class WatchedConnection(NamedTuple):
     read: Callable[[], object]
 
 
+class PolledConsumer(Protocol):
+    """The consumer of a channel, as its poller uses it."""
+
+    @property
+    def has_undelivered(self) -> bool:
+        """Whether claimed messages wait for their delivery."""
+
+    @property
+    def pace(self) -> CallbackPace:
+        """How long its callbacks take."""
+
+    def was_busy_since(self, moment: float) -> bool:
+        """Whether a message was delivered after this monotonic time."""
+
+    def deliver_one(self) -> bool:
+        """Deliver the next claimed message; return whether a consumer received it."""
+
+    def deliver_all(self) -> None:
+        """Deliver the claimed messages."""
+
+
+class ChannelPoller(Protocol):
+    """The poller of a channel, as its consumer uses it."""
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether an event loop or ``drain_events`` runs."""
+
+    def wake(self) -> None:
+        """End the present wait."""
+
+
 class ConsumingChannel(Protocol):
     """The channel whose sockets a ``Poller`` watches, and which a ``ChannelConsumer`` serves."""
 
     closed: bool
 
     @property
-    def consumer(self) -> ChannelConsumer:
+    def consumer(self) -> PolledConsumer:
         """The consumer of the channel."""
 
     @property
@@ -70,10 +99,10 @@ class ConsumingChannel(Protocol):
     def tick(self) -> None:
         """Send what is due."""
 
-    def connections(self) -> list[WatchedConnection]:
+    def connections(self) -> list[WatchedSocket]:
         """Return the open connections."""
 
-    def on_readable(self, watched: WatchedConnection, deliver: bool) -> bool:
+    def on_readable(self, watched: WatchedSocket, deliver: bool) -> bool:
         """Read what has arrived; return whether a message was delivered."""
 
     def next_deadline(self) -> float:
@@ -94,7 +123,7 @@ class ConsumingChannel(Protocol):
         """Class of the wait for wake-ups."""
 
     @property
-    def poller(self) -> Poller:
+    def poller(self) -> ChannelPoller:
         """The poller of the connection."""
 
     @property

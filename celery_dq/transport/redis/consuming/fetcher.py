@@ -30,7 +30,7 @@ from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
 from celery_dq.transport.in_flight.pending_acks import PendingAcks, tags
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.redis.consuming.claim_limits import ClaimsUnderWay, DiscardPace
-from celery_dq.transport.redis.consuming.consuming_channel import WatchedConnection
+from celery_dq.transport.redis.consuming.consuming_channel import WatchedSocket
 from celery_dq.transport.redis.consuming.subscriptions import ReadyQueues, Subscription
 from celery_dq.transport.redis.consuming.wakeups import Handovers, WakeupGroups, WakeupListener
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
@@ -159,15 +159,15 @@ class RedisFetcher:
         if listener is not None:
             listener.close()
 
-    def connections(self) -> list[WatchedConnection]:
+    def connections(self) -> list[WatchedSocket]:
         """Return the connections that the event loop watches, with the readers of their answers."""
-        found = [WatchedConnection("scripts", each, read) for each, read in self.pipeline.connections()]
+        found = [WatchedSocket("scripts", each, read) for each, read in self.pipeline.connections()]
         found += [
-            WatchedConnection("wakeups", group.connection.connection, partial(self.read_wakeups, group))
+            WatchedSocket("wakeups", group.connection.connection, partial(self.read_wakeups, group))
             for group in self.wakeups
         ]
         found += [
-            WatchedConnection("messages", listener.connection.watched, listener.read)
+            WatchedSocket("messages", listener.connection.watched, listener.read)
             for listener in self._listeners.values()
         ]
         return [each for each in found if each.connection is not None]

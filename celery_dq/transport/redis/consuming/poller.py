@@ -23,7 +23,7 @@ from celery_dq.clock import Clock
 from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.per_process import OwnerProcess
 from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
-from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel, WatchedConnection
+from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel, WatchedSocket
 from celery_dq.transport.redis.store.pipelined_connection import has_arrived
 from celery_dq.waker import Waker
 
@@ -50,7 +50,7 @@ class Poller:
         self._owner = OwnerProcess()
         self._waker = Waker(self._woken)
         self._channels: list[ConsumingChannel] = []
-        self._watched: dict[int, tuple[ConsumingChannel, WatchedConnection]] = {}
+        self._watched: dict[int, tuple[ConsumingChannel, WatchedSocket]] = {}
         #: Whether a channel may have a socket that is not watched yet. Each turn of the loop asks.
         self._is_unwatched = False
         self._loop: Any = None
