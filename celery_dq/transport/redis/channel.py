@@ -26,7 +26,6 @@ from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
-from celery_dq.transport.redis.consuming.partition_consumers import QueueConsumer
 from celery_dq.transport.redis.consuming.single_claim import claim_one
 from celery_dq.transport.redis.event_loop import HEALTH_CHECK_SECONDS, EventLoopChannel
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
@@ -35,7 +34,6 @@ from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.publish_batch import RedisPublishBatch
 from celery_dq.transport.redis.store.publisher import RedisPublisher
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
-from celery_dq.transport.redis.store.quotas import write_settings_quota
 from celery_dq.transport.redis.store.refusals import refusals_named
 from celery_dq.transport.redis.store.server_checks import connection_refusals_named
 from celery_dq.transport.redis.store.transient import TransientQueues
@@ -73,6 +71,7 @@ class Channel(EventLoopChannel):
         self.transients = TransientQueues(self.context.list_prefix)
         self._queues: dict[str, PartitionedQueue] = {}
         self._subscribed: set[str] = set()
+        self._starting = {}
         self._broken = False
         self._health_check_at = self.process.clock.monotonic() + HEALTH_CHECK_SECONDS
         self._seen_partitions = self.process.partition_maps.changes
@@ -277,9 +276,18 @@ class Channel(EventLoopChannel):
     # -- consuming -------------------------------------------------------------
 
     def basic_consume(
-        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
+        self,
+        queue: str,
+        no_ack: bool,
+        callback: Callable[[Any], Any],
+        consumer_tag: str,
+        nowait: bool = False,
+        **kwargs: Any,
     ) -> None:
-        """Consume *queue*; several consumers of one queue on a channel take turns."""
+        """Consume *queue*; several consumers of one queue on a channel take turns.
+
+        Those with ``nowait``, which kombu sets for all queues of a consumer but the last one, begin together.
+        """
         self.context.refuse_inherited()
         if queue in self._fanout_queues:
             super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
@@ -294,12 +302,9 @@ class Channel(EventLoopChannel):
             self._tag_to_queue[consumer_tag] = queue
             self._active_queues.append(queue)
             self._consumers.add(consumer_tag)
-            queues = self.queues(queue, refresh=True)  # the number may have changed since it was asked for
-            options, by = self.context.options.queue(queues.whole_name), self.process.consumer
-            while not write_settings_quota(self.partitions(queue), self.client, options, by):
-                queues = self.queues(queue, refresh=True)
-            self.context.register_consumer()
-            self.consumer.start_consumer(QueueConsumer(consumer_tag, queues, callback, no_ack))
+            self._starting[consumer_tag] = (queue, callback, no_ack)
+        if not nowait:
+            self.start_consumers()
         self.poller.wake()
 
     def basic_cancel(self, consumer_tag: str) -> None:
@@ -314,6 +319,7 @@ class Channel(EventLoopChannel):
         if self.transients.is_declared(queue):
             self.consumer.fetcher.unlisten(self.transients.key(queue))
         else:
+            self._starting.pop(consumer_tag, None)
             self.consumer.stop_consumer(consumer_tag)
         VirtualChannel.basic_cancel(self, consumer_tag)
 

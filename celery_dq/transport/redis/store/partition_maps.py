@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 
+#: How often a map is asked for before the partitions of its queue count as changing all the time.
+ROUTINGS = 4
 #: Producer sequences whose last push was not answered that are remembered.
 MOST_UNANSWERED = 1000
 
