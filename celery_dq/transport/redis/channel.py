@@ -27,6 +27,7 @@ from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
 from celery_dq.transport.redis.consuming.single_claim import claim_one
+from celery_dq.transport.redis.declared_ahead import DeclaredAhead
 from celery_dq.transport.redis.event_loop import HEALTH_CHECK_SECONDS, EventLoopChannel
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.full_server import add_member, is_full
@@ -51,7 +52,6 @@ class Channel(EventLoopChannel):
     """A channel whose queues hold tenants."""
 
     QoS = QoS
-    queue_declare = refusals_named()(EventLoopChannel.queue_declare)
     queue_bind = refusals_named()(EventLoopChannel.queue_bind)
     supports_batch_publish = True
     #: Seconds. A hung server must not hang its clients, but by default kombu waits without a limit.
@@ -72,6 +72,7 @@ class Channel(EventLoopChannel):
         self._queues: dict[str, PartitionedQueue] = {}
         self._subscribed: set[str] = set()
         self._starting = {}
+        self.ahead = DeclaredAhead(self)
         self._broken = False
         self._health_check_at = self.process.clock.monotonic() + HEALTH_CHECK_SECONDS
         self._seen_partitions = self.process.partition_maps.changes
@@ -139,6 +140,14 @@ class Channel(EventLoopChannel):
         """Return the arguments of a queue together with those of kombu's ``Queue``, such as ``expires``."""
         return queue_arguments(arguments, options)
 
+    @refusals_named()
+    def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
+        """Declare *queue*; with the first one that a worker consumes, all others are declared."""
+        self.ahead.declare_with(queue, passive)
+        declared = super().queue_declare(queue, passive=passive, **kwargs)
+        self.ahead.forget(declared.queue)
+        return declared
+
     def _new_queue(self, queue: str, auto_delete: bool = False, durable: bool = True, **kwargs: Any) -> None:
         super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
         arguments = kwargs.get("arguments") or {}
@@ -148,15 +157,18 @@ class Channel(EventLoopChannel):
         else:
             warn_of_ignored(queue, arguments)
             self.transients.declare_durable(queue)
-            add_member(self.client, self.context.registry_key, self.queues(queue).whole_name)
+            if self.ahead.size(queue) is None:
+                add_member(self.client, self.context.registry_key, self.queues(queue).whole_name)
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        member = self.sep.join([routing_key or "", pattern or "", queue or ""])
+        if self.ahead.take_binding(exchange, member):
+            return
         try:
             super()._queue_bind(exchange, routing_key, pattern, queue)
         except redis.ResponseError as exc:
             if not is_full(exc):
                 raise
-            member = self.sep.join([routing_key or "", pattern or "", queue or ""])
             add_member(self.client, self.keyprefix_queue % (exchange,), member)
             if queue not in getattr(self, "_expires", ()):
                 add_member(self.client, self.keyprefix_binding_permanent % (exchange,), member)
@@ -212,7 +224,8 @@ class Channel(EventLoopChannel):
             return 0
         if self.transients.exists(self.client, queue):
             return self.transients.size(self.client, queue)
-        return waiting_count(self.queues(queue), self.client)
+        ahead = self.ahead.size(queue)
+        return waiting_count(self.queues(queue), self.client) if ahead is None else ahead
 
     def _purge(self, queue: str) -> int:
         if self.transients.exists(self.client, queue):
@@ -276,13 +289,7 @@ class Channel(EventLoopChannel):
     # -- consuming -------------------------------------------------------------
 
     def basic_consume(
-        self,
-        queue: str,
-        no_ack: bool,
-        callback: Callable[[Any], Any],
-        consumer_tag: str,
-        nowait: bool = False,
-        **kwargs: Any,
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
     ) -> None:
         """Consume *queue*; several consumers of one queue on a channel take turns.
 
@@ -303,7 +310,8 @@ class Channel(EventLoopChannel):
             self._active_queues.append(queue)
             self._consumers.add(consumer_tag)
             self._starting[consumer_tag] = (queue, callback, no_ack)
-        if not nowait:
+        if not kwargs.get("nowait"):
+            self.ahead.clear()
             self.start_consumers()
         self.poller.wake()
 

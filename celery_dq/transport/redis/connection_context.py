@@ -196,7 +196,7 @@ class ConnectionContext:
         found: dict[str, PartitionedQueue] = {}
         left = list(dict.fromkeys(names))
         for _ in range(ROUTINGS):
-            whole = [name for name in left if _ONE_PARTITION.fullmatch(name) is None]
+            whole = [name for name in left if self.is_whole(name)]
             run_rounds(client, [self._declare(name, client, repair=True) for name in whole])
             found.update({name: self.queues(name, client, refresh=name not in whole) for name in left})
             most = max(len(queue.partitions) for queue in found.values())
@@ -217,6 +217,18 @@ class ConnectionContext:
         partitions = [each.partition for each in queue.partitions]
         options = self.options.queue(queue.whole_name)
         return write_settings_quota(partitions, client, options, self.process.consumer)
+
+    def declared(self, name: str, client: redis.Redis) -> Rounds[PartitionedQueue]:
+        """Return a whole queue as :meth:`queues` does, beside other ones."""
+        homes = self.process.partition_maps.get(name)
+        if homes is None:
+            homes = yield from self._declare(name, client, repair=False)
+        return self.queue_of(name, homes)
+
+    @staticmethod
+    def is_whole(name: str) -> bool:
+        """Return whether this cannot be the name of one partition of a queue."""
+        return _ONE_PARTITION.fullmatch(name) is None
 
     def queue_of(self, name: str, homes: PartitionMap) -> PartitionedQueue:
         """Return the queue called *name* with the partitions of a map.
