@@ -38,7 +38,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        queues = self.context.queues_to_consume([queue for queue, *_ in self._starting.values()], "
         "self.client)\n        starting, self._starting = self._starting, {}\n",
         "        starting, self._starting = self._starting, {}\n"
-        "        queues = self.context.queues_to_consume([queue for queue, *_ in starting.values()], self.client)\n",
+        "        queues = self.context.queues_to_consume([queue for queue, *_ in starting.values()], "
+        "self.client)\n",
         (_CONSUMERS, "-k", "refused_consumer"),
     ),
     Mutation(
