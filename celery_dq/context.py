@@ -9,7 +9,7 @@ user has no app: the transport then makes a context of its own, with default opt
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from celery_dq.per_process import PerProcess
@@ -30,6 +30,7 @@ class ProcessState:
     __slots__ = (
         "allocation",
         "capacity",
+        "consumed_queues",
         "coordinator",
         "discard_handler",
         "leaderships",
@@ -41,6 +42,7 @@ class ProcessState:
         # A new lock, because a thread of the parent may hold the inherited one.
         self.lock = threading.Lock()
         self.capacity: WorkerCapacity | None = None
+        self.consumed_queues: Callable[[Any], Iterable[Any]] | None = None
         self.leaderships: Leaderships | None = None
         self.allocation: PartitionAllocation | None = None
         self.discard_handler: DiscardHandler | None = None
@@ -91,6 +93,15 @@ class AppContext(str):
     @capacity.setter
     def capacity(self, capacity: WorkerCapacity | None) -> None:
         self._state.get().capacity = capacity
+
+    @property
+    def consumed_queues(self) -> Callable[[Any], Iterable[Any]] | None:
+        """Returns the kombu queues that the worker consumes over a connection; None without a worker."""
+        return self._state.get().consumed_queues
+
+    @consumed_queues.setter
+    def consumed_queues(self, consumed_queues: Callable[[Any], Iterable[Any]] | None) -> None:
+        self._state.get().consumed_queues = consumed_queues
 
     @property
     def discard_handler(self) -> DiscardHandler | None:

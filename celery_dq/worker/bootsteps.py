@@ -39,6 +39,9 @@ class ConsumerStep(bootsteps.StartStopStep):
             self._capacity = context.capacity = PoolCapacity(
                 consumer, lifecycle, options.claim_ahead_us / 1e6
             )
+            context.consumed_queues = lambda connection: (
+                consumer.app.amqp.queues.consume_from.values() if connection is consumer.connection else ()
+            )
             _dead_letter_unrunnable(consumer, consumer.conninfo.transport_cls in TENANT_SCHEMES)
 
     def start(self, consumer: Any) -> None:

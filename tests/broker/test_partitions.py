@@ -13,6 +13,7 @@ from kombu.exceptions import OperationalError
 
 from celery_dq.errors import ConfigurationError, InvalidMessage
 from celery_dq.keys import PartitionKeys, queue_registry
+from celery_dq.transport.redis.store import quotas as settings_quotas
 from celery_dq.transport.redis.store.home import home_of
 from celery_dq.transport.redis.store.refusals import PartitionsChanging
 from tests.broker.kombu_client import KombuClient
@@ -312,6 +313,27 @@ def test_the_quota_of_the_settings_reaches_every_partition(kombu_client: KombuCl
 
 
 # -- one partition
+
+
+def test_a_number_that_changes_at_each_attempt_to_consume_is_an_error(
+    kombu_client: KombuClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_settings, attempts = settings_quotas.apply_settings, 0
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        assert attempts < 50, "the consumer tries without an end"
+        kombu_client.client.hset(keys_of()[1].state, "partitions", 5)
+        return apply_settings(*args, **kwargs)
+
+    monkeypatch.setattr(settings_quotas, "apply_settings", changed)
+    with kombu_client.connect(queues={"push": {"partitions": 4, "rate": 5}}) as connection:
+        with pytest.raises(PartitionsChanging, match="queue 'push' .* attempts to consume it"):
+            connection.default_channel.basic_consume("push", False, lambda message: None, "1")
+        monkeypatch.undo()
+        connection.default_channel.basic_consume("push", False, lambda message: None, "1")
+    assert [kombu_client.client.hget(each.state, "partitions") for each in keys_of()] == [b"4"] * 4
 
 
 def test_one_partition_is_consumed_alone(kombu_client: KombuClient) -> None:

@@ -197,9 +197,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "rate",
         "the quota of the settings reaches one partition only",
-        "transport/redis/channel.py",
-        "write_settings_quota(self.partitions(queue),",
-        "write_settings_quota(self.partitions(queue)[:1],",
+        "transport/redis/connection_context.py",
+        "return write_settings_quota(partitions,",
+        "return write_settings_quota(partitions[:1],",
         (BROKER, "-k", "quota_of_the_settings"),
     ),
     Mutation(

@@ -432,7 +432,8 @@ class QuotasApi:
 
 
 def _apply_settings(opened: OpenQueue, quota: Quota | None, by: str) -> None:
-    if any(each.status == "moved" for each in apply_settings(*opened, quota, by, force=True)):
+    brought = run_one(opened.client, apply_settings(*opened, quota, by, force=True))
+    if any(each.status == "moved" for each in brought):
         raise MapChanged.of(opened.partitions[0].keys.queue)
 
 

@@ -25,7 +25,7 @@ from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
-from celery_dq.transport.redis.consuming.partition_consumers import QueueConsumer
+from celery_dq.transport.redis.declared_ahead import DeclaredAhead
 from celery_dq.transport.redis.event_loop import HEALTH_CHECK_SECONDS, EventLoopChannel
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.full_server import add_member, is_full
@@ -33,7 +33,6 @@ from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.publish_batch import RedisPublishBatch
 from celery_dq.transport.redis.store.publisher import RedisPublisher
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
-from celery_dq.transport.redis.store.quotas import write_settings_quota
 from celery_dq.transport.redis.store.refusals import refusals_named
 from celery_dq.transport.redis.store.server_checks import connection_refusals_named
 from celery_dq.transport.redis.store.transient import TransientQueues
@@ -51,7 +50,6 @@ class Channel(EventLoopChannel):
     """A channel whose queues hold tenants."""
 
     QoS = QoS
-    queue_declare = refusals_named()(EventLoopChannel.queue_declare)
     queue_bind = refusals_named()(EventLoopChannel.queue_bind)
     supports_batch_publish = True
     #: Seconds. A hung server must not hang its clients, but by default kombu waits without a limit.
@@ -71,6 +69,8 @@ class Channel(EventLoopChannel):
         self.transients = TransientQueues(self.context.list_prefix)
         self._queues: dict[str, PartitionedQueue] = {}
         self._subscribed: set[str] = set()
+        self._starting = {}
+        self.ahead = DeclaredAhead(self)
         self._broken = False
         self._health_check_at = self.process.clock.monotonic() + HEALTH_CHECK_SECONDS
         self._seen_partitions = self.process.partition_maps.changes
@@ -138,6 +138,14 @@ class Channel(EventLoopChannel):
         """Return the arguments of a queue together with those of kombu's ``Queue``, such as ``expires``."""
         return queue_arguments(arguments, options)
 
+    @refusals_named()
+    def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
+        """Declare *queue*; with the first one that a worker consumes, all others are declared."""
+        self.ahead.declare_with(queue, passive)
+        declared = super().queue_declare(queue, passive=passive, **kwargs)
+        self.ahead.forget(declared.queue)
+        return declared
+
     def _new_queue(self, queue: str, auto_delete: bool = False, durable: bool = True, **kwargs: Any) -> None:
         super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
         arguments = kwargs.get("arguments") or {}
@@ -147,15 +155,18 @@ class Channel(EventLoopChannel):
         else:
             warn_of_ignored(queue, arguments)
             self.transients.declare_durable(queue)
-            add_member(self.client, self.context.registry_key, self.queues(queue).whole_name)
+            if self.ahead.size(queue) is None:
+                add_member(self.client, self.context.registry_key, self.queues(queue).whole_name)
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        member = self.sep.join([routing_key or "", pattern or "", queue or ""])
+        if self.ahead.take_binding(exchange, member):
+            return
         try:
             super()._queue_bind(exchange, routing_key, pattern, queue)
         except redis.ResponseError as exc:
             if not is_full(exc):
                 raise
-            member = self.sep.join([routing_key or "", pattern or "", queue or ""])
             add_member(self.client, self.keyprefix_queue % (exchange,), member)
             if queue not in getattr(self, "_expires", ()):
                 add_member(self.client, self.keyprefix_binding_permanent % (exchange,), member)
@@ -211,7 +222,8 @@ class Channel(EventLoopChannel):
             return 0
         if self.transients.exists(self.client, queue):
             return self.transients.size(self.client, queue)
-        return waiting_count(self.queues(queue), self.client)
+        ahead = self.ahead.size(queue)
+        return waiting_count(self.queues(queue), self.client) if ahead is None else ahead
 
     def _purge(self, queue: str) -> int:
         if self.transients.exists(self.client, queue):
@@ -277,7 +289,10 @@ class Channel(EventLoopChannel):
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
     ) -> None:
-        """Consume *queue*; several consumers of one queue on a channel take turns."""
+        """Consume *queue*; several consumers of one queue on a channel take turns.
+
+        Those with ``nowait``, which kombu sets for all queues of a consumer but the last one, begin together.
+        """
         self.context.refuse_inherited()
         if queue in self._fanout_queues:
             super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
@@ -292,12 +307,10 @@ class Channel(EventLoopChannel):
             self._tag_to_queue[consumer_tag] = queue
             self._active_queues.append(queue)
             self._consumers.add(consumer_tag)
-            queues = self.queues(queue, refresh=True)  # the number may have changed since it was asked for
-            options, by = self.context.options.queue(queues.whole_name), self.process.consumer
-            while not write_settings_quota(self.partitions(queue), self.client, options, by):
-                queues = self.queues(queue, refresh=True)
-            self.context.register_consumer()
-            self.consumer.start_consumer(QueueConsumer(consumer_tag, queues, callback, no_ack))
+            self._starting[consumer_tag] = (queue, callback, no_ack)
+        if not kwargs.get("nowait"):
+            self.ahead.clear()
+            self.start_consumers()
         self.poller.wake()
 
     def basic_cancel(self, consumer_tag: str) -> None:
@@ -312,6 +325,7 @@ class Channel(EventLoopChannel):
         if self.transients.is_declared(queue):
             self.consumer.fetcher.unlisten(self.transients.key(queue))
         else:
+            self._starting.pop(consumer_tag, None)
             self.consumer.stop_consumer(consumer_tag)
         VirtualChannel.basic_cancel(self, consumer_tag)
 

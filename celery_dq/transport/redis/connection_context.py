@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import redis
@@ -20,8 +21,12 @@ from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdenti
 from celery_dq.transport.redis.store.address import addresses_of, identity, on_cluster
 from celery_dq.transport.redis.store.cluster_client import master_clients
 from celery_dq.transport.redis.store.partition import STRICT_PRIORITY_US, Partition
-from celery_dq.transport.redis.store.partition_map import PartitionMap
+from celery_dq.transport.redis.store.partition_map import ROUTINGS, PartitionMap
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
+from celery_dq.transport.redis.store.quotas import write_settings_quota
+from celery_dq.transport.redis.store.refusals import PartitionsChanging
+from celery_dq.transport.redis.store.replies import Declared
+from celery_dq.transport.redis.store.rounds import AT_ONCE, Rounds, run_one, run_rounds
 from celery_dq.transport.redis.store.script_batches import run_all
 from celery_dq.transport.redis.store.server_checks import check_server
 from celery_dq.transport.redis.store.slot_map import SlotMap
@@ -174,10 +179,55 @@ class ConnectionContext:
                 )
         homes = None if refresh else self.process.partition_maps.get(name)
         if homes is None:
-            homes = self._declare(name, client, repair=refresh)
-            self.process.partition_maps.learn(name, homes)
-            homes = self.process.partition_maps.get(name) or homes
+            homes = run_one(client, self._declare(name, client, repair=refresh))
         return self.queue_of(name, homes)
+
+    def queues_to_consume(self, names: Sequence[str], client: redis.Redis) -> list[PartitionedQueue]:
+        """Return the queues with these names, in few round trips, for consumers that begin.
+
+        The broker is asked for their partitions again, and each queue gets the quota of the settings.
+
+        Raises:
+            ConfigurationError: As for :meth:`queues`.
+            PartitionsChanging: The number of partitions of a queue changed at each attempt.
+            redis.RedisError: Redis did not answer.
+        """
+        found: dict[str, PartitionedQueue] = {}
+        left = list(dict.fromkeys(names))
+        for _ in range(ROUTINGS):
+            whole = [name for name in left if self.is_whole(name)]
+            run_rounds(client, [self._declare(name, client, repair=True) for name in whole])
+            found.update({name: self.queues(name, client, refresh=name not in whole) for name in left})
+            most = max(len(queue.partitions) for queue in found.values())
+            applied = run_rounds(
+                client,
+                [self._write_settings_quota(found[name], client) for name in left],
+                at_once=max(AT_ONCE // most, 1),
+            )
+            left = [name for name, done in zip(left, applied, strict=True) if not done]
+            if not left:
+                return [found[name] for name in names]
+        raise PartitionsChanging(
+            f"queue {left[0]!r} had another number of partitions at each of {ROUTINGS} attempts to consume "
+            "it: consume it again when the change is over"
+        )
+
+    def _write_settings_quota(self, queue: PartitionedQueue, client: redis.Redis) -> Rounds[bool]:
+        partitions = [each.partition for each in queue.partitions]
+        options = self.options.queue(queue.whole_name)
+        return write_settings_quota(partitions, client, options, self.process.consumer)
+
+    def declared(self, name: str, client: redis.Redis) -> Rounds[PartitionedQueue]:
+        """Return a whole queue as :meth:`queues` does, beside other ones."""
+        homes = self.process.partition_maps.get(name)
+        if homes is None:
+            homes = yield from self._declare(name, client, repair=False)
+        return self.queue_of(name, homes)
+
+    @staticmethod
+    def is_whole(name: str) -> bool:
+        """Return whether this cannot be the name of one partition of a queue."""
+        return _ONE_PARTITION.fullmatch(name) is None
 
     def queue_of(self, name: str, homes: PartitionMap) -> PartitionedQueue:
         """Return the queue called *name* with the partitions of a map.
@@ -197,8 +247,8 @@ class ConnectionContext:
         """Return one partition of the queue called *name* with this map."""
         return self._partition(name, number, homes).partition
 
-    def _declare(self, name: str, client: redis.Redis, *, repair: bool) -> PartitionMap:
-        """Declare a queue's partitions; return their map as the broker has stored it.
+    def _declare(self, name: str, client: redis.Redis, *, repair: bool) -> Rounds[PartitionMap]:
+        """Declare a queue's partitions; note and return their map as the broker has stored it.
 
         No message is sent by a map before all partitions have it: a tenant's former home must have stopped to
         accept its messages when the new one accepts the first.
@@ -228,7 +278,7 @@ class ConnectionContext:
             if known is None or known.total == 1
             else arbiter.declare_partitions(known, "restore")
         )
-        declared = call.run(client)
+        declared: Declared = yield call
         homes, count = declared.homes, declared.homes.count
         if homes.total > 1 and (declared.is_new or repair or homes.before is not None):
             calls = [
@@ -249,7 +299,8 @@ class ConnectionContext:
                 wanted,
                 extra={"event": "partitions_differ", "queue": name},
             )
-        return homes
+        self.process.partition_maps.learn(name, homes)
+        return self.process.partition_maps.get(name) or homes
 
     def _partition(self, name: str, number: int, homes: PartitionMap) -> Queue:
         options = self.options.queue(name)

@@ -15,6 +15,7 @@ from celery_dq.compat.redis_sockets import reporting_connection
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.redis.bases import RedisChannel
 from celery_dq.transport.redis.consuming.consuming_channel import WatchedSocket
+from celery_dq.transport.redis.consuming.partition_consumers import QueueConsumer
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.address import socket_options
@@ -44,6 +45,8 @@ class EventLoopChannel(RedisChannel):
     _health_check_at: float
     _seen_partitions: int
     _gone_partitions: set[str]
+    #: Queue, callback and ``no_ack`` of the consumers that were asked for and have not begun, by their tags.
+    _starting: dict[str, tuple[str, Callable[[Any], Any], bool]]
     queues: Callable[..., PartitionedQueue]
     _broken: bool
     context: ConnectionContext
@@ -91,8 +94,19 @@ class EventLoopChannel(RedisChannel):
         """Return a factory of Redis clients for the heartbeat thread."""
         return self.own_clients(self.process.heartbeat.answer_timeout_s)
 
+    def start_consumers(self) -> None:
+        """Start the consumers that wait for it; they go on to wait if that fails."""
+        if not self._starting:
+            return
+        queues = self.context.queues_to_consume([queue for queue, *_ in self._starting.values()], self.client)
+        starting, self._starting = self._starting, {}
+        self.context.register_consumer()
+        for (tag, (_, callback, no_ack)), queue in zip(starting.items(), queues, strict=True):
+            self.consumer.start_consumer(QueueConsumer(tag, queue, callback, no_ack))
+
     def tick(self) -> None:
         """Send the due calls; see :class:`~celery_dq.transport.redis.consuming.fetcher.RedisFetcher`."""
+        self.start_consumers()
         if self.active_fanout_queues - self._subscribed:
             self._subscribe()
         if self._subscribed and self.process.clock.monotonic() >= self._health_check_at:

@@ -30,6 +30,8 @@ from celery_dq.transport.redis.store.tenant_in_id import tenant_hash_in
 from celery_dq.transport.resource_set import resources_of
 
 _MAP = re.compile(r"(?P<count>[1-9][0-9]*)(<(?P<before>[1-9][0-9]*))?(#(?P<version>[0-9]+))?")
+#: How often a map is asked for before the partitions of its queue count as changing all the time.
+ROUTINGS = 4
 #: Behind the map that a push carries: the tenants of its messages move.
 MOVING = "!"
 #: The number of the partition of each share.

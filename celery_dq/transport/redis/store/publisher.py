@@ -26,7 +26,7 @@ from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.protocols import DedupRequest
 from celery_dq.transport.partition_replies import OutgoingRecord, PushReply
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.partition_map import MOVING, PartitionMap, PartitionMaps
+from celery_dq.transport.redis.store.partition_map import MOVING, ROUTINGS, PartitionMap, PartitionMaps
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.refusals import PartitionsChanging, refusals_named
@@ -41,8 +41,6 @@ R = TypeVar("R")
 CONFIRM_TIMEOUT_MS = 2_000
 #: Lifetime, in milliseconds, of a producer's markers after it was closed without an error.
 RETIRED_MARKER_MS = 60_000
-#: How often messages are routed before their queue counts as one whose partitions keep changing.
-ROUTINGS = 4
 
 
 class RedisPublisher:

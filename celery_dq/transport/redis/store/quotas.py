@@ -11,8 +11,7 @@ from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA
 from celery_dq.options import QueueOptions, Quota
 from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
 from celery_dq.transport.redis.store.replies import Brought
-from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
-from celery_dq.transport.redis.store.script_batches import run_all
+from celery_dq.transport.redis.store.rounds import AT_ONCE, Rounds, run_one, run_rounds
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +25,12 @@ REPLACED_MS = 3_600_000
 
 def write_settings_quota(
     partitions: Sequence[Partition], client: Any, options: QueueOptions, by: str
-) -> bool:
+) -> Rounds[bool]:
     """Apply the quota of a worker's settings to a queue and its backlog, and log the change.
 
-    A worker calls this when it begins to consume. Settings without a quota change nothing. Neither do
-    settings that were replaced within the last hour, when a rolling deployment may not be over. Producers
-    need not know the quotas and do not call this.
+    A worker runs this when it begins to consume. Settings without a quota change nothing. Neither do settings
+    that were replaced within the last hour, when a rolling deployment may not be over. Producers need not
+    know the quotas and do not run this.
 
     Args:
         partitions: The partitions that the worker is about to consume.
@@ -46,12 +45,9 @@ def write_settings_quota(
     if not options.names_quota:
         return True
     # Most workers find their own quota. This read spares them the scripts.
-    with client.pipeline(transaction=False) as pipe:
-        for each in partitions:
-            pipe.hmget(each.keys.quotas, DEFAULT_QUOTA, CONFIG_QUOTA)
-        stored = pipe.execute()
+    stored = yield partial(_put_reads, partitions=partitions)
     others = [each for each, (_, config) in zip(partitions, stored, strict=True) if config != quota.pack()]
-    brought = apply_settings(others, client, quota, by)
+    brought = (yield from apply_settings(others, client, quota, by)) if others else []
     older = next((each for each in brought if each.status == "older"), None)
     replaced = next((each for each in brought if each.status == "set"), None)
     if older is not None:
@@ -93,7 +89,7 @@ def write_settings_quota(
 
 def apply_settings(
     partitions: Sequence[Partition], client: Any, quota: Quota | None, by: str, *, force: bool = False
-) -> list[Brought]:
+) -> Rounds[list[Brought]]:
     """Apply the quota of the settings to a queue and its backlog. A repetition completes an interrupted call.
 
     Args:
@@ -110,10 +106,16 @@ def apply_settings(
     calls = [
         each.bring_settings_quota(packed, by=by, memory_ms=REPLACED_MS, force=force) for each in partitions
     ]
-    brought = run_all(calls, client)
+    brought: list[Brought] = yield calls
     changed = [each for each, answer in zip(partitions, brought, strict=True) if answer.status == "set"]
-    place_held_back(changed, client)
+    if changed:
+        yield from _place_all_held_back(changed, client)
     return brought
+
+
+def _put_reads(pipe: Any, *, partitions: Sequence[Partition]) -> None:
+    for each in partitions:
+        pipe.hmget(each.keys.quotas, DEFAULT_QUOTA, CONFIG_QUOTA)
 
 
 def unpacked(packed: bytes | None) -> Quota | str:
@@ -126,26 +128,32 @@ def place_held_back(partitions: Sequence[Partition], client: Any) -> None:
 
     A tenant in turn needs no such call: a claim applies its quota.
     """
-    held_back = run_rounds(client, [_count_held_back(each) for each in partitions])
-    left = [each for each, count in zip(partitions, held_back, strict=True) if count]
+    for start in range(0, len(partitions), AT_ONCE):
+        run_one(client, _place_all_held_back(partitions[start : start + AT_ONCE], client))
+
+
+def _place_all_held_back(partitions: Sequence[Partition], client: Any) -> Rounds[None]:
+    counts = yield partial(_put_counts, partitions=partitions)
+    numbers = zip(partitions, counts[::3], counts[1::3], counts[2::3], strict=True)
+    left = [each for each, *held_back in numbers if any(held_back)]
     at_once = max(min(len(left), PLACED_AT_ONCE), 1)
     count = SCAN_COUNT // at_once
     run_rounds(client, [_place_held_back(each, count) for each in left], at_once=at_once)
 
 
-def _count_held_back(partition: Partition) -> Rounds[int]:
-    keys = partition.keys
+def _held_back(partition: Partition) -> tuple[str, str, str]:
+    """The keys of the tenants that are not in turn."""
+    return partition.keys.throttled, partition.keys.at_concurrency, partition.keys.paused
 
-    def read(pipe: Any) -> None:
-        for key in (keys.throttled, keys.at_concurrency, keys.paused):
+
+def _put_counts(pipe: Any, *, partitions: Sequence[Partition]) -> None:
+    for each in partitions:
+        for key in _held_back(each):
             pipe.zcard(key)
-
-    return sum((yield read))
 
 
 def _place_held_back(partition: Partition, count: int) -> Rounds[None]:
-    keys = partition.keys
-    for key in (keys.throttled, keys.at_concurrency, keys.paused):
+    for key in _held_back(partition):
         cursor = 0
         while True:
             ((cursor, found),) = yield partial(_put_scan, key=key, cursor=cursor, count=count)

@@ -1,15 +1,15 @@
 """Procedures of several round trips, run side by side on many partitions in as few round trips as one.
 
-A *procedure* is a generator for one partition. It yields a round, which is a script call or a function that
-puts commands into a pipeline of redis-py, and gets the answers. :func:`run_rounds` sends the rounds of many
-procedures in one pipeline.
+A *procedure* is a generator for one partition or queue. It yields a round, which is a script call, a list of
+them, or a function that puts commands into a pipeline of redis-py, and gets the answers. :func:`run_rounds`
+sends the rounds of many procedures in one pipeline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import redis
 from redis.exceptions import NoScriptError
@@ -33,7 +33,7 @@ class Atomic(NamedTuple):
     commands: Commands
 
 
-Round: TypeAlias = "Commands | Atomic | ScriptCall[Any]"
+Round: TypeAlias = "Commands | Atomic | ScriptCall[Any] | Sequence[ScriptCall[Any]]"
 #: A procedure. The answer to a round is a list; of a script call it is the parsed reply.
 Rounds: TypeAlias = Generator[Round, Any, T]
 
@@ -121,33 +121,45 @@ def _exchange(client: Any, rounds: Sequence[Round]) -> list[Any]:
 
 def _send(client: Any, rounds: Sequence[Round], *, transaction: bool) -> list[Any]:
     with client.pipeline(transaction=transaction) as pipe:
-        ends = [_put(pipe, each) for each in rounds]
+        calls: dict[int, ScriptCall[Any]] = {}
+        ends = [_put(pipe, each, calls) for each in rounds]
         answers = pipe.execute(raise_on_error=False)
     unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
     if unknown:
-        # Only script calls get this answer, and each of them is one command.
-        calls = {end - 1: each for end, each in zip(ends, rounds, strict=True)}
         with client.pipeline(transaction=False) as pipe:
             for place in unknown:
-                pipe.execute_command(*cast("ScriptCall[Any]", calls[place]).command(full=True))
+                pipe.execute_command(*calls[place].command(full=True))
             for place, answer in zip(unknown, pipe.execute(raise_on_error=False), strict=True):
                 answers[place] = answer
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
+    for place, call in calls.items():
+        answers[place] = call.parse(answers[place])
     starts = [0, *ends]
     return [
-        each.parse(answers[start]) if isinstance(each, ScriptCall) else answers[start:end]
+        answers[start] if isinstance(each, ScriptCall) else answers[start:end]
         for each, start, end in zip(rounds, starts, ends, strict=False)
     ]
 
 
-def _put(pipe: Any, each: Round) -> int:
-    """Put the commands of a round into a pipeline; return the number of commands in it by then."""
-    if isinstance(each, ScriptCall):
-        pipe.execute_command(*each.command())
-    elif isinstance(each, Atomic):
+def _put(pipe: Any, each: Round, calls: dict[int, ScriptCall[Any]]) -> int:
+    """Put the commands of a round into a pipeline.
+
+    Args:
+        pipe: The pipeline.
+        each: The round.
+        calls: Receives the script calls, each of which is one command, by their places in the pipeline.
+
+    Returns:
+        The number of commands in the pipeline by then.
+    """
+    if isinstance(each, Atomic):
         each.commands(pipe)
-    else:
+    elif callable(each):
         each(pipe)
+    else:
+        for call in (each,) if isinstance(each, ScriptCall) else each:
+            calls[len(pipe)] = call
+            pipe.execute_command(*call.command())
     return len(pipe)

@@ -1,0 +1,108 @@
+"""Queues that are declared together, before kombu declares each of them by itself.
+
+Kombu declares a queue in four round trips: for its partitions, its name, its binding and its messages. The
+queues of a worker are known before, so the declaration of one declares all, and the others find the answers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from celery_dq.errors import ConfigurationError
+from celery_dq.transport.redis.store.depth import DepthCall
+from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.event_loop import EventLoopChannel
+
+
+class DeclaredAhead:
+    """What a channel has declared ahead.
+
+    Args:
+        channel: The channel.
+    """
+
+    def __init__(self, channel: EventLoopChannel) -> None:
+        self._channel = channel
+        self._is_done = False
+        #: Number of waiting messages, by the names of the queues that kombu has not declared yet.
+        self._sizes: dict[str, int] = {}
+        #: Bindings that kombu has not written yet: exchange and member of its table.
+        self._bindings: set[tuple[str, str]] = set()
+
+    def declare_with(self, queue: str | None, passive: bool) -> None:
+        """Declare all queues that the worker consumes if this is one of them, once.
+
+        Args:
+            queue: The queue that kombu declares.
+            passive: Whether kombu only asks for it, and so needs an answer of now.
+
+        Raises:
+            redis.ConnectionError: The connection broke.
+        """
+        channel = self._channel
+        if passive:
+            self.forget(queue or "")
+            return
+        consumed_queues = channel.context.state.consumed_queues
+        if self._is_done or consumed_queues is None:
+            return
+        queues = list(consumed_queues(channel.connection.client))
+        if all(each.name != queue for each in queues):
+            return
+        self._is_done = True
+        try:
+            run_rounds(channel.client, [self._declare(each) for each in queues if self._suits(each)])
+        except (redis.ResponseError, ConfigurationError):
+            self.clear()  # kombu's own declaration of that queue meets the error again
+
+    def _suits(self, queue: Any) -> bool:
+        """Return whether kombu would declare and bind a queue as :meth:`_declare` does."""
+        lasts = not (queue.auto_delete or queue.expires or "x-expires" in (queue.queue_arguments or {}))
+        is_plain = not (queue.no_declare or queue.bindings) and self._channel.context.is_whole(queue.name)
+        return bool(lasts and is_plain and queue.exchange.name and queue.exchange.type == "direct")
+
+    def _declare(self, queue: Any) -> Rounds[None]:
+        channel, exchange = self._channel, queue.exchange.name
+        found = yield from channel.context.declared(queue.name, channel.client)
+        member = channel.sep.join([queue.routing_key or "", "", queue.name])
+        members = [
+            (channel.context.registry_key, queue.name),
+            (channel.keyprefix_queue % (exchange,), member),
+            (channel.keyprefix_binding_permanent % (exchange,), member),
+        ]
+        calls = [each.partition.depth() for each in found.partitions]
+        answers = iter((yield partial(_put, members=members, calls=calls))[len(members) :])
+        self._sizes[queue.name] = sum(call.parse([next(answers) for _ in call.commands]) for call in calls)
+        self._bindings.add((exchange, member))
+
+    def size(self, queue: str) -> int | None:
+        """Return how many messages wait in a queue that was declared ahead; None for other queues."""
+        return self._sizes.get(queue)
+
+    def forget(self, queue: str) -> None:
+        """Note that kombu declares a queue by itself from now on."""
+        self._sizes.pop(queue, None)
+
+    def take_binding(self, exchange: str, member: str) -> bool:
+        """Return whether a binding was written ahead, once."""
+        was_written = (exchange, member) in self._bindings
+        self._bindings.discard((exchange, member))
+        return was_written
+
+    def clear(self) -> None:
+        """Let kombu declare all queues by itself."""
+        self._sizes.clear()
+        self._bindings.clear()
+
+
+def _put(pipe: Any, *, members: list[tuple[str, str]], calls: list[DepthCall]) -> None:
+    for key, member in members:
+        pipe.sadd(key, member)
+    for call in calls:
+        for command in call.commands:
+            pipe.execute_command(*command)
