@@ -205,6 +205,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "rate",
+        "a pause that ended before the number of partitions changed counts as none",
+        "app/api/pauses.py",
+        "change.count |= any(",
+        "change.count = any(",
+        ("tests/integration/test_quotas_during_changes.py", "-k", "goes_meanwhile"),
+    ),
+    Mutation(
+        "rate",
         "a queue of which one partition is paused counts as paused",
         "inspector/pauses.py",
         "            return None\n        since +=",
