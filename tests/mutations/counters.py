@@ -103,6 +103,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "fairness",
+        "the share of a spread tenant that no worker serves is due nothing",
+        "inspector/claim_rates.py",
+        "by_weight = len(shares) * claimed",
+        "by_weight = claimed",
+        ("tests/integration/test_spread_operations.py", "-k", "starved"),
+    ),
+    Mutation(
+        "fairness",
         "the messages of the claim that ends a window are not counted",
         "transport/redis/lua/include/place_served.lua",
         "since, count, before, count_before = now, 0, since, count end",
