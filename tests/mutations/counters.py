@@ -25,8 +25,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "shared",
         "a plain push is not counted",
         "transport/redis/lua/include/plain_push.lua",
-        "digits((known[6] or 0) + 1)",
-        "digits((known[6] or 0) + 0)",
+        "digits((pushed or 0) + 1)",
+        "digits((pushed or 0) + 0)",
         ("tests/lua/test_plain.py", "tests/lua/test_counters.py"),
     ),
     Mutation(
