@@ -13,6 +13,7 @@ from celery_dq.errors import InvalidRequest
 from celery_dq.options import Quota
 from celery_dq.transport.redis.store import quotas as settings_quotas
 from celery_dq.transport.redis.store.partition_map import PartitionMap
+from celery_dq.transport.redis.store.script_batches import run_all
 from tests.integration.moving_world import Killed
 from tests.integration.partitioned_shop import TENANTS, A, B, C, D, opened
 from tests.integration.shop import send
@@ -108,7 +109,7 @@ def test_a_pause_by_the_map_before_holds_in_the_new_homes(
 def test_a_pause_or_its_end_counts_although_its_last_partition_goes_meanwhile(
     wide: Any, monkeypatch: pytest.MonkeyPatch, tenant: str | None
 ) -> None:
-    queue, run_all = wide.dq.queues["push"], pauses.run_all
+    queue = wide.dq.queues["push"]
 
     def narrow() -> None:
         if tenant is None:
