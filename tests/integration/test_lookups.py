@@ -166,7 +166,7 @@ def test_a_look_finds_the_same_as_in_all_partitions_while_tenants_move(
             homes = partitions[0].homes
         if homes.respread:
             end()
-            wide.dq.quotas.set("push", tenants[0], spread=len(homes.shares(tenants[0])))
+            wide.dq.quotas.set("push", tenants[0], spread=len(homes.partitions(tenants[0])))
         elif homes.before is None and draw.random() < 0.5:
             with contextlib.suppress(TenantMoving):
                 wide.dq.quotas.set("push", tenants[0], spread=draw.randint(1, 3), timeout=0)

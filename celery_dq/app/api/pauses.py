@@ -91,7 +91,7 @@ def _run(
     Raises:
         MapChanged: A partition has another map. Others may have the change.
     """
-    first = 0 if tenant is None else opened.homes.old_shares(tenant)[0]
+    first = 0 if tenant is None else opened.homes.old_partitions(tenant)[0]
     replies: list[PauseReply | NotPaused] = []
     for is_first in (True, False):
         chosen = [each for each in opened.of(tenant) if (each.keys.partition == first) == is_first]
