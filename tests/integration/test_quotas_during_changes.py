@@ -138,7 +138,7 @@ def test_a_spread_that_another_process_completes_has_the_new_shares(
     wide: Any, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     wide.dq.quotas.set("push", A, concurrency=8)
-    send(wide, *[A] * 40)
+    send(wide, *[A] * 100)  # by their random ids, each share has some of them
     claimed = claim_everywhere(wide)
     before_next(monkeypatch, map_change, moment, die)
     with pytest.raises(Killed):
