@@ -23,7 +23,7 @@ COUNTERS: dict[str, dict[str, str]] = {
     "claim": {
         # The short path of plain messages.
         "'sets', 'waits_alone', 'settled')\nlocal epoch": "'sets')\nlocal epoch",
-        "  local waits = n > 0 and unpack_waits(known[10])\n": "",
+        "  local waits = n > 0 and unpack_waits(waits_alone)\n": "",
         "    add_wait(waits, score, has_priorities and string.byte(records[i], 2) or 0)\n": "",
         "  if n > 0 then state[9], state[10] = 'waits_alone', struct.pack(WAITS, unpack(waits)) end\n": "",
         # The path of all others.

@@ -163,11 +163,15 @@ def replay(dq: DQ, as_json: bool, timeout: float, dry_run: bool, yes: bool) -> N
     before = dq.buffer.spill()
     orphans = {owner.name for owner in before.owners if owner.state == "dead"}
     pending = sum(owner.pending for owner in before.owners if owner.name in orphans)
-    if orphans and not (dry_run or yes):
+    if dry_run:
+        text = f"{counted(pending, 'message')} would be sent; none was."
+        show(as_json, {"found": pending, "sent": 0}, text)
+        return
+    if orphans and not yes:
         confirm(f"Send {counted(pending, 'message')} of {counted(len(orphans), 'dead process')}?")
     deadline = time.monotonic() + timeout
     is_interrupted = False
-    if orphans and not dry_run:
+    if orphans:
         try:
             dq.buffer.replay()
             while orphans & set(dq.buffer.inspect().owners) and time.monotonic() < deadline:
@@ -182,5 +186,5 @@ def replay(dq: DQ, as_json: bool, timeout: float, dry_run: bool, yes: bool) -> N
     show(as_json, {"sent": sent, "left": left}, f"{begin}{sent} sent, {left} left.")
     if is_interrupted:
         raise click.exceptions.Exit(INTERRUPTED)
-    if left and not dry_run:
+    if left:
         raise click.exceptions.Exit(1)

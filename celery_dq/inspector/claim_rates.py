@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,14 +28,18 @@ class ServiceRate:
 
     The broker counts the claims of a tenant from the first one that leaves a backlog until none is left. The
     rates are of the last one to two minutes, or since that claim; of a tenant with less than one claim a
-    minute, since its claim before last. A released message counts at each of its claims.
+    minute, since its claim before last. A released message counts at each of its claims. The rates of
+    a spread tenant are those of its partitions together.
 
     Attributes:
         got_per_s: Claimed messages per second. None without a backlog, and in its first second.
-        due_per_s: The lower one of the quota's rate and of the rate that its weight is worth beside the other
-            tenants; 0 in a pause. None without a rate while the worth of a weight is not known.
+        due_per_s: The lower one of the quota's rate and of ``by_weight_per_s``; 0 in a pause. None without a
+            rate while the worth of a weight is not known.
+        by_weight_per_s: The rate that its weight is worth beside the other tenants, as long as it always has
+            a backlog; None while that is not known.
+        claimed_per_s: All claims of its partition per second; None while that is not known.
         share_got: Its part of all claims of its partition, 0 to 1.
-        share_by_weight: The part that its weight alone gives a tenant that always has a backlog, 0 to 1.
+        share_by_weight: The part that its weight alone gives it, 0 to 1.
         over_s: Seconds for which ``got_per_s`` was counted; 0 without it.
         capped_by: The cap that holds it back now: ``rate``, ``concurrency``, ``weight`` (it waits for its
             turn, or for a free worker), ``pause`` or ``queue pause``; "" without a backlog.
@@ -44,10 +47,35 @@ class ServiceRate:
 
     got_per_s: float | None = None
     due_per_s: float | None = None
+    by_weight_per_s: float | None = None
+    claimed_per_s: float | None = None
     share_got: float | None = None
     share_by_weight: float | None = None
     over_s: float = 0.0
     capped_by: Cap = ""
+
+    @classmethod
+    def of(
+        cls,
+        got: float | None,
+        by_weight: float | None,
+        claimed: float | None,
+        rate: float | None,
+        over_s: float,
+        capped_by: Cap,
+    ) -> ServiceRate:
+        """Return the service of a tenant with a backlog; `rate` is that of its quota, None for unlimited."""
+        due = min((each for each in (rate, by_weight) if each is not None), default=None)
+        return cls(
+            got_per_s=got,
+            due_per_s=0.0 if capped_by in ("pause", "queue pause") else due,
+            by_weight_per_s=by_weight,
+            claimed_per_s=claimed,
+            share_got=_part(got, claimed),
+            share_by_weight=_part(by_weight, claimed),
+            over_s=over_s,
+            capped_by=capped_by,
+        )
 
     @property
     def rate(self) -> str:
@@ -61,28 +89,39 @@ class ServiceRate:
 
 
 def total_service(found: Sequence[ServiceRate], rate: float | None) -> ServiceRate:
-    """Return how fast a spread tenant is served: the sum of the rates, and the mean of the parts of claims.
+    """Return how fast a spread tenant is served in its partitions together.
+
+    Its shares are due the same rate each, so that one which no worker serves is seen. A weight is worth all
+    claims of the partitions, divided by all weights in them.
 
     Args:
         found: The service in each of its partitions, that of its state first.
         rate: The rate of its whole quota; None for unlimited.
     """
-    due = _known(each.due_per_s for each in found)
-    shares = _known(each.share_got for each in found)
-    by_weight = _known(each.share_by_weight for each in found)
-    got = _known(each.got_per_s for each in found)
-    return ServiceRate(
-        got_per_s=sum(got) if got else None,
-        due_per_s=min(sum(due), math.inf if rate is None else rate) if due else None,
-        share_got=sum(shares) / len(shares) if shares else None,
-        share_by_weight=sum(by_weight) / len(by_weight) if by_weight else None,
-        over_s=max(each.over_s for each in found),
-        capped_by=found[0].capped_by,
+    shares = [each for each in found if each.capped_by]
+    if not shares:
+        return found[0]
+    claimed = _sum(each.claimed_per_s for each in shares)
+    # In units of its own weight, which is all that is known of a partition without claims.
+    weights = sum(
+        each.claimed_per_s / each.by_weight_per_s if each.claimed_per_s and each.by_weight_per_s else 1.0
+        for each in shares
+    )
+    is_known = any(each.by_weight_per_s for each in shares)
+    by_weight = len(shares) * claimed / weights if is_known and claimed else None
+    over_s = max(each.over_s for each in shares)
+    return ServiceRate.of(
+        _sum(each.got_per_s for each in shares), by_weight, claimed, rate, over_s, found[0].capped_by
     )
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [each for each in values if each is not None]
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return sum(known) if known else None
+
+
+def _part(per_s: float | None, claimed_per_s: float | None) -> float | None:
+    return None if per_s is None or not claimed_per_s else min(per_s / claimed_per_s, 1.0)
 
 
 def _beside(got: str, due: str) -> str:
@@ -187,21 +226,9 @@ class PartitionPace:
             return ServiceRate()
         got = entry.got_per_s(self.now_us)
         by_weight = None if self.per_weight is None else self.per_weight * quota.weight
-        due = min((each for each in (quota.rate, by_weight) if each is not None), default=None)
+        over_s = 0.0 if got is None else (self.now_us - entry.before_us) / 1e6
         cap = "queue pause" if self.is_paused else _CAPS[state]
-        return ServiceRate(
-            got_per_s=got,
-            due_per_s=0.0 if cap in ("pause", "queue pause") else due,
-            share_got=self._share(got),
-            share_by_weight=self._share(by_weight),
-            over_s=0.0 if got is None else (self.now_us - entry.before_us) / 1e6,
-            capped_by=cap,
-        )
-
-    def _share(self, per_s: float | None) -> float | None:
-        if per_s is None or not self.claimed_per_s:
-            return None
-        return min(per_s / self.claimed_per_s, 1.0)
+        return ServiceRate.of(got, by_weight, self.claimed_per_s, quota.rate, over_s, cap)
 
 
 _CAPS: dict[str, Cap] = {

@@ -177,7 +177,7 @@ def _throttled(tenant: TenantSnapshot, partition: Partition, client: Client) -> 
 
 def _limited(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
     homes, quota = partition.homes, tenant.quota
-    share = homes.numbers(tenant.tenant).get(partition.keys.partition, 0)
+    share = homes.shares_by_partition(tenant.tenant).get(partition.keys.partition, 0)
     limit = quota.share_of_concurrency(share, homes.widest(tenant.tenant))
     slots = f"{tenant.running} of {limit} run at once"
     return "concurrency", f"{slots}, the next starts when one of them ends", None

@@ -112,7 +112,9 @@ def totals(
     return [
         each
         if each.tenant not in homes.spreads
-        else tenant_total([partitions[number] for number in homes.numbers(each.tenant)], client, each.tenant)
+        else tenant_total(
+            [partitions[number] for number in homes.shares_by_partition(each.tenant)], client, each.tenant
+        )
         for each in run_chosen(client, chosen, described_tenants)
     ]
 

@@ -11,10 +11,13 @@ import pytest
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from celery_dq.testing.servers import wait_until
+from celery_dq.app.checks.doctor import check_server
+from celery_dq.testing.servers import RedisServer, wait_until
 from tests.broker_variants.certificates import Authority
 from tests.broker_variants.conftest import OpenCeleryApp, run_tasks
-from tests.broker_variants.tls import TlsRedis, tls_redis
+from tests.broker_variants.tls import TlsRedis, tls_cluster, tls_redis
+from tests.brokers import BROKERS
+from tests.conformance.celery_app import CeleryApp
 from tests.conformance.kombu_queue import KombuQueue
 
 
@@ -88,10 +91,11 @@ def test_a_certificate_for_another_host_is_a_clear_error(authority: Authority) -
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
 
 
-def test_true_means_the_systems_authorities(encrypted: TlsRedis) -> None:
+@pytest.mark.parametrize("scheme", ["dq-rediss", "dq-redis"])
+def test_true_means_the_systems_authorities(encrypted: TlsRedis, scheme: str) -> None:
     # The authorities of the system did not sign the test's certificate.
     with (
-        Connection(f"dq-rediss://localhost:{encrypted.port}/0", ssl=True) as connection,
+        Connection(f"{scheme}://localhost:{encrypted.port}/0", ssl=True) as connection,
         pytest.raises(OperationalError, match=r"(?i)certificate verify failed"),
     ):
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
@@ -142,3 +146,50 @@ def test_a_worker_connects_again_over_tls(
         encrypted.server.ask("CLIENT", "KILL", "TYPE", "normal")
         worker.wait_for_log("Connected to dq-rediss", occurrences=2)
         wait_until(lambda: place.send("add", 2, 2).get(timeout=30) == 4)
+
+
+@pytest.fixture(scope="module")
+def encrypted_cluster(authority: Authority) -> Iterator[str]:
+    with tls_cluster(authority) as url:
+        yield url
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_worker_runs_tasks_on_an_encrypted_cluster(
+    encrypted_cluster: str, authority: Authority, redis_server: RedisServer, pool: str
+) -> None:
+    queue = f"encrypted-{pool}"
+    trust = {
+        "ssl_cert_reqs": "required",
+        "ssl_ca_certs": str(authority.certificate),
+        "ssl_check_hostname": True,
+    }
+    place = CeleryApp(
+        BROKERS["cluster"],
+        redis_server,
+        queue,
+        broker_url=encrypted_cluster,
+        broker_use_ssl=trust,
+        dq_queues={queue: {"partitions": 6}},
+    )
+    try:
+        run_tasks(place, pool)
+        # These ask each node on a connection of its own.
+        texts = {finding.code: finding.problem for finding in check_server(place.app)}
+        assert not [code for code in texts if code.startswith("E")], texts
+        nodes = encrypted_cluster.partition("://")[2].split(",")
+        assert sum(f"{node} " in texts["I032"] for node in nodes) == 3, "masters by their encrypted ports"
+    finally:
+        place.close()
+
+
+@pytest.mark.parametrize("trusted", ["stranger", "system"])
+def test_a_wrong_authority_is_a_clear_error_on_a_cluster(
+    encrypted_cluster: str, stranger: Authority, trusted: str
+) -> None:
+    trust = verifying(stranger) if trusted == "stranger" else True
+    with (
+        Connection(encrypted_cluster, ssl=trust) as connection,
+        pytest.raises(OperationalError, match=r"(?i)certificate verify failed"),
+    ):
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)

@@ -11,7 +11,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pytest
+
 from celery_dq.testing.processes import free_port
+from celery_dq.testing.redis_cluster import RedisCluster
 from celery_dq.testing.servers import RedisServer
 from tests.broker_variants.certificates import Authority, Pair
 
@@ -31,14 +34,8 @@ def tls_redis(
     """Start a server; with `client_certificates`, clients need a certificate signed by `authority`."""
     pair = authority.sign(purpose)
     port = free_port()
-    config: dict[str, str | int] = {
-        "tls-port": port,
-        "tls-cert-file": str(pair.certificate),
-        "tls-key-file": str(pair.key),
-        "tls-ca-cert-file": str(authority.certificate),
-        "tls-auth-clients": "yes" if client_certificates else "no",
-    }
-    server = RedisServer(config=config)
+    auth = "yes" if client_certificates else "no"
+    server = RedisServer(config={**_files(authority, pair), "tls-port": port, "tls-auth-clients": auth})
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(server)
@@ -50,6 +47,34 @@ def tls_redis(
             server = stack.enter_context(RedisServer())
             port = stack.enter_context(_door(authority, pair, client_certificates, server.port))
         yield TlsRedis(server, port)
+
+
+@contextlib.contextmanager
+def tls_cluster(authority: Authority) -> Iterator[str]:
+    """Start a cluster that encrypts between its nodes, too, and yield the URL with the encrypted ports."""
+    files = _files(authority, authority.sign("server"))
+    settings = {"tls-auth-clients": "no", "tls-cluster": "yes", "tls-replication": "yes"}
+    cluster = RedisCluster(config={**files, **settings})
+    ports = [free_port() for _ in cluster.nodes]
+    for node, port in zip(cluster.nodes, ports, strict=True):
+        node._config["tls-port"] = port
+    try:
+        cluster.start()
+    except RuntimeError as error:
+        if "Bad directive" not in str(error):
+            raise
+        pytest.skip("the Redis server of this machine was built without TLS")
+    with contextlib.ExitStack() as stack:
+        stack.callback(cluster.stop)
+        yield "dq-rediscluster://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+
+
+def _files(authority: Authority, pair: Pair) -> dict[str, str | int]:
+    return {
+        "tls-cert-file": str(pair.certificate),
+        "tls-key-file": str(pair.key),
+        "tls-ca-cert-file": str(authority.certificate),
+    }
 
 
 @contextlib.contextmanager

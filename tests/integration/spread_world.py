@@ -64,7 +64,7 @@ class SpreadWorld(MovingWorld):
             if self._late is None or self.random.random() < 0.5:
                 (self._late,) = stored_maps(channel, ["push"], declare=False)
             tenant = self.random.choice(HEAVY)
-            quota = Quota(concurrency=CONCURRENCY, spread=len(self._late.shares(tenant)))
+            quota = Quota(concurrency=CONCURRENCY, spread=len(self._late.partitions(tenant)))
             late = OpenQueue(partitions_of(channel, "push", self._late), channel.client)
             with suppress(MapChanged):
                 late.set_quota(tenant, quota)

@@ -13,6 +13,7 @@ from celery_dq.errors import InvalidRequest
 from celery_dq.options import Quota
 from celery_dq.transport.redis.store import quotas as settings_quotas
 from celery_dq.transport.redis.store.partition_map import PartitionMap
+from celery_dq.transport.redis.store.script_batches import run_all
 from tests.integration.moving_world import Killed
 from tests.integration.partitioned_shop import TENANTS, A, B, C, D, opened
 from tests.integration.shop import send
@@ -104,12 +105,40 @@ def test_a_pause_by_the_map_before_holds_in_the_new_homes(
     assert len(claim_everywhere(wide)) == 20
 
 
+@pytest.mark.parametrize("tenant", [A, None])
+def test_a_pause_or_its_end_counts_although_its_last_partition_goes_meanwhile(
+    wide: Any, monkeypatch: pytest.MonkeyPatch, tenant: str | None
+) -> None:
+    queue = wide.dq.queues["push"]
+
+    def narrow() -> None:
+        if tenant is None:
+            queue.set_partitions(1)
+        else:
+            wide.dq.quotas.set("push", tenant, spread=1)
+
+    def then_narrow(calls: Any, client: Any) -> Any:
+        monkeypatch.setattr(pauses, "run_all", run_all)
+        replies = run_all(calls, client)
+        before_next(monkeypatch, pauses, "run_all", narrow)
+        return replies
+
+    for change in (queue.pause, queue.resume):
+        queue.set_partitions(4)
+        if tenant is not None:
+            wide.dq.quotas.set("push", tenant, spread=3)
+        monkeypatch.setattr(pauses, "run_all", then_narrow)
+        assert change(tenant)
+    actions = [each.action for each in wide.dq.audit()]
+    assert [each for each in actions if each in ("paused", "resumed")] == ["resumed", "paused"]
+
+
 @pytest.mark.parametrize("moment", ["_decide", "follow", "align_settings", "TenantMoves"])
 def test_a_spread_that_another_process_completes_has_the_new_shares(
     wide: Any, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     wide.dq.quotas.set("push", A, concurrency=8)
-    send(wide, *[A] * 40)
+    send(wide, *[A] * 100)  # by their random ids, each share has some of them
     claimed = claim_everywhere(wide)
     before_next(monkeypatch, map_change, moment, die)
     with pytest.raises(Killed):

@@ -73,7 +73,8 @@ def test_the_messages_of_a_dead_process_are_shown_and_replayed(tmp_path: Path) -
         assert re.fullmatch(r"\d+\.\d", row.split()[columns.split().index("age_s")])
         assert run(app, "replay", "--yes", "--timeout", "0.2", status=1).output == "0 sent, 7 left.\n"
         server.start()
-        assert run(app, "replay", "--dry-run").output == "0 sent, 7 left.\n"
+        assert run(app, "replay", "--dry-run").output == "7 messages would be sent; none was.\n"
+        assert json.loads(run(app, "replay", "--dry-run", "--json").stdout) == {"found": 7, "sent": 0}
         question = run(app, "replay", status=2).output
         assert "Send 7 messages of 1 dead process?" in question
         assert run(app, "replay", "-y", "--timeout", "30").output == "7 sent, 0 left.\n"

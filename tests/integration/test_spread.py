@@ -31,7 +31,7 @@ def test_a_spread_tenant_has_its_messages_in_its_partitions(wide: Any) -> None:
     assert counts(wide, A) == {0: 30}
     quota = wide.dq.quotas.set("push", A, rate=100, burst=8, concurrency=8, spread=3)
     assert quota == Quota(rate=100, burst=8, concurrency=8, spread=3)
-    shares = PartitionMap(4).begin_spread(A, 3).shares(A)
+    shares = PartitionMap(4).begin_spread(A, 3).partitions(A)
     assert set(counts(wide, A)) == set(shares)
     assert sum(counts(wide, A).values()) == 30
     send(wide, *[A] * 60)

@@ -14,8 +14,10 @@ from celery_dq.cli import dq as dq_command
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector.live_quotas import LiveQuotas, read_document, written
 from celery_dq.options import Quota, resolve
-from tests.integration.partitioned_shop import A, B, D, opened
+from tests.integration.partitioned_shop import A2, A, B, D, opened
 from tests.integration.shop import send
+from tests.lua.partition_scripts import PartitionScripts
+from tests.lua.test_claim_rates import make_earlier
 
 
 @pytest.fixture
@@ -24,6 +26,14 @@ def heavy(wide: Any) -> Any:
     wide.dq.quotas.set("push", A, spread=3)
     send(wide, *[A] * 12)
     return wide
+
+
+class PartitionOf(PartitionScripts):
+    """One partition of several."""
+
+    def __init__(self, client: Any, partition: Any) -> None:
+        super().__init__(client)
+        self.keys, self.partition = partition.keys, partition
 
 
 def claim_everywhere(app: Any, want: int = 99) -> list[Any]:
@@ -65,6 +75,29 @@ def test_a_spread_tenant_is_one_tenant(heavy: Any, queue: Any) -> None:
     )
     claim_everywhere(heavy)
     assert (queue.tenant(A).running, queue.tenant(A).waiting) == (12, 0)
+
+
+@pytest.mark.parametrize("claims_of_second", [0, 4])
+def test_a_starved_share_is_seen_in_the_rate_and_the_share(
+    wide: Any, queue: Any, claims_of_second: int
+) -> None:
+    wide.dq.quotas.set("push", A, spread=2)
+    send(wide, *[A] * 200, *[A2] * 100)
+    with opened(wide) as found:
+        first, second = found.of(A)
+        for partition, claims, tenants in ((first, 40, (A, A2)), (second, claims_of_second, (A,))):
+            for want in (2, claims // 2, claims - claims // 2) if claims else ():
+                partition.claim("worker:1", lease_ms=60_000, want=want).run(found.client)
+            if claims:
+                make_earlier(PartitionOf(found.client, partition), 10_000_000, *tenants)
+    service, every = queue.tenant(A).service, 4.0 + claims_of_second / 10
+    assert service.got_per_s == pytest.approx(2.0 + claims_of_second / 10, rel=0.05)
+    assert service.share_got == pytest.approx(service.got_per_s / every, rel=0.05)
+    # Three tenants of one weight stand in the two partitions, and two of them are its shares.
+    assert service.share_by_weight == pytest.approx(2 / 3, rel=0.05)
+    assert service.due_per_s == pytest.approx(every * 2 / 3, rel=0.05)
+    wide.dq.quotas.set("push", A, rate=1, burst=2)
+    assert queue.tenant(A).service.due_per_s == 1
 
 
 def test_limits_of_a_spread_tenant_are_exact(heavy: Any, queue: Any) -> None:

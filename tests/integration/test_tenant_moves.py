@@ -46,7 +46,7 @@ def test_a_change_loses_doubles_and_reorders_nothing(wide: Any, seed: int) -> No
 
 def test_everything_of_a_tenant_moves_with_it(wide: Any, queue: Any) -> None:
     moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
-    old, new = PartitionMap(7, 4).old_shares(moving)[0], PartitionMap(7, 4).home(moving)
+    old, new = PartitionMap(7, 4).old_partitions(moving)[0], PartitionMap(7, 4).home(moving)
     dead_letter_of(wide, moving)
     wide.dq.quotas.set("push", moving, rate="1/h", burst=3)
     send(wide, moving, moving)

@@ -25,7 +25,7 @@ SHORT_PATHS = {
         )
     ],
     "claim": [
-        ("  if (known[1] or '0') ~= '0' or (known[6]", "  if true or (known[6]"),
+        ("  if (epoch or '0') ~= '0' or (evict", "  if true or (evict"),
         ("behind = are_finished_too(10),", "behind = false,"),
     ],
     "ack": [
@@ -96,10 +96,11 @@ def at_a_fixed_time(short: bool) -> ScriptSet:
 class Life:
     """A random life of a partition, made of the same steps for each pair of partition and seed."""
 
-    def __init__(self, seed: int, partition: Partition, client: Any, *, has_limits: bool) -> None:
+    def __init__(self, seed: int, partition: Partition, client: Any, *, has: str) -> None:
         self._random = random.Random(seed)
         self._partition, self._client = partition, client
-        self._limit_steps = (self._limit, self._pass_time, self._pass_time) if has_limits else ()
+        self._limit_steps = (self._limit, self._pass_time, self._pass_time) if has == "limits" else ()
+        self._sets = ("any_of(a,b)", "any_of(b,c)") if has == "sets" else ()
         self._now = 5
         self._sequence = 0
         self._held: list[DeliveryTag] = []
@@ -129,7 +130,7 @@ class Life:
         pick = self._random
         self._sequence += pick.choice((0, 1, 1, 1, 1))
         late = pick.choice((0, 0, 0, 0, 2))
-        tenant, task = pick.choice(("", "a", "b")), f"m{pick.randrange(40)}"
+        tenant, task = pick.choice(("", "a", "b", *self._sets)), f"m{pick.randrange(40)}"
         record = make_record(
             tenant, priority=pick.choice((0, 0, 3, 9)), expires_us=pick.choice((0, 0, 0, 10, 8 * 10**15))
         )
@@ -216,17 +217,15 @@ class Life:
         )
 
 
-@pytest.mark.parametrize("has_limits", [False, True])
+@pytest.mark.parametrize("has", ["neither", "limits", "sets"])
 @pytest.mark.parametrize("seed", range(15))
-def test_short_paths_leave_the_same_data_as_the_general_rules(
-    client: Any, seed: int, has_limits: bool
-) -> None:
+def test_short_paths_leave_the_same_data_as_the_general_rules(client: Any, seed: int, has: str) -> None:
     lives = []
     for short in (True, False):
         keys = PartitionKeys("online", f"short{short}")
         partition = Partition(keys, at_a_fixed_time(short))
-        lives.append((Life(seed, partition, client, has_limits=has_limits), keys))
-    for _ in range(80 if has_limits else 40):
+        lives.append((Life(seed, partition, client, has=has), keys))
+    for _ in range(40 if has == "neither" else 80):
         replies = [life.step() for life, _ in lives]
         assert replies[0] == replies[1]
         found = [contents(client, keys) for _, keys in lives]

@@ -25,8 +25,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "shared",
         "a plain push is not counted",
         "transport/redis/lua/include/plain_push.lua",
-        "digits((known[6] or 0) + 1)",
-        "digits((known[6] or 0) + 0)",
+        "digits((pushed or 0) + 1)",
+        "digits((pushed or 0) + 0)",
         ("tests/lua/test_plain.py", "tests/lua/test_counters.py"),
     ),
     Mutation(
@@ -100,6 +100,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "  if #idle > 0 then dq.stop_counting(idle) end\n",
         "",
         ("tests/lua/test_claim_rates.py",),
+    ),
+    Mutation(
+        "fairness",
+        "the share of a spread tenant that no worker serves is due nothing",
+        "inspector/claim_rates.py",
+        "by_weight = len(shares) * claimed",
+        "by_weight = claimed",
+        ("tests/integration/test_spread_operations.py", "-k", "starved"),
     ),
     Mutation(
         "fairness",

@@ -110,7 +110,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "custody",
         "a plain push by another number of partitions is accepted",
         "transport/redis/lua/include/plain_push.lua",
-        " or (known[8] or '1') ~= map",
+        " or (stored_map or '1') ~= map",
         "",
         (SCRIPT, "-k", "another_number and plain"),
     ),

@@ -11,6 +11,14 @@ _NAMES = ("tests/unit/test_resource_set.py",)
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        "fairness",
+        "a message of a resource takes the short path while one of a set waits",
+        "transport/redis/lua/include/plain_push.lua",
+        " or (sets or '0') ~= '0' then",
+        " then",
+        ("tests/lua/test_plain.py", "-k", "sets"),
+    ),
+    Mutation(
         "concurrency",
         "a message of a set takes no slot of the resource",
         _LUA + "include/delivery.lua",
@@ -46,7 +54,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "fairness",
         "a plain claim serves a resource without its sets",
         _LUA + "include/plain_claim.lua",
-        " or (known[9] or '0') ~= '0'\n",
+        " or (sets or '0') ~= '0'\n",
         "\n",
         _SCRIPTS,
     ),

@@ -6,6 +6,14 @@ from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        "shared",
+        "broker_use_ssl = True encrypts nothing",
+        "transport/redis/transport.py",
+        '(client.ssl or client.transport_cls == "dq-rediss")',
+        'client.transport_cls == "dq-rediss"',
+        ("tests/broker_variants/test_tls.py", "-k", "true_means"),
+    ),
+    Mutation(
         "custody",
         "releases that got no answer are forgotten",
         "transport/in_flight/pending_acks.py",

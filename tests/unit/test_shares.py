@@ -21,14 +21,14 @@ def test_a_higher_spread_adds_shares_in_other_partitions(tenant: str, a: int, b:
     fewer, more, count = sorted((a, b, c))
     small = PartitionMap(count).begin_spread(tenant, fewer).end()
     change = small.begin_spread(tenant, more)
-    shares = change.shares(tenant)
+    shares = change.partitions(tenant)
     assert (len(shares), len(set(shares))) == (more, more)
     assert set(shares) <= set(range(count))
-    assert shares[:fewer] == change.old_shares(tenant) == small.shares(tenant)
+    assert shares[:fewer] == change.old_partitions(tenant) == small.partitions(tenant)
     assert shares[0] == home_of(tenant, count)
     back = change.end().begin_spread(tenant, fewer)
-    assert back.shares(tenant) == shares[:fewer]
-    assert change.end().begin_spread(tenant, 1).shares(tenant) == (home_of(tenant, count),)
+    assert back.partitions(tenant) == shares[:fewer]
+    assert change.end().begin_spread(tenant, 1).partitions(tenant) == (home_of(tenant, count),)
 
 
 @given(tenants, st.integers(1, 40), st.lists(st.integers(1, 40), min_size=1), st.data())
@@ -40,12 +40,12 @@ def test_a_share_moves_only_from_a_partition_that_goes_to_one_without(
     for each in counts:
         change = homes.begin(each)
         homes = change.end()
-        for old, new in zip(change.old_shares(tenant), change.shares(tenant), strict=True):
+        for old, new in zip(change.old_partitions(tenant), change.partitions(tenant), strict=True):
             if spread > 1 and old != new:
                 assert old >= each > new
-                assert new not in change.old_shares(tenant)
-        assert len(set(homes.shares(tenant))) == spread
-        assert max(homes.shares(tenant)) < each
+                assert new not in change.old_partitions(tenant)
+        assert len(set(homes.partitions(tenant))) == spread
+        assert max(homes.partitions(tenant)) < each
 
 
 @given(st.text(max_size=20), st.integers(1, 64), st.integers(1, 64))
@@ -113,13 +113,13 @@ def test_a_quota_that_cannot_be_divided_is_refused(parts: dict[str, float], prob
 def test_the_map_names_the_spreads_beside_its_text() -> None:
     first = PartitionMap(64, None, 3)
     begun = first.begin_spread("acme", 4)
-    assert (str(begun), begun.old_shares("acme")) == ("64<64#4", (52,))
+    assert (str(begun), begun.old_partitions("acme")) == ("64<64#4", (52,))
     assert PartitionMap.parse(str(begun), begun.spreads_text).spreads == begun.spreads
-    assert (begun.respread, len(begun.shares("acme"))) == ("'acme'", 4)
+    assert (begun.respread, len(begun.partitions("acme"))) == ("'acme'", 4)
     assert begun.moves("acme")
     assert not begun.moves("other")
     ended = begun.end()
-    assert (str(ended), ended.spreads) == ("64#5", {"acme": (begun.shares("acme"),) * 2})
+    assert (str(ended), ended.spreads) == ("64#5", {"acme": (begun.partitions("acme"),) * 2})
     assert not ended.moves("acme")
     assert ended.begin_spread("acme", 1).end().spreads_text == ""
     with pytest.raises(ConfigurationError, match="are no spreads of tenants"):
@@ -131,5 +131,5 @@ def test_all_steps_of_the_map_keep_other_tenants_in_their_places() -> None:
     maps += [maps[0].end(), maps[0].end().begin(20)]
     for one, other in pairwise(maps):
         assert [one.home(str(each)) for each in range(50)] == [
-            other.old_shares(str(each))[0] for each in range(50)
+            other.old_partitions(str(each))[0] for each in range(50)
         ]

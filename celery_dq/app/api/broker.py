@@ -70,7 +70,7 @@ class OpenQueue(NamedTuple):
         """
         if tenant is None:
             return self.partitions
-        return tuple(self.partitions[number] for number in self.homes.numbers(tenant))
+        return tuple(self.partitions[number] for number in self.homes.shares_by_partition(tenant))
 
     def of_key(self, tenant: str, key: str) -> tuple[Partition, ...]:
         """Return the partitions that concern a dedup key of a tenant: its former one first, if it moves."""
@@ -91,8 +91,8 @@ class OpenQueue(NamedTuple):
         Raises:
             MapChanged: A partition has another map. Others may have the quota.
         """
-        shares, widest = self.homes.numbers(tenant), self.homes.widest(tenant)
-        first = self.homes.old_shares(tenant)[0]
+        shares, widest = self.homes.shares_by_partition(tenant), self.homes.widest(tenant)
+        first = self.homes.old_partitions(tenant)[0]
         for numbers in ([first], [each for each in shares if each != first]):
             calls = [
                 self.partitions[number].set_quota(

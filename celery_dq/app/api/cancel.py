@@ -24,11 +24,11 @@ _RANKS: tuple[Cancellation, ...] = ("none", "tombstone", "discarded", "delayed",
 def cancel_everywhere(
     queues: Sequence[OpenQueue], task_ids: Sequence[str], tombstone_ttl_ms: int
 ) -> list[list[Cancellation]]:
-    """Cancel tasks in whole queues, in at most three round trips per 100 tasks.
+    """Cancel tasks in whole queues, in at most two round trips per 100 tasks.
 
     A task is looked for where its id says that it is, in each queue. Only a message that waited there ends
-    the search. An in-flight one may have another waiting message with its id, of another tenant. Each queue
-    in which no message waited gets a tombstone in the partitions that were asked.
+    the search. An in-flight one may have another waiting message with its id, of another tenant. The
+    partitions that were asked get a tombstone, except those of a queue in which a message waited there.
 
     Args:
         queues: The queues, which share a client.
@@ -43,7 +43,6 @@ def cancel_everywhere(
         chunk = task_ids[start : start + MOST_CANCELLED]
         cancelled = _CancelledTasks(queues, chunk, tombstone_ttl_ms)
         cancelled.look_first()
-        cancelled.look_elsewhere()
         cancelled.leave_tombstones()
         for known, found in zip(outcomes, cancelled.outcomes, strict=True):
             known += found
@@ -79,31 +78,23 @@ class _CancelledTasks:
         # One partition decides alone. Of several, each cancels what it has, and none leaves a tombstone yet.
         self._cancel(self._asked, lambda queue: 0 if len(queue.partitions) > 1 else self._ttl_ms)
 
-    def look_elsewhere(self) -> None:
-        """Cancel those of which no message waited there in all other partitions."""
-        wanted: dict[tuple[int, int], set[int]] = {}
-        for place in range(len(self._ids)):
-            if not any(outcomes[place] in ("waiting", "delayed") for outcomes in self.outcomes):
-                for number, queue in enumerate(self._queues):
-                    asked = self._asked[number, place]
-                    wanted[number, place] = set(range(len(queue.partitions))) - asked
-                    self._asked[number, place] = asked | wanted[number, place]
-        self._cancel(wanted, lambda _: 0)
-
     def leave_tombstones(self) -> None:
-        """Leave tombstones in queues with several partitions, in each one that was asked for the task.
+        """Look in all other partitions for tasks of which no message waited, and leave tombstones.
 
         An unknown task may be published later. A claimed one may come back, or its retry may name another
         tenant, so that its messages may come to any partition.
         """
-        wanted = {
-            (number, place): self._asked[number, place]
-            for number, queue in enumerate(self._queues)
-            if len(queue.partitions) > 1
-            for place, outcome in enumerate(self.outcomes[number])
-            if outcome in ("none", "claimed")
-        }
-        # A message may have been published since the first look, and is cancelled now.
+        waited = [
+            any(outcomes[place] in ("waiting", "delayed") for outcomes in self.outcomes)
+            for place in range(len(self._ids))
+        ]
+        wanted: dict[tuple[int, int], set[int]] = {}
+        for (number, place), asked in self._asked.items():
+            count = len(self._queues[number].partitions)
+            others = set() if waited[place] else set(range(count)) - asked
+            # A message may have been published there since the first look, and is cancelled now.
+            again = count > 1 and self.outcomes[number][place] in ("none", "claimed")
+            wanted[number, place] = others | asked if again else others
         self._cancel(wanted, lambda _: self._ttl_ms)
 
     def _cancel(

@@ -172,7 +172,7 @@ class QueueApi:
         """Explain why a tenant's work is served or not, and until when."""
         name = check_tenant(tenant)
         with self._broker.open(self.name) as opened:
-            homes = [opened.partitions[number] for number in opened.homes.shares(name)]
+            homes = [opened.partitions[number] for number in opened.homes.partitions(name)]
             return explain_tenant(homes, opened.client, name)
 
     # Cancelling. A cancelled message is marked and delivered to a worker for Celery's own bookkeeping (state

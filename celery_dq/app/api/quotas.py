@@ -360,7 +360,7 @@ class QuotasApi:
         """Set the own quota of a tenant, or with None remove it; return the queue with its new map."""
         before, queue, client = opened.homes, opened.partitions[0].keys.queue, opened.client
         spread = 1 if quota is None else quota.spread
-        changes_spread = spread != len(before.shares(tenant))
+        changes_spread = spread != len(before.partitions(tenant))
         if changes_spread:
             require_complete(queue, before)
         # A tenant keeps its divided quota until the last of its shares is empty.

@@ -158,7 +158,7 @@ class TenantMoves:
         """Store an outbox in the partition to which it goes, and delete it."""
         if outbox.number == "0":
             return
-        waits = outbox.to not in self._homes.old_shares(outbox.tenant)
+        waits = outbox.to not in self._homes.old_partitions(outbox.tenant)
         store = import_messages(
             self._partitions[outbox.to], source, outbox, self._homes, self._head_start_us, waits=waits
         )
@@ -180,7 +180,7 @@ class TenantMoves:
         ]
         expected: dict[int, set[str]] = defaultdict(set)
         for tenant, _ in arriving:
-            for number in self._homes.old_shares(tenant):
+            for number in self._homes.old_partitions(tenant):
                 expected[number].add(tenant)
         answers = {
             (tenant, number): answer
@@ -190,7 +190,7 @@ class TenantMoves:
         left: set[str] = set()
         for tenant, home in arriving:
             number = home.keys.partition
-            sources = [answers[tenant, each] for each in self._homes.old_shares(tenant) if each != number]
+            sources = [answers[tenant, each] for each in self._homes.old_partitions(tenant) if each != number]
             if all(arrival and number not in owed for arrival, owed in sources):
                 latest = max((arrival for arrival, _ in sources), key=float, default="0")
                 open_tenants(home, self._homes, [(tenant, latest)]).run(self._client)
@@ -224,11 +224,11 @@ class TenantMoves:
 
     def _may_belong_elsewhere(self, source: Partition, tenant: str) -> bool:
         """Whether messages of a tenant may belong to another partition than this one."""
-        return self._homes.moves(tenant) or source.keys.partition not in self._homes.shares(tenant)
+        return self._homes.moves(tenant) or source.keys.partition not in self._homes.partitions(tenant)
 
     def _keeps_share(self, source: Partition, tenant: str) -> bool:
         """Whether a tenant keeps or gets a share in a partition."""
-        return source.keys.partition in self._homes.shares(tenant)
+        return source.keys.partition in self._homes.partitions(tenant)
 
     def _with_work(self, source: Partition) -> set[str]:
         """Return the tenants that move and of which messages wait or run in a partition."""

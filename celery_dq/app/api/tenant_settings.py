@@ -83,8 +83,8 @@ class StoredSettings:
         """Replace the quota of a spread tenant by that of its share in the partition of this number."""
         name = _encoded(quota_field(tenant))
         if tenant in homes.spreads and name in self.quotas:
-            quota = replace(Quota.unpack(self.quotas[name]), spread=len(homes.shares(tenant)))
-            self.quotas[name] = quota.pack(homes.numbers(tenant)[number], homes.widest(tenant))
+            quota = replace(Quota.unpack(self.quotas[name]), spread=len(homes.partitions(tenant)))
+            self.quotas[name] = quota.pack(homes.shares_by_partition(tenant)[number], homes.widest(tenant))
 
 
 # A future home serves none of these tenants yet, so plain writes are enough: none has to be placed again.
@@ -102,11 +102,11 @@ def copy_settings(partitions: Sequence[Partition], client: Client) -> None:
     writes = [StoredSettings(tombstones=_all_tombstones(stored)) for _ in partitions]
     for number, each in enumerate(stored):
         for tenant in each.tenants():
-            old_shares = homes.old_shares(tenant)
-            if number not in old_shares:
+            old_homes = homes.old_partitions(tenant)
+            if number not in old_homes:
                 writes[number].gone.add(quota_field(tenant))  # an interrupted change has left it
-            elif number == old_shares[0]:
-                for home in set(homes.shares(tenant)).difference(old_shares):
+            elif number == old_homes[0]:
+                for home in set(homes.partitions(tenant)).difference(old_homes):
                     writes[home].gone.add(quota_field(tenant))
                     writes[home].add(each, [tenant])
                     writes[home].divide(tenant, homes, home)
@@ -131,7 +131,7 @@ def align_settings(partitions: Sequence[Partition], client: Client) -> None:
         writes = [StoredSettings() for _ in partitions]
         for number, each in enumerate(stored):
             for tenant in filter(homes.moves, each.tenants()):
-                first = homes.old_shares(tenant)[0]
+                first = homes.old_partitions(tenant)[0]
                 if number == first:
                     _align(tenant, homes, stored, writes)
                 elif tenant not in stored[first].tenants():
@@ -151,8 +151,8 @@ def align_settings(partitions: Sequence[Partition], client: Client) -> None:
 def _align(
     tenant: str, homes: PartitionMap, stored: Sequence[StoredSettings], writes: Sequence[StoredSettings]
 ) -> None:
-    for number in homes.numbers(tenant):
-        wanted = stored[homes.old_shares(tenant)[0]].of_tenant(tenant)
+    for number in homes.shares_by_partition(tenant):
+        wanted = stored[homes.old_partitions(tenant)[0]].of_tenant(tenant)
         wanted.divide(tenant, homes, number)
         if not wanted.holds_as(stored[number].of_tenant(tenant)):
             writes[number].gone.add(quota_field(tenant))
@@ -184,7 +184,9 @@ def remove_former_settings(partitions: Sequence[Partition], client: Client) -> N
     homes = partitions[0].homes
     stored = run_rounds(client, [_read(each) for each in partitions])
     writes = [
-        StoredSettings(gone={quota_field(each) for each in own.tenants() if number not in homes.shares(each)})
+        StoredSettings(
+            gone={quota_field(each) for each in own.tenants() if number not in homes.partitions(each)}
+        )
         for number, own in enumerate(stored)
     ]
     run_rounds(client, [_write(*each) for each in zip(partitions, writes, strict=True)])
@@ -199,7 +201,7 @@ def divide_quotas(partitions: Sequence[Partition], client: Client) -> None:
     """
     homes = partitions[0].homes
     for tenant in homes.spreads:
-        field_name, shares = quota_field(tenant), homes.shares(tenant)
+        field_name, shares = quota_field(tenant), homes.partitions(tenant)
         packed = run_rounds(client, [_read_quota(partitions[number], field_name) for number in shares])
         changed = []
         for share, (number, each) in enumerate(zip(shares, packed, strict=True)):

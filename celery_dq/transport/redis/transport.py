@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def _trust(wanted: Any) -> dict[str, Any]:
-    """Return the TLS options of ``dq-rediss://`` when ``broker_use_ssl`` is no dictionary."""
+    """Return the TLS options when ``broker_use_ssl`` is True, or is not set beside ``dq-rediss://``."""
     if wanted:
         # broker_use_ssl = True trusts the certificate authorities of the system. Kombu would not encrypt.
         return {"ssl_cert_reqs": ssl.CERT_REQUIRED}
@@ -66,7 +66,7 @@ class Transport(RedisTransport):
         self.context = ConnectionContext(client)
         super().__init__(client, **kwargs)
         self.cycle = self.context.poller
-        if client.transport_cls == "dq-rediss" and not isinstance(client.ssl, dict):
+        if (client.ssl or client.transport_cls == "dq-rediss") and not isinstance(client.ssl, dict):
             client.ssl = _trust(client.ssl)
 
     def qos_semantics_matches_spec(self, connection: Any) -> bool:

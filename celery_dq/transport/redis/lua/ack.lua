@@ -30,7 +30,8 @@
 --@include held_flags
 local consumer, stale, behind = ARGV[1], 0, 3
 local known = call('HMGET', KEYS[1], 'epoch', 'held', 'evict', 'next_look_owner', 'paused_until', 'settled')
-local epoch = tonumber(known[1] or 0)
+local epoch, last_held, evict, next_look_owner, paused_until, last_settled = unpack(known)
+epoch = tonumber(epoch or 0)
 -- A message that ends needs no mark that it was settled.
 local settles = are_finished_too(2)
 if settles then
@@ -53,11 +54,11 @@ if finished == 0 then return stale end
 -- When no message is due later, no tenant is at a limit and the queue is not paused, only those in turn can need a
 -- worker.
 local in_turn = others == 1 and call('EXISTS', P .. 'turn') or 0
-if others == in_turn and #members == 0 and (known[3] or '0') == '0' and (known[4] or '') == ''
-  and (known[5] or '0') == '0' then
-  local held = digits((known[2] or 0) - finished)
+if others == in_turn and #members == 0 and (evict or '0') == '0' and (next_look_owner or '') == ''
+  and (paused_until or '0') == '0' then
+  local held = digits((last_held or 0) - finished)
   if settled > 0 then
-    call('HSET', KEYS[1], 'held', held, 'settled', digits((known[6] or 0) + settled))
+    call('HSET', KEYS[1], 'held', held, 'settled', digits((last_settled or 0) + settled))
   else
     call('HSET', KEYS[1], 'held', held)
   end

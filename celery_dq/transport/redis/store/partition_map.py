@@ -109,36 +109,35 @@ class PartitionMap:
 
         Of a spread tenant, it is that of the first share.
         """
-        return self.shares(tenant)[0]
+        return self.partitions(tenant)[0]
 
-    def shares(self, tenant: str) -> Shares:
-        """Return the partition of each share that a tenant has or gets."""
+    def partitions(self, tenant: str) -> Shares:
+        """Return the partitions in which a tenant lives, or to which it moves, one for each share."""
         return self.spreads[tenant][0] if tenant in self.spreads else (self._homes.of(tenant),)
 
-    def old_shares(self, tenant: str) -> Shares:
-        """Return the partition of each share before the present change; :meth:`shares` without one."""
+    def old_partitions(self, tenant: str) -> Shares:
+        """Return the partitions in which a tenant lived before the change; :meth:`partitions` without one."""
         if tenant in self.spreads:
             return self.spreads[tenant][1]
         return (self._homes.of(tenant) if self._old_homes is None else self._old_homes.of(tenant),)
 
-    def numbers(self, tenant: str) -> dict[int, int]:
-        """Return the partitions of a tenant before and after the present change, the latter first.
+    def shares_by_partition(self, tenant: str) -> dict[int, int]:
+        """Return which share of a tenant each of its partitions has.
 
-        Returns:
-            The number of each partition, and the number of the share in it.
+        Those after the present change come first, and those before it follow.
         """
-        found = {number: share for share, number in enumerate(self.shares(tenant))}
-        for share, number in enumerate(self.old_shares(tenant)):
+        found = {number: share for share, number in enumerate(self.partitions(tenant))}
+        for share, number in enumerate(self.old_partitions(tenant)):
             found.setdefault(number, share)
         return found
 
     def widest(self, tenant: str) -> int:
         """Return the larger one of a tenant's numbers of shares before and after the present change."""
-        return max(len(self.shares(tenant)), len(self.old_shares(tenant)))
+        return max(len(self.partitions(tenant)), len(self.old_partitions(tenant)))
 
     def moves(self, tenant: str) -> bool:
         """Return whether the present change gives a tenant another home, or other shares."""
-        return self.before is not None and self.old_shares(tenant) != self.shares(tenant)
+        return self.before is not None and self.old_partitions(tenant) != self.partitions(tenant)
 
     # -- of a message
 
@@ -149,12 +148,12 @@ class PartitionMap:
             tenant: Its tenant.
             key: Its dedup key, or its task id if it has none.
         """
-        shares = self.shares(tenant)
+        shares = self.partitions(tenant)
         return shares[share_of(key, len(shares))]
 
     def old_place(self, tenant: str, key: str) -> int:
         """Return :meth:`place` before the present change."""
-        shares = self.old_shares(tenant)
+        shares = self.old_partitions(tenant)
         return shares[share_of(key, len(shares))]
 
     def likely(self, task_id: str) -> set[int]:
@@ -208,7 +207,7 @@ class PartitionMap:
         place_key = task_id if key is None else key
         number = self.place(tenant, place_key)
         moves = number != self.old_place(tenant, place_key)
-        return number, moves and (key is not None or number not in self.old_shares(tenant))
+        return number, moves and (key is not None or number not in self.old_partitions(tenant))
 
     # -- changes
 
@@ -230,7 +229,7 @@ class PartitionMap:
 
     def begin_spread(self, tenant: str, spread: int) -> PartitionMap:
         """Return the map with which a change of a tenant's number of shares begins."""
-        before = self.shares(tenant)
+        before = self.partitions(tenant)
         now = before[:spread] if spread > 1 else (self._homes.of(tenant),)
         others = (each for each in _drawn_once(tenant, self.count) if each not in before)
         spreads = {**self.spreads, tenant: ((*now, *islice(others, spread - len(now))), before)}

@@ -8,6 +8,7 @@
 --   held:<consumer> HASH
 --@include tags
 --@include held_flags
+--@include running
 -- Deletes messages, some of them discards. `has_deliveries` is false when the partition has no `deliveries`.
 local function delete_in_flight(consumer, ids, discards, has_deliveries)
   if #ids == 0 then return end
@@ -31,7 +32,7 @@ local function free_counted_slots(tenants, counts)
   for i = 1, #tenants do
     local entry, count = entries[i], counts[tenants[i]]
     local left
-    if entry and #entry == 65 then
+    if entry and #entry == COUNTED then
       -- It has counts of claimed messages, see `running`.
       left = struct.pack('>d', math.max(struct.unpack('>d', entry) - count, 0)) .. string.sub(entry, 9)
     elseif entry and entry - count > 0 then

@@ -23,6 +23,7 @@
 --@include header
 --@include lease
 --@include plain_limits
+--@include running
 --@include waiting_times
 -- Returns whether a tenant may have a limit or a pause; and whether a message may be delayed, discarded or have been in a
 -- crash, or a tenant be paused, but not by its quota. One command shows that there is none of these.
@@ -43,8 +44,10 @@ end
 -- messages were finished before, `settled` of them settled. `free` is how many messages may belong to tenants with a
 -- concurrency limit, nil when no tenant has a limit. Returns the reply, or nil, when nothing was written.
 local function claim_plain(consumer, lease_ms, want, known, finished, settled, stale, free)
-  if (known[1] or '0') ~= '0' or (known[6] or '0') ~= '0' or (known[7] or '') ~= '' or (known[9] or '0') ~= '0'
-    or (known[8] or '0') ~= '0' then return nil end
+  local epoch, last_claim, last_held, v, floor, evict, next_look_owner, paused_until, sets, waits_alone, last_settled =
+    unpack(known)
+  if (epoch or '0') ~= '0' or (evict or '0') ~= '0' or (next_look_owner or '') ~= '' or (sets or '0') ~= '0'
+    or (paused_until or '0') ~= '0' then return nil end
   if free and call('EXISTS', P .. 'throttled', P .. 'at_concurrency') > 0 then return nil end
   local found = call('ZRANGE', P .. 'turn', '0', digits(free and want or want - 1), 'WITHSCORES')
   if free and #found > 2 * want then return nil end
@@ -76,15 +79,16 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
     elseif n > 1 then
       slots = call('HMGET', P .. 'running', unpack(names))
       for i = 1, n do
-        if slots[i] and #slots[i] == 65 then return nil end
+        if slots[i] and #slots[i] == COUNTED then return nil end
       end
     end
   end
 
-  local number, v, floor, last = (known[2] or 0) + math.min(n, 1), known[4] or 0, known[5] or 0, 0
+  local number, last = (last_claim or 0) + math.min(n, 1), 0
+  v, floor = v or 0, floor or 0
   local first = digits(number) .. '||'
   local reply, held, running, permits = {'0', '-1', digits(stale), free and '3' or '0', '-1'}, {}, {}, {}
-  local waits = n > 0 and unpack_waits(known[10])
+  local waits = n > 0 and unpack_waits(waits_alone)
   for i = 1, n do
     local tag, charge, score = found[2 * i], 1, struct.unpack('>d', singles[i])
     add_wait(waits, score, has_priorities and string.byte(records[i], 2) or 0)
@@ -132,12 +136,12 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
     local over = call('ZCOUNT', P .. 'limiter', '-inf', digits(now))
     if over > 0 then call('ZREMRANGEBYRANK', P .. 'limiter', '0', digits(math.min(over, 128) - 1)) end
   end
-  local state = {'claim', digits(number), 'held', digits((known[3] or 0) - finished + n), 'v', digits(v), 'floor',
+  local state = {'claim', digits(number), 'held', digits((last_held or 0) - finished + n), 'v', digits(v), 'floor',
     digits(floor)}
   if n > 0 then state[9], state[10] = 'waits_alone', struct.pack(WAITS, unpack(waits)) end
   if settled > 0 then
     state[#state + 1] = 'settled'
-    state[#state + 1] = digits((known[11] or 0) + settled)
+    state[#state + 1] = digits((last_settled or 0) + settled)
   end
   write('HSET', KEYS[1], state)
   return reply

@@ -6,6 +6,7 @@
 --   limiter ZSET
 --@include clock
 --@include packed_quota
+--@include running
 -- Returns per tenant its quota, the text of its slots, and when its next message was due by its rate; nil when one of these
 -- tenants has reached a limit, is paused by its quota, or has counts of claimed messages (see `running`). No tenant may be
 -- paused by other keys. An unlimited tenant has the interval and the concurrency 0.
@@ -17,7 +18,7 @@ local function limits_within(tenants)
   local slots, quotas, arrivals, is_rated = call('HMGET', P .. 'running', unpack(tenants)), {}, {}, false
   for i = 1, #tenants do
     local quota = read_quota(rows[i + 2]) or shared
-    if quota.paused or (slots[i] and #slots[i] == 65)
+    if quota.paused or (slots[i] and #slots[i] == COUNTED)
       or (quota.concurrency > 0 and (slots[i] or 0) + 0 >= quota.concurrency) then return nil end
     quotas[i], is_rated = quota, is_rated or quota.interval > 0
   end

@@ -11,7 +11,6 @@
 --   quotas HASH
 --   pauses ZSET
 --   arriving ZSET
---   resource_sets ZSET
 --   throttled ZSET
 --   at_concurrency ZSET
 --   paused ZSET
@@ -21,8 +20,8 @@
 --@include clock
 --@include header
 --@include plain_limits
--- A message is plain when it may be served at once and has no dedup key, its id is free, and its own tenant is no set and
--- has either no backlog or more than one message. Where tenants have limits, its own has no backlog and is within them. For
+-- A message is plain when it may be served at once and has no dedup key, its id is free, and its own tenant has
+-- either no backlog or more than one message, and no message of a set of resources waits. Where tenants have limits, its own has no backlog and is within them. For
 -- such a message the rules of the other includes come down to these commands; tests/lua/test_plain.py compares both. Returns
 -- true, or nil when the message is not plain: then nothing was changed.
 local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, record)
@@ -40,9 +39,7 @@ local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, reco
   local quotas, finish = nil, nil
   if not is_idle then
     if found > call('EXISTS', single, dead, backlog, wake) then
-      if call('EXISTS', P .. 'tombstones', P .. 'pauses', P .. 'arriving', P .. 'resource_sets', backlog, dead) > 0 then
-        return nil
-      end
+      if call('EXISTS', P .. 'tombstones', P .. 'pauses', P .. 'arriving', backlog, dead) > 0 then return nil end
       quotas = limits_within({tenant})
       if not quotas then return nil end
       finish = call('ZSCORE', P .. 'finish_tags', tenant)
@@ -51,8 +48,11 @@ local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, reco
     end
     if call('HEXISTS', single, tenant) == 1 then return nil end
   end
-  local known = call('HMGET', KEYS[1], 'epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions')
-  if (known[1] or '0') ~= '0' or (known[7] or '0') ~= '0' or (known[8] or '1') ~= map then return nil end
+  local epoch, last_seq, v, floor, last_head, pushed, paused_until, stored_map, sets = unpack(call('HMGET', KEYS[1],
+    'epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions', 'sets'))
+  if (epoch or '0') ~= '0' or (paused_until or '0') ~= '0' or (stored_map or '1') ~= map or (sets or '0') ~= '0' then
+    return nil
+  end
   local is_first = is_idle or quotas or call('EXISTS', backlog) == 0
   if call('HSETNX', messages, id, record) == 0 then return nil end
   if producer ~= '' then
@@ -65,14 +65,14 @@ local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, reco
     end
   end
 
-  local seq = math.max((known[2] or 0) + 1, now)
+  local seq = math.max((last_seq or 0) + 1, now)
   local score = seq - priority * head
   if is_first then
     call('HSET', single, tenant, struct.pack('>d', score) .. id)
   else
     call('ZADD', backlog, digits(score), id)
   end
-  local v, floor = known[3] or '0', known[4] or '0'
+  v, floor = v or '0', floor or '0'
   if quotas and quotas[1].interval + quotas[1].concurrency > 0 then
     v = digits(math.max(v, finish or 0))
   elseif quotas then
@@ -86,8 +86,8 @@ local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, reco
     call('RPUSH', wake, '1')
     --@cluster call('SPUBLISH', P .. 'woken', call('ZCARD', P .. 'leases'))
   end
-  local pushed = digits((known[6] or 0) + 1)
-  if tonumber(known[5] or 0) == head then
+  pushed = digits((pushed or 0) + 1)
+  if tonumber(last_head or 0) == head then
     call('HSET', KEYS[1], 'seq', digits(seq), 'pushed', pushed)
   else
     call('HSET', KEYS[1], 'seq', digits(seq), 'pushed', pushed, 'head', digits(head))
