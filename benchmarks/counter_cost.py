@@ -1,21 +1,25 @@
-"""The share of a claim and of an ack that the counters of a queue take.
+"""The share of the scripts and of the claim rate that the counters of a queue take.
 
-The scripts with their counters and the same scripts without them take turns, on one server.
+The scripts with their counters and the same scripts without them take turns, on one server. First the scripts
+are called alone, then a consumer of kombu claims and acknowledges a backlog with them.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import time
 from statistics import quantiles
 
 import redis
 
-from benchmarks.measure import Report, Series, dump, short
+from benchmarks.measure import Report, Series, ServerProbe, dump, interleave, short
+from benchmarks.postbox import Sink, connect, publish_many
 from benchmarks.script_calls import Lives, ServerClock, partitions_of, push_and_claim_batches
 from celery_dq.errors import ScriptError
 from celery_dq.scripts import ScriptSet
 from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.redis.in_flight import consumer_identity
 from celery_dq.transport.redis.store.script_calls import load_scripts
 
 #: Script -> the text of its counters -> the text without them.
@@ -42,31 +46,70 @@ COUNTERS: dict[str, dict[str, str]] = {
 WARM_UP = 3
 #: The calls in which the counters take part.
 CALLS = ("claim, single", "claim, quota", "claim, batch", "finish, single", "settle and finish, single")
+#: What the consumer measures -> (prefetch, tenants of the backlog): claims of one message, and of many.
+CONSUMERS = {"consumer, single": (1, 100_000), "consumer, batch": (100, 100)}
+MESSAGES = 2_000
 
 
 def counter_cost(quick: bool) -> Report:
-    """Microseconds in Redis per claim and ack, with the counters of the queue and without."""
+    """Microseconds per claim and ack, in Redis and in all, with the counters of the queue and without."""
     report = Report("counter_cost")
     report.header = ["call", "µs with counters", "µs without", "with / without"]
-    repeats = 60 if quick else 400
+    repeats, rounds = (60, 5) if quick else (400, 60)
     report.notes.append("µs: as in script_calls, pipelined, 32 calls at a time with and without in turns")
-    report.notes.append(f"medians (quartiles) of {repeats} turns; the ratio is that of the medians")
-    found = _times(repeats)
-    for call in CALLS:
-        times = [found[which][call].values for which in found]
-        cells = [quantiles(values, n=4) for values in times]
+    report.notes.append(
+        "consumer: µs of CPU of a kombu consumer and of Redis together, per message that is claimed and acked"
+    )
+    report.notes.append(
+        f"of a backlog of {MESSAGES:,}; single: prefetch 1, a tenant each; batch: prefetch 100, 100 tenants"
+    )
+    report.notes.append(
+        f"medians (quartiles) of {repeats} turns, of {rounds} with a consumer; the ratio is of the medians"
+    )
+    contenders = {"with": load_scripts(), "without": without_counters(load_scripts())}
+    found = _times(contenders, repeats)
+    with RedisServer() as server:
+        spent = interleave(
+            list(contenders), rounds, lambda which: _consume(server.port, contenders[which]), 600
+        )
+    for which in found:
+        found[which].update(spent[which])
+    for call in (*CALLS, *CONSUMERS):
+        cells = [quantiles(found[which][call].values, n=4) for which in contenders]
         report.row(
             call,
             *(f"{short(each[1])} ({short(each[0])}-{short(each[2])})" for each in cells),
-            f"{short(cells[0][1] / cells[1][1])}x",
+            f"{cells[0][1] / cells[1][1]:.3f}x",
         )
     report.data = dump(found)
     return report
 
 
-def _times(repeats: int) -> dict[str, dict[str, Series]]:
+def _consume(port: int, scripts: ScriptSet) -> dict[str, float]:
+    """Return µs of CPU, of this process and of Redis, per message that a consumer claims and acknowledges."""
+    found = {}
+    probe = ServerProbe(port)
+    load, consumer_identity.load_scripts = consumer_identity.load_scripts, lambda on_cluster=False: scripts
+    try:
+        for name, (prefetch, tenants) in CONSUMERS.items():
+            probe.flush()
+            with connect("dq", port) as connection:
+                publish_many(connection, (f"t{n % tenants}" for n in range(MESSAGES)))
+                sink = Sink(connection, prefetch)
+                sink.drain(100, 10)
+                got, cpu = len(sink.arrivals), time.process_time() + probe.cpu_seconds()
+                sink.drain(MESSAGES, 60)
+                cpu = time.process_time() + probe.cpu_seconds() - cpu
+                found[name] = cpu / (len(sink.arrivals) - got) * 1e6
+                sink.close()
+    finally:
+        consumer_identity.load_scripts = load
+        probe.close()
+    return found
+
+
+def _times(contenders: dict[str, ScriptSet], repeats: int) -> dict[str, dict[str, Series]]:
     """Return with or without -> call -> µs of each turn."""
-    contenders = {"with": load_scripts(), "without": without_counters(load_scripts())}
     found: dict[str, dict[str, Series]] = {which: {} for which in contenders}
     with RedisServer() as server, redis.Redis(port=server.port, socket_timeout=None) as client:
         clock = ServerClock(client, pipelined=True)

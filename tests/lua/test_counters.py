@@ -166,6 +166,21 @@ def test_a_wait_counts_in_the_bucket_of_its_length(scripts: PartitionScripts, be
     assert alone.sum_s == pytest.approx(sum(waits_s), abs=5)
 
 
+@pytest.mark.parametrize("behind", [False, True])
+def test_the_head_start_of_an_urgent_message_is_no_waiting_time(
+    scripts: PartitionScripts, behind: bool
+) -> None:
+    scripts.push("old", priority=9, head_start_us=10 * 10**6)
+    scripts.make_older(4e6)
+    if behind:
+        scripts.push("other", priority=9, head_start_us=10 * 10**6)
+    assert [entry.id for entry in scripts.claim(1).entries] == ["old"]
+    found = counters(scripts)
+    waits = found.waits_in_line if behind else found.waits_alone
+    assert waits.count == waits.buckets[WAIT_BOUNDS_S.index(10.0)] == 1
+    assert waits.sum_s == pytest.approx(4, abs=2)
+
+
 def test_a_message_behind_another_one_has_waited_in_line(scripts: PartitionScripts) -> None:
     scripts.push("a1", "a2", tenant="a")
     scripts.push("b", tenant="b")

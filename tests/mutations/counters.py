@@ -47,6 +47,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "shared",
+        "the head start of an urgent message counts as waiting time",
+        "transport/redis/lua/include/waiting_times.lua",
+        "wait = wait - priority * head_start",
+        "wait = wait + priority * 0",
+        ("tests/lua/test_counters.py", "-k", "head_start"),
+    ),
+    Mutation(
+        "shared",
         "stale acks are not counted",
         "transport/redis/lua/include/tags.lua",
         "if count > 0 then redis.pcall('HINCRBY'",

@@ -10,12 +10,8 @@ local function unpack_waits(field)
   return {struct.unpack(WAITS, field)}
 end
 
--- Returns by how much each step of priority went before its time, when a message was pushed last.
+-- By how much each step of priority went before its time, when a message was pushed last.
 local head_start
-local function get_head_start()
-  head_start = head_start or tonumber(call('HGET', KEYS[1], 'head') or 0)
-  return head_start
-end
 
 -- Adds the wait of a message to unpacked times: since it was stored or due. With strict priority a step of priority is
 -- STRICT, which is longer than any wait, so that the remainder is the wait. The buckets end at 1, 5, 25, 100 and 500 ms,
@@ -27,7 +23,8 @@ local function add_wait(waits, score, priority)
     -- The message has a sequence time that is some µs ahead of the clock.
     if wait >= STRICT / 2 then wait = 0 end
   elseif priority > 0 then
-    wait = wait - priority * get_head_start()
+    head_start = head_start or tonumber(call('HGET', KEYS[1], 'head') or 0)
+    wait = wait - priority * head_start
   end
   if wait < 0 then wait = 0 end
   local bucket
