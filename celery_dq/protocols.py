@@ -101,6 +101,9 @@ class WorkerCapacity(DiscardHandler, Protocol):
     def closing(self) -> bool:
         """Whether the worker shuts down, so that no task may start."""
 
+    def slots(self) -> int | None:
+        """Return how many tasks the pool may run at a time; None when the pool has no such number."""
+
     def free_slots(self) -> int | None:
         """Return how many pool slots are free, below zero when more is reserved; None without a limit."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
+from celery_dq.app.api.redis_dead_letters import DeadLetters
 from celery_dq.cli.arguments import arguments_options, read_arguments
 from celery_dq.cli.bulk import bulk, change_many
 from celery_dq.cli.output import COUNT, cell, command, show, show_table
@@ -17,8 +19,12 @@ from celery_dq.cli.quotas import read_rate
 from celery_dq.cli.times import since as since_type, time
 from celery_dq.cli.typos import require_queue
 from celery_dq.errors import InvalidRequest
-from celery_dq.inspector.dead_letters import DeadLetterFilter
+from celery_dq.inspector.dead_letters import DeadLetter, DeadLetterFilter
 from celery_dq.inspector.plain import plain
+from celery_dq.inspector.redis_values import CHUNK
+
+#: Dead letters that a search looks at. A multiple of :data:`CHUNK`.
+MOST_LOOKS = 10_000
 
 
 @click.group()
@@ -26,28 +32,70 @@ def dead() -> None:
     """List, show, edit, replay and purge dead letters."""
 
 
+def filters(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command with the options that choose dead letters."""
+    for option in (
+        click.option("--since", type=since_type, help="Those since a time, or of a time as long as 2h."),
+        click.option("--reason", help="Those with this text in their reason."),
+        click.option("--task", help="Those of this task name."),
+        click.option("--tenant", help="Those of this tenant."),
+    ):
+        function = option(function)
+    return function
+
+
 @dead.command("list")
 @click.argument("queue")
+@filters
 @click.option("--limit", default=50, show_default=True, type=COUNT, help="Number to show, the latest first.")
 @command
-def dead_list(dq: DQ, as_json: bool, queue: str, limit: int) -> None:
-    """List the dead letters of QUEUE, with their reasons."""
+def dead_list(
+    dq: DQ,
+    as_json: bool,
+    queue: str,
+    tenant: str | None,
+    task: str | None,
+    reason: str | None,
+    since: datetime | None,
+    limit: int,
+) -> None:
+    """List the dead letters of QUEUE that all given options name, with their reasons.
+
+    A search ends after the latest 10,000 dead letters, and says so.
+    """
     columns = ("id", "reason", "at", "task", "tenant", "deliveries", "worker", "args")
-    letters = dq.dead_letters[queue].list(limit)
-    if not letters:
+    letters, wanted = dq.dead_letters[queue], DeadLetterFilter(tenant, task, reason, since)
+    is_search = wanted != DeadLetterFilter()
+    found, looked_at = _search(letters, wanted, limit) if is_search else (letters.list(limit), 0)
+    if not found:
         # Dead letters outlive their queue.
         require_queue(queue, dq.dead_letters)
-    show_table(as_json, letters, columns, f"{queue!r} has no dead letters.")
+    nothing = f"No dead letter of {queue!r} matches." if is_search else f"{queue!r} has no dead letters."
+    show_table(as_json, found, columns, nothing)
+    if is_search and looked_at < (total := len(letters)):
+        click.echo(f"Looked at the latest {looked_at:,} of {total:,} dead letters.", err=as_json)
+
+
+def _search(letters: DeadLetters, wanted: DeadLetterFilter, limit: int) -> tuple[list[DeadLetter], int]:
+    """Return the latest dead letters that are meant, and the number of those that were looked at."""
+    found: list[DeadLetter] = []
+    for offset in range(0, MOST_LOOKS, CHUNK):
+        part = letters.list(CHUNK, offset)
+        for looked_at, each in enumerate(part, offset + 1):
+            if wanted.matches(each):
+                found.append(each)
+                if len(found) == limit:
+                    return found, looked_at
+        if len(part) < CHUNK:
+            return found, offset + len(part)
+    return found, MOST_LOOKS
 
 
 @dead.command("replay")
 @click.argument("queue")
 @click.argument("message_id", required=False)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
-@click.option("--tenant", help="Those of this tenant.")
-@click.option("--task", help="Those of this task name.")
-@click.option("--reason", help="Those with this text in their reason.")
-@click.option("--since", type=since_type, help="Those since a time, or of a time as long as 2h.")
+@filters
 @click.option("--rate", help="How many to send, such as 50/s (or 50); default: as fast as possible.")
 @bulk
 @command

@@ -13,10 +13,11 @@ import click
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.bulk import bulk, change_many
 from celery_dq.cli.output import COUNT, command, show, show_table
+from celery_dq.cli.progress import counted
 from celery_dq.cli.typos import require_queue, unknown_tenant
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queues import QueueSnapshot
-from celery_dq.inspector.tenants import TenantSnapshot, TenantState
+from celery_dq.inspector.tenants import BACKLOG_STATES, TenantSnapshot, TenantState
 from celery_dq.options import Quota
 
 _QUEUE_COLUMNS = (
@@ -78,19 +79,40 @@ def queues(dq: DQ, as_json: bool, names: tuple[str, ...], forget: bool) -> None:
 
 @click.command()
 @click.argument("queue")
+@click.option("--like", default="", help="Those with this text in their name, in any case of its letters.")
+@click.option("--state", type=click.Choice(BACKLOG_STATES), help="Those in this state.")
+@click.option("--after", help="Continue a search, at the place that its last line names.")
 @click.option("--limit", default=50, show_default=True, type=COUNT, help="Tenants to show.")
 @command
-def tenants(dq: DQ, as_json: bool, queue: str, limit: int) -> None:
+def tenants(
+    dq: DQ,
+    as_json: bool,
+    queue: str,
+    like: str,
+    state: TenantState | None,
+    after: str | None,
+    limit: int,
+) -> None:
     """List the tenants with a backlog in QUEUE, in order of service.
 
     The rate is that of the last minutes, of the one that quota and weight allow. The share is the part of
     all claims, of the part that the weight is worth.
+
+    A search with --like or --state goes partition by partition, ends after 10,000 names, and says how far it
+    looked; --after "" begins such a search for all tenants.
     """
     require_queue(queue, dq.queues)
-    found = dq.queues[queue].tenants(limit)
+    page, nothing = None, f"No tenant has a backlog in {queue!r}."
+    if like or state or after is not None:
+        page = dq.queues[queue].tenant_page(after or "", text_in_name=like, state=state, limit=limit)
+        nothing = "No tenant matches."
+    found: Sequence[TenantSnapshot] = dq.queues[queue].tenants(limit) if page is None else page.tenants
     rows = found if as_json else [_TenantRow.of(each) for each in found]
     columns = [each.name for each in fields(_TenantRow)]
-    show_table(as_json, rows, columns, f"No tenant has a backlog in {queue!r}.")
+    show_table(as_json, rows, columns, nothing)
+    if page is not None:
+        end = f"others follow: --after {page.after}" if page.after else "there are no others."
+        click.echo(f"Looked at {counted(page.looked_at, 'tenant')}; {end}", err=as_json)
 
 
 @dataclass(frozen=True)

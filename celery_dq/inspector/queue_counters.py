@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from celery_dq.inspector.redis_values import Client
 from celery_dq.transport.redis.store.partition import TENANTS_PER_LOOK, Partition
@@ -58,6 +59,8 @@ class WaitingTimes:
         buckets: Number of messages in each bucket. The upper bounds are 1, 5, 25, 100 and 500 ms, 2 s, 10 s,
             1 min, 10 min and 1 h; the last bucket has none.
     """
+
+    bounds_s: ClassVar[tuple[float, ...]] = WAIT_BOUNDS_S
 
     count: int = 0
     sum_s: float = 0.0

@@ -18,10 +18,11 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.inspector.queue_counters import WAIT_BOUNDS_S, WaitingTimes
+from celery_dq.inspector.queue_counters import WaitingTimes
 from celery_dq.metrics.shared_state import SharedState
 from celery_dq.metrics.state import BrokerState, StateReader
 from celery_dq.metrics.table import METRICS, Metric
+from celery_dq.transport.redis.in_flight.claim_times import ClaimTimes
 
 __all__ = ["DQCollector", "make_registry"]
 
@@ -83,6 +84,8 @@ def _subjects(metric: Metric, state: BrokerState) -> Iterator[tuple[Any, tuple[s
         yield state, ()
     elif metric.subject == "queue":
         yield from ((queue, (queue.name,)) for queue in state.queues)
+    elif metric.subject == "worker":
+        yield from ((each, (each.queue,)) for each in state.worker)
     elif metric.subject == "tenant":
         yield from ((each, (each.queue, each.tenant)) for each in state.tenants)
     elif metric.subject == "leader":
@@ -100,15 +103,16 @@ def _add(family: Any, metric: Metric, subject: Any, labels: tuple[str, ...]) -> 
             continue  # a broker on ZooKeeper does not know it
         if value is None:
             continue
-        if isinstance(value, WaitingTimes):
-            family.add_metric((*labels, label), _buckets(value), value.sum_s)
+        values = (*labels, label) if label else labels
+        if isinstance(value, (WaitingTimes, ClaimTimes)):
+            family.add_metric(values, _buckets(value), value.sum_s)
         elif label == "*":
             for key, count in value.items():
                 family.add_metric((*labels, key), count)
         else:
-            family.add_metric((*labels, label) if label else labels, value)
+            family.add_metric(values, value)
 
 
-def _buckets(waits: WaitingTimes) -> list[tuple[str, float]]:
-    bounds = ("+Inf" if math.isinf(bound) else str(bound) for bound in WAIT_BOUNDS_S)
-    return list(zip(bounds, accumulate(waits.buckets), strict=True))
+def _buckets(times: WaitingTimes | ClaimTimes) -> list[tuple[str, float]]:
+    bounds = ("+Inf" if math.isinf(bound) else str(bound) for bound in times.bounds_s)
+    return list(zip(bounds, accumulate(times.buckets), strict=True))

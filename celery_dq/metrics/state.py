@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,14 +13,17 @@ from celery_dq.app.api.by_queue_name import QueuesApi
 from celery_dq.app.api.dedup import DedupApi
 from celery_dq.app.api.leaders import Leaders
 from celery_dq.app.timeouts import connection_with_timeout
+from celery_dq.context import AppContext
 from celery_dq.inspector.backlogs import QueueBacklogs, TenantBacklog
 from celery_dq.inspector.leaders import LeaderSnapshot
 from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
 from celery_dq.inspector.spill import SpillFiles, spill_files
 from celery_dq.metrics.table import OTHER_TENANTS
 from celery_dq.producer.buffered_producer import ProducerSnapshot
+from celery_dq.transport.redis.in_flight.claim_times import ClaimTimes
+from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 
-__all__ = ["BrokerState", "LeaderReading", "QueueReading", "StateReader", "TenantReading"]
+__all__ = ["BrokerState", "LeaderReading", "QueueReading", "StateReader", "TenantReading", "WorkerReading"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,21 @@ class TenantReading:
 
 
 @dataclass(frozen=True)
+class WorkerReading:
+    """One queue that the worker in this process consumes.
+
+    Attributes:
+        queue: Name of the queue.
+        slots: Number of tasks that the pool may run at a time; None when the pool has no such number.
+        claim_times: How long its claims of this queue took.
+    """
+
+    queue: str
+    slots: int | None
+    claim_times: ClaimTimes
+
+
+@dataclass(frozen=True)
 class LeaderReading:
     """One leadership.
 
@@ -110,6 +128,8 @@ class BrokerState:
         queues: The queues, once all of them were read.
         tenants: The tenants with the largest backlogs, and per queue all the other ones.
         leaders: The leaderships.
+        worker: The queues of the worker in this process.
+        breaker_open: Whether unbuffered calls of this process fail at once.
         buffer: The buffer of this process; None when no call can be buffered.
         spill: The files of the buffer; None without a folder.
     """
@@ -120,6 +140,8 @@ class BrokerState:
     queues: tuple[QueueReading, ...] = ()
     tenants: tuple[TenantReading, ...] = ()
     leaders: tuple[LeaderReading, ...] = ()
+    worker: tuple[WorkerReading, ...] = ()
+    breaker_open: bool = False
     buffer: ProducerSnapshot | None = None
     spill: SpillFiles | None = None
 
@@ -158,10 +180,12 @@ class StateReader:
         self._is_ours = self._serves_tenants or BrokerAccess(app, dq.context).is_zookeeper()
 
     def begin(self) -> BrokerState:
-        """Return a reading without the broker's part."""
+        """Return a reading of this process, without the broker's part."""
         return BrokerState(
             up=False if self._is_ours else None,
             elections_up=False if self._serves_tenants or self._dq.options.election else None,
+            worker=tuple(_of_worker(self._dq.context)) if self._serves_tenants else (),
+            breaker_open=self._dq.circuit() != "closed",
         )
 
     def read(self, state: BrokerState) -> None:
@@ -219,6 +243,18 @@ class StateReader:
             # One more, because a tenant may have the name that stands for all others.
             return queues[snapshot.name].backlogs(self._tenants + 1 if self._tenants else 0)
         return QueueBacklogs(0, ())
+
+
+def _of_worker(context: AppContext) -> Iterator[WorkerReading]:
+    """Yield the queues that the worker in this process consumes."""
+    if context.capacity is None:
+        return
+    slots = context.capacity.slots()
+    identities: Iterable[ConsumerIdentity] = (context.process or {}).values()
+    for identity in tuple(identities):
+        # Other threads change these dicts.
+        for name in {queue.name for queue in tuple(identity.heartbeat.queues.values())}:
+            yield WorkerReading(name, slots, identity.claim_times[name])
 
 
 def _tenants(queues: list[QueueReading], most: int) -> Iterator[TenantReading]:

@@ -9,7 +9,7 @@ __all__ = ["METRICS", "OTHER_TENANTS", "Metric"]
 
 MetricKind: TypeAlias = Literal["gauge", "counter", "histogram"]
 #: The objects of a reading that a metric describes, see :class:`~celery_dq.metrics.state.BrokerState`.
-Subject: TypeAlias = Literal["scrape", "queue", "tenant", "leader", "buffer", "spill"]
+Subject: TypeAlias = Literal["scrape", "queue", "worker", "tenant", "leader", "buffer", "spill"]
 
 #: Value of the label ``tenant`` for the tenants of a queue that have no metrics of their own.
 OTHER_TENANTS = "__other__"
@@ -152,6 +152,23 @@ METRICS: tuple[Metric, ...] = (
         "queue",
         (("*", "verdicts"),),
     ),
+    # The worker that serves them.
+    Metric(
+        "celery_dq_queue_slots",
+        "gauge",
+        "Pool slots of this worker, for each queue that it consumes; all its queues share them.",
+        ("queue",),
+        "worker",
+        (("", "slots"),),
+    ),
+    Metric(
+        "celery_dq_claim_duration_seconds",
+        "histogram",
+        "Times from sending a claim to reading its answer in this worker, delays of its loop included.",
+        ("queue",),
+        "worker",
+        (("", "claim_times"),),
+    ),
     # The two names of celery-exporter that it does not export for other brokers than its own.
     _queue(
         "celery_queue_length",
@@ -214,6 +231,15 @@ METRICS: tuple[Metric, ...] = (
         ("leadership",),
         "leader",
         (("", "candidates"),),
+    ),
+    # Calls of this process.
+    Metric(
+        "celery_dq_breaker_open",
+        "gauge",
+        "Whether unbuffered calls of this process fail at once (1), after calls without answer, or not (0).",
+        (),
+        "scrape",
+        (("", "breaker_open"),),
     ),
     # The buffered producer.
     Metric(

@@ -41,7 +41,7 @@ class PoolCapacity:
     @property
     def singleton_window(self) -> int:
         """Return how many messages of a singleton queue may be here: several where the pool has one slot."""
-        if self._slots() != 1:
+        if self.slots() != 1:
             return 1
         # A full green pool blocks the loop, which passes the tasks to it.
         return GREEN_IN_TURN if self._is_green else MOST_IN_TURN
@@ -71,19 +71,19 @@ class PoolCapacity:
         """Return how many pool slots are free; below zero when more requests are reserved than fit."""
         if stops():
             return 0
-        slots = self._slots()
+        slots = self.slots()
         return None if slots is None else slots - len(state.reserved_requests)
 
     def claim_ahead(self) -> int:
         """Return how many messages beyond the slots fit the claim-ahead time at the measured service time."""
         service_s = self._lifecycle.service_s
-        slots = self._slots()
+        slots = self.slots()
         if service_s is None or not slots or self._is_green or stops():
             # A full green pool blocks the loop, which passes the tasks to it.
             return 0
         return int(slots * self._claim_ahead_s / max(service_s, 1e-6))
 
-    def _slots(self) -> int | None:
+    def slots(self) -> int | None:
         """Return how many tasks the pool may run at a time; None when the pool has no such number."""
         pool = self._consumer.pool
         slots: int | None = getattr(pool, "num_processes", None)

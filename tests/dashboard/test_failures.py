@@ -45,6 +45,15 @@ def test_a_page_reports_that_the_broker_is_down(use_app: Any, operator: Any, pat
     assert json.loads(as_json.content)["failure"]["status"] == 503
 
 
+@pytest.mark.parametrize("path", PAGES)
+def test_an_unknown_format_is_refused_with_the_known_ones(use_app: Any, operator: Any, path: str) -> None:
+    with dead_port() as port:
+        use_app(f"dq-redis://127.0.0.1:{port}/0")
+        answer = operator.get(f"/dq/{path}{'&' if '?' in path else '?'}format=xml")
+    assert answer.status_code == 400
+    assert "format = &#x27;xml&#x27; is not known: give one of html, json" in answer.content.decode()
+
+
 @pytest.fixture
 def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
     """A proxy before Redis."""

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from celery.bin.base import CLIContext
@@ -131,6 +132,24 @@ def test_changes_and_passwords(web: Web, tmp_path: Path) -> None:
         given = {**form, "Host": "dash.example", "Origin": origin}
         assert ask(url, "/tenant/pause/", "POST", body, **given)[0] == status
     assert "paused" in ask(url, "/tenant/?queue=push&tenant=a&format=json", Authorization=right)[1]
+
+
+def test_an_unknown_address_has_a_page_of_the_dashboard(web: Web, tmp_path: Path) -> None:
+    passwords = tmp_path / "passwords"
+    passwords.write_text("eve:word\n")
+    passwords.chmod(0o600)
+    url, right = web("--auth", str(passwords)), basic("eve:word")
+    for path in ("/nowhere/", "/queue/<b>x/", "/assets/nothing.css"):
+        status, text, headers = ask(url, quote(path), Authorization=right)
+        assert (status, "No such page" in text, "<b>" in text) == (404, True, False), path
+        assert 'href="/"' in text
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+    status, text, _ = ask(url, "/nowhere/?format=json", Authorization=right)
+    assert (status, json.loads(text)["failure"]["status"]) == (404, 404)
+    assert ask(url, "/nowhere/", "POST", Authorization=right)[0] == 403
+    assert ask(url, "/nowhere/")[0] == 401
+    # An address without its last slash is corrected, not unknown.
+    assert ask(url, "/queue?queue=push", Authorization=right)[0] == 301
 
 
 def basic(credentials: str) -> str:

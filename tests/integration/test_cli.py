@@ -14,6 +14,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from celery_dq.cli import dq
+from tests.integration.shop import send
 
 Run = Callable[..., Result]
 
@@ -55,6 +56,30 @@ def test_queues_and_tenants(run: Run, ids: list[str]) -> None:
     assert "eligible" in run("tenants", "push").output
     run("purge", "push", "--yes")
     assert "No tenant" in run("tenants", "push").output
+
+
+def test_a_search_for_tenants_says_how_far_it_looked(run: Run, shop: Any) -> None:
+    shop.dq.quotas.set("push", "Shop-9", paused=True)
+    send(shop, *(f"shop-{number}" for number in range(9)), "Shop-9", "other")
+
+    def search(*words: str) -> tuple[list[str], str]:
+        table, _, note = run("tenants", "push", *words).output.removesuffix("\n").rpartition("\n")
+        return [row.split()[0] for row in table.splitlines()[1:]], note
+
+    found, note = search("--like", "SHOP", "--limit", "4")
+    assert found == [f"shop-{number}" for number in range(4)]
+    assert note == "Looked at 5 tenants; others follow: --after eligible.0.5"
+    found, note = search("--like", "SHOP", "--after", "eligible.0.5")
+    assert found == [*(f"shop-{number}" for number in range(4, 9)), "Shop-9"]
+    assert note == "Looked at 6 tenants; there are no others."
+    assert search("--state", "paused") == (["Shop-9"], "Looked at 1 tenant; there are no others.")
+    assert len(search("--after", "")[0]) == 11
+    assert run("tenants", "push", "--like", "x").output.startswith("No tenant matches.\nLooked at 11 tenants")
+    assert "is no cursor" in run("tenants", "push", "--after", "x", status=1).output
+    assert "'asleep'" in run("tenants", "push", "--state", "asleep", status=2).output
+    result = run("tenants", "push", "--like", "other", "--json")
+    assert [row["tenant"] for row in json.loads(result.stdout)] == ["other"]
+    assert result.stderr == "Looked at 11 tenants; there are no others.\n"
 
 
 def test_peek_find_and_explain(run: Run, ids: list[str]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
-from celery_dq.cli import dq
+from celery_dq.cli import dead_letters, dq
 from celery_dq.errors import InvalidMessage, InvalidRequest
 from tests.integration.partitioned_shop import COUNT
 from tests.integration.shop import claim, dead_letter, send
@@ -57,6 +57,28 @@ def test_a_dead_letter_is_shown_with_its_arguments(run: Run, shop: Any) -> None:
     assert {"id:         known", "priority:   3", 'args:       ["a", 7]', "tenant:     a"} <= {*lines}
     assert "no dead letter 'x'" in run("show", "push", "x", status=1)
     assert shop.dq.dead_letters["push"].show("x") is None
+
+
+def test_dead_letters_are_listed_by_the_filters_of_a_replay(
+    run: Run, shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [dead_letter(shop, args=(who,)) for who in ("a", "b", "a")]
+
+    def listed(*words: str) -> list[str]:
+        return [row.split()[0] for row in run("list", "push", *words).splitlines()[1:]]
+
+    assert listed("--tenant", "a") == [ids[2], ids[0]]
+    assert listed("--task", "notify", "--reason", "reject", "--since", "1h") == ids[::-1]
+    for words in (["--task", "x"], ["--reason", "x"], ["--since", "2999-01-01T00:00"], ["--tenant", "x"]):
+        assert run("list", "push", *words) == "No dead letter of 'push' matches.\n"
+    assert run("list", "push", "--tenant", "a", "--limit", "1").endswith(
+        "\nLooked at the latest 1 of 3 dead letters.\n"
+    )
+    monkeypatch.setattr(dead_letters, "CHUNK", 1)
+    assert listed("--tenant", "b") == [ids[1]]
+    monkeypatch.setattr(dead_letters, "MOST_LOOKS", 1)
+    assert run("list", "push", "--tenant", "b").endswith("\nLooked at the latest 1 of 3 dead letters.\n")
+    assert "no queue 'psuh'" in run("list", "psuh", "--tenant", "a", status=1)
 
 
 def test_a_body_of_another_serializer_is_not_decoded(run: Run, shop: Any) -> None:

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 
 import celery_dq
 from celery_dq.cli import dq
+from celery_dq.metrics.table import METRICS
 from celery_dq.testing.processes import free_port
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -123,6 +124,27 @@ def test_a_worker_serves_metrics_and_its_children_do_not_keep_the_port(worker_ap
         worker_app.witness.release("last")
         worker_app.witness.wait("ended")
     assert worker.returncode == 0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_worker_serves_its_slots_and_the_times_of_its_claims(worker_app: WorkerApp, pool: str) -> None:
+    url = f"http://127.0.0.1:{worker_app.conf['dq_metrics_port']}/metrics"
+    queue = worker_app.queue
+    with worker_app.worker(pool, 3):
+        worker_app.send("note", 1)
+        worker_app.ran(1)
+        metrics = scrape(url)
+        served = {name for name, _ in metrics.samples}
+        for metric in METRICS:
+            if metric.subject == "worker":
+                assert served & {metric.name, f"{metric.name}_bucket"}
+        assert metrics.of("celery_dq_queue_slots") == {(queue,): 3}
+        counted = metrics("celery_dq_claim_duration_seconds_count", queue=queue)
+        assert counted >= 1
+        assert metrics("celery_dq_claim_duration_seconds_bucket", queue=queue, le="+Inf") == counted
+        assert 0 < metrics("celery_dq_claim_duration_seconds_sum", queue=queue) < 60 * counted
+        worker_app.app.control.cancel_consumer(queue)
+        wait_until(lambda: scrape(url).of("celery_dq_queue_slots") == {})
 
 
 def test_a_task_that_blocks_the_loop_of_gevent_does_not_block_the_metrics(worker_app: WorkerApp) -> None:

@@ -61,6 +61,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "shared",
+        "the metrics do not show an open circuit breaker",
+        "metrics/state.py",
+        'breaker_open=self._dq.circuit() != "closed"',
+        "breaker_open=False",
+        METRICS,
+    ),
+    Mutation(
+        "shared",
+        "a worker does not measure its claims",
+        "transport/redis/in_flight/script_pipeline.py",
+        "process.claim_times[sent.queue.name].add(process.clock.monotonic() - sent.sent_at)",
+        "process.claim_times[sent.queue.name]",
+        ("tests/metrics/test_processes.py", "-k", "times_of_its_claims"),
+    ),
+    Mutation(
+        "shared",
         "due messages wake no worker",
         "inspector/backlogs.py",
         "any(due <= now for _, due in first)",

@@ -71,6 +71,8 @@ class DQ:
         self.calls_are_wrapped = False
         #: The ``send_task`` that a program had put on the app before ``setup``, if any.
         self.own_send_task: Callable[..., Any] | None = None
+        #: Returns the state of the circuit breaker of calls that are not buffered.
+        self.circuit: Callable[[], str] = lambda: "closed"
         #: The deadline of calls that are not buffered.
         self.deadline = Deadline()
         self.buffer = BufferApi(app, self.context, self.make_sender)

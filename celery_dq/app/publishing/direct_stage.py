@@ -85,7 +85,7 @@ class CircuitBreaker:
     @property
     def state(self) -> CircuitState:
         """The present state."""
-        if self._open_until is None:
+        if self._open_until is None or self._owner.pid != current_pid():
             return "closed"
         return "open" if self._clock.monotonic() < self._open_until else "half-open"
 
@@ -145,6 +145,7 @@ class DirectStage:
     def __init__(self, app: Any) -> None:
         self._app = app
         self.publisher = DirectPublisher(app)
+        dq_of(app).circuit = lambda: self.breaker.state
 
     @cached_property
     def _timeout_s(self) -> float:

@@ -27,6 +27,7 @@ from django.urls import include, path
 
 from celery_dq.contrib.django.conf import SERVED_APP
 from celery_dq.contrib.django.dashboard.access import VIEW_ARGUMENTS, VIEW_QUEUES
+from celery_dq.contrib.django.dashboard.views import NotFoundView
 from celery_dq.errors import ConfigurationError
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "application",
     "check_origin",
     "handler400",
+    "handler404",
     "is_loopback",
     "read_passwords",
     "serve",
@@ -45,6 +47,10 @@ __all__ = [
 THREADS = 8
 
 urlpatterns = [path("", include("celery_dq.contrib.django.urls"))]
+
+
+#: The page for an unknown address. Django finds it by its name.
+handler404 = NotFoundView.as_view()
 
 
 def handler400(request: HttpRequest, exception: Exception) -> HttpResponse:

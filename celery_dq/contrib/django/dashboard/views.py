@@ -27,12 +27,14 @@ from celery_dq.errors import DQError, InvalidRequest
 from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import check_text
 
-__all__ = ["ChangeView", "Confirmation", "PageView", "required"]
+__all__ = ["ChangeView", "Confirmation", "NotFoundView", "PageView", "required"]
 
 logger = logging.getLogger(__name__)
 
 #: Version of the JSON documents. A field may be added without a new version.
 JSON_VERSION = 1
+#: Values of the parameter ``format``; the first one is the default.
+FORMATS = ("html", "json")
 #: Salt of signed notices, and the seconds for which one is shown.
 NOTICE, NOTICE_S = "celery_dq.notice", 60
 #: Characters of the reason of a change.
@@ -81,7 +83,12 @@ class DashboardView(View):
     def _answer(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         try:
             refused = self._refusal()
-            return refused or super().dispatch(request, *args, **kwargs)
+            if refused is not None:
+                return refused
+            wanted = request.GET.get("format", FORMATS[0])
+            if wanted not in FORMATS:
+                raise InvalidRequest(f"format = {wanted!r} is not known: give one of {', '.join(FORMATS)}")
+            return super().dispatch(request, *args, **kwargs)
         except Exception as exc:
             failure = failure_of(exc)
             if failure is None:
@@ -208,6 +215,17 @@ class DashboardView(View):
             return str(signing.loads(self.request.GET.get("notice", ""), salt=NOTICE, max_age=NOTICE_S))
         except signing.BadSignature:
             return ""
+
+
+class NotFoundView(DashboardView):
+    """The answer to an unknown address, where the dashboard has the whole server."""
+
+    def _refusal(self) -> HttpResponseBase | None:
+        refused = super()._refusal()
+        if refused is not None:
+            return refused
+        reason = f"The dashboard has no page at {self.request.path}"
+        return self.failed(Failure(404, "No such page", reason, "The navigation above leads to its pages."))
 
 
 class PageView(DashboardView):

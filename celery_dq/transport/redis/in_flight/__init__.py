@@ -5,6 +5,7 @@
 ``in_doubt``            claims without an answer, and how their messages are found again
 ``heartbeat``           renews leases from a thread of its own, and sends pending acks
 ``server_clock``, ``data_loss``, ``lost_workers``   what heartbeats and claims reveal
+``claim_times``         how long claims took, for the metrics
 ``consumer_identity``   one consumer id per process and broker; owns the objects above
 
 The messages and their pending acks are those of ``transport/in_flight``. ``consuming`` adds messages,

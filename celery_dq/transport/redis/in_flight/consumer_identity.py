@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import redis
@@ -21,6 +22,7 @@ from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.pending_acks import InFlightMessage, PendingAcks
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply, HeartbeatReply
 from celery_dq.transport.redis.in_flight import data_loss
+from celery_dq.transport.redis.in_flight.claim_times import ClaimTimes
 from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from celery_dq.transport.redis.in_flight.server_clock import ServerClock
@@ -67,6 +69,8 @@ class ConsumerIdentity:
         self.checked_servers: set[str] = set()
         #: The partitions of each queue, as the broker has them.
         self.partition_maps = PartitionMaps()
+        #: How long the claims of each queue took.
+        self.claim_times: defaultdict[str, ClaimTimes] = defaultdict(ClaimTimes)
 
     def may_have_claimed(self, queue: Queue) -> bool:
         """Return whether this process may have claimed from *queue* before."""

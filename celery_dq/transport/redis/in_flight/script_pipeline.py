@@ -312,6 +312,7 @@ class ScriptPipeline:
         acks, process = sent.acks, self._process
         acks.confirm()
         if sent.on_claimed is not None:
+            process.claim_times[sent.queue.name].add(process.clock.monotonic() - sent.sent_at)
             self._answered(sent, result)
             return
         if sent.handovers:
