@@ -141,6 +141,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "singleton",
+        "each message that ends during the answer to an ack costs a call of its own",
+        "transport/redis/consuming/singleton_delivery.py",
+        "if not pipeline.has_end_under_way(queue):",
+        "if True:",
+        (TESTS + "test_singleton_delivery.py", "-k", "answer_to_those_under_way"),
+    ),
+    Mutation(
+        "singleton",
+        "the messages of a singleton queue are delivered one by one",
+        "transport/redis/consuming/singleton_delivery.py",
+        "if len(under_way) * 2 > most:",
+        "if len(under_way) >= most:",
+        (TESTS + "test_singleton_delivery.py", "-k", "half_of_the_last_ones"),
+    ),
+    Mutation(
+        "singleton",
         "a claim that left before a message came back brings messages that go first",
         "transport/redis/consuming/singleton_delivery.py",
         "own.permit is None or own.discards_claims:",

@@ -151,6 +151,41 @@ def test_a_claim_that_left_before_a_message_came_back_brings_nothing_to_deliver(
     channel.finish_rest(["first", "a", "a", "b"])
 
 
+def test_the_next_messages_are_delivered_when_half_of_the_last_ones_are_over(
+    scripts: PartitionScripts, channel: Channel
+) -> None:
+    """One by one, each would cost a turn of the event loop."""
+    names = list("abcdefgh")
+    scripts.push(*names)
+    channel.turn_until(lambda: channel.ids == ["first", "a", "b"])
+    for message in channel.got[1:]:
+        channel.ledger.finish(message.delivery_tag)
+    channel.turn_until(lambda: len(channel.got) == len(["first", *"abcdef"]))
+    third, fourth = channel.got[3:5]
+    channel.ledger.finish(third.delivery_tag)
+    channel.delivery.follow_leaderships()
+    assert channel.ids == ["first", *"abcdef"]
+    channel.ledger.finish(fourth.delivery_tag)
+    channel.finish_rest(["first", *names])
+
+
+def test_acks_wait_for_the_answer_to_those_under_way(
+    scripts: PartitionScripts, channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short messages end faster than Redis answers, and a call for each would be their greatest cost."""
+    monkeypatch.setattr(singleton_delivery, "most_unconfirmed", lambda service_s: 1)
+    scripts.push("a", "b")
+    channel.turn_until(lambda: channel.ids == ["first", "a", "b"] and not channel.fetcher.expects_answer)
+    first, second = (channel.ledger.get(message.delivery_tag) for message in channel.got[1:])
+    assert first is not None
+    assert second is not None
+    for each in (first, second):
+        channel.ledger.finish(each.tag)
+        channel.delivery.follow_leaderships()
+        assert len(channel.fetcher.pipeline) == 1
+    channel.turn_until(lambda: second.confirmed)
+
+
 def test_the_wait_for_a_confirmation_is_no_service_time(
     scripts: PartitionScripts, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
