@@ -149,6 +149,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "singleton",
+        "an ack of the loop overtakes one that the heartbeat sends",
+        "transport/redis/in_flight/script_pipeline.py",
+        "yield not queue.token or in_doubt.acks_under_way(key) == own + 1",
+        "yield True",
+        (TESTS + "test_singleton_delivery.py", "-k", "overtakes"),
+    ),
+    Mutation(
+        "singleton",
+        "an ack of the heartbeat overtakes one that the loop has sent",
+        "transport/redis/in_flight/heartbeat.py",
+        "if queue.token and process.in_doubt.acks_under_way(name) > 1 and not self._exiting:",
+        "if False:",
+        (TESTS + "test_singleton_delivery.py", "-k", "overtakes"),
+    ),
+    Mutation(
+        "singleton",
         "the messages of a singleton queue are delivered one by one",
         "transport/redis/consuming/singleton_delivery.py",
         "if len(under_way) * 2 > most:",

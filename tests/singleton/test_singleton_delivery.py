@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import redis
 
 from celery_dq.keys import PartitionKeys
+from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.envelope import pack
 from celery_dq.transport.in_flight.message import Message
@@ -20,9 +22,10 @@ from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDeli
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.queue import Queue
+from tests.broker.proxy import Proxy as CuttingProxy
 from tests.doubles.jumping_clock import JumpingClock
 from tests.lua.partition_scripts import PartitionScripts
-from tests.singleton.test_lost_acks import FirmTerm
+from tests.singleton.test_lost_acks import FirmTerm, send_pending_acks
 
 QUEUE = "redis_posting"
 #: Longer than a test: no heartbeat helps.
@@ -41,6 +44,7 @@ class Channel:
         self._pool = redis.ConnectionPool.from_url(url)
         self.clock = JumpingClock()
         process = ConsumerIdentity(LEASE_S, self.clock)
+        self.process = process
         self.ledger = process.in_flight
         self.fetcher = RedisFetcher(
             process, self._pool, lambda: (16, 16), lambda: True, self._claimed, lambda: True
@@ -184,6 +188,56 @@ def test_acks_wait_for_the_answer_to_those_under_way(
         channel.delivery.follow_leaderships()
         assert len(channel.fetcher.pipeline) == 1
     channel.turn_until(lambda: second.confirmed)
+
+
+@pytest.mark.parametrize("earlier_by", ["the loop", "the heartbeat"])
+def test_no_ack_overtakes_an_earlier_one_on_another_connection(
+    scripts: PartitionScripts,
+    redis_server: RedisServer,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    earlier_by: str,
+) -> None:
+    """If the process died then, the first message would run again after the second, which would not."""
+    monkeypatch.setattr(singleton_delivery, "most_unconfirmed", lambda service_s: 1)
+    with CuttingProxy(redis_server.port) as proxy:
+        far = proxy.url(redis_url).removeprefix("dq-")
+        channel = Channel(scripts, far if earlier_by == "the loop" else redis_url)
+        other = redis.Redis.from_url(redis_url if earlier_by == "the loop" else far)
+        scripts.push("first", "a", "b")
+        channel.turn_until(lambda: channel.ids == ["first"])
+        channel.ledger.finish(channel.got[0].delivery_tag)
+        channel.turn_until(lambda: channel.ids == ["first", "a", "b"] and not channel.fetcher.expects_answer)
+        first, second = (channel.ledger.get(message.delivery_tag) for message in channel.got[1:])
+        assert first is not None
+        assert second is not None
+        heartbeat = channel.process.heartbeat
+        beat = threading.Thread(
+            target=send_pending_acks, args=(heartbeat, heartbeat.queues[first.partition], other)
+        )
+        proxy.black_hole.set()
+        channel.ledger.finish(first.tag)
+        if earlier_by == "the loop":
+            channel.delivery.follow_leaderships()
+            channel.ledger.finish(second.tag)
+            beat.start()
+            beat.join()
+        else:
+            beat.start()
+            wait_until(lambda: not channel.ledger.pending_acks(first.partition))
+            channel.ledger.finish(second.tag)
+            channel.delivery.follow_leaderships()
+            channel.fetcher.tick()
+            channel.fetcher.read_all_answers()
+        assert scripts.client.hexists(scripts.keys.messages, "b")
+        proxy.black_hole.clear()
+        proxy.cut_all()
+        beat.join()
+        if earlier_by == "the loop":
+            channel.fetcher.close()
+        channel.turn_until(lambda: second.confirmed)
+        assert first.confirmed
+        channel.close()
 
 
 def test_the_wait_for_a_confirmation_is_no_service_time(
