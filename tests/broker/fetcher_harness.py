@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
-from kombu.utils.eventio import ERR, READ, poll
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.partition_replies import ClaimedEntry
+from celery_dq.transport.redis.consuming.consuming_channel import WatchedSocket
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
+from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection, has_arrived
 from celery_dq.transport.redis.store.queue import Queue
 
 #: Long, because no heartbeat thread renews the lease here.
@@ -64,10 +64,7 @@ class FetcherHarness:
         self.fetcher = RedisFetcher(
             self.process,
             self._pool,
-            room=lambda: (self.left, self.left),
-            keeps_appointments=lambda: self.holds,
-            deliver=self._deliver,
-            acks_may_wait=lambda: self.holds,
+            self,
         )
         self.scripts = self.fetcher.pipeline.connection = CountingWire(self._pool)
         for name in queues:
@@ -83,26 +80,30 @@ class FetcherHarness:
         """Whether it waits for a wake-up, and for no other answer."""
         return self.fetcher.wakeups.is_waiting and not self.fetcher.expects_answer and not self._arrived()
 
-    def _deliver(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+    def capacity(self) -> tuple[int, int]:
+        return self.left, self.left
+
+    def can_keep_next_look(self) -> bool:
+        return self.holds
+
+    @property
+    def acks_may_wait(self) -> bool:
+        return self.holds
+
+    def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
         self.got.append(entry.id)
         self.tags.append(tag)
         if self.on_message is not None:
             self.on_message()
 
-    def _arrived(self) -> list[int]:
-        waiting = poll()
-        try:
-            for _, connection in self.fetcher.connections():
-                waiting.register(connection._sock.fileno(), READ | ERR)
-            return [fd for fd, _ in waiting.poll(0) or ()]
-        finally:
-            waiting.close()
+    def _arrived(self) -> list[WatchedSocket]:
+        return [each for each in self.fetcher.connections() if has_arrived(each.connection)]
 
     def turn(self) -> None:
         """Run one turn of an event loop."""
         self.fetcher.tick()
-        for fd in self._arrived():
-            self.fetcher.on_readable(fd)
+        for each in self._arrived():
+            each.read()
 
     def close(self) -> None:
         self.fetcher.close()

@@ -12,7 +12,7 @@ import kombu
 import pytest
 
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.consuming import callback_pace, channel_consumer
+from celery_dq.transport.redis.consuming import channel_consumer, claim_limits
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from tests.broker.kombu_client import KombuClient, consumer_of
 from tests.lua.partition_scripts import PartitionScripts
@@ -65,7 +65,7 @@ def test_brief_callbacks_hand_no_next_look_over(
         hand_over(pipeline, queue, *args)
 
     monkeypatch.setattr(ScriptPipeline, "hand_over_wakeup", count)
-    monkeypatch.setattr(callback_pace, "BRIEF_AHEADS", 1000)  # however busy the machine is
+    monkeypatch.setattr(claim_limits, "BRIEF_AHEADS", 1000)  # however busy the machine is
     got: list[str] = []
     for name in QUEUES:
         throttle(kombu_client, name, RATE, 20)

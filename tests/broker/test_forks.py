@@ -126,10 +126,10 @@ def test_a_connection_closed_after_a_fork_leaves_nothing_behind_in_the_poller(
             finally:
                 os._exit(0)
         try:
-            waited_on = tokens.connection.fd
+            waited_on = tokens.connection.connection._sock.fileno()
             with connection.Consumer([kombu.Queue("another")], on_message=got.append, accept=["json"]):
                 kombu_client.drain_until(connection, lambda: tokens.is_waiting)
-                assert tokens.connection.fd == waited_on
+                assert tokens.connection.connection._sock.fileno() == waited_on
                 watched = watched_by_the_kernel(connection)
                 assert len(watched) == len(set(watched)), watched
                 for n in range(3):

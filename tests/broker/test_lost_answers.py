@@ -162,7 +162,7 @@ def test_an_answer_read_while_the_heartbeat_disowns_its_claim_is_used_once(kombu
         pipeline, process = channel.consumer.fetcher.pipeline, channel.process
         pipeline.disown_claims(Meanwhile(process.clock.monotonic() + 60, pipeline.read))
         # The message is in flight, so that the heartbeat has no claim to resolve.
-        assert not process.in_doubt.is_unsettled(next(channel.consumer.subscriptions()).queue.key)
+        assert not process.in_doubt.is_unsettled(channel.consumer.fetcher.subscriptions[0].queue.key)
         kombu_client.drain(connection, got, 1, 30)
         assert bodies(got) == [1]
         got[0].ack()
@@ -189,15 +189,15 @@ def test_claimed_messages_are_released_when_their_delivery_fails(kombu_client: K
         kombu_client.connect(lease="1s", watchdog=0, claim_ahead="10ms") as connection,
         kombu_client.consuming(connection, prefetch=3) as got,
     ):
-        fetcher = connection.default_channel.consumer.fetcher
-        deliver = fetcher._deliver
+        consumer = connection.default_channel.consumer
+        receive = consumer.receive
 
         def fail(source: Any, entry: Any, tag: str) -> None:
-            fetcher._deliver = deliver
+            consumer.receive = receive
             connection.transport.context.process.in_flight._messages.pop(tag)
             raise RuntimeError("out of memory, perhaps")
 
-        fetcher._deliver = fail
+        consumer.receive = fail
         kombu_client.publish(1, 2, 3)
         with pytest.raises(RuntimeError, match="out of memory"):
             kombu_client.drain(connection, got, 3, 30)

@@ -65,10 +65,10 @@ def test_a_question_is_answered_at_once(harness: FetcherHarness) -> None:
 
 
 def test_a_backoff_ends_when_a_slot_becomes_free(
-    scripts: list[PartitionScripts], harness: FetcherHarness
+    scripts: list[PartitionScripts], harness: FetcherHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 0
-    harness.fetcher._capacity = lambda: (4, free)
+    monkeypatch.setattr(harness, "capacity", lambda: (4, free))
     make_limited(scripts)
     scripts[0].push("a", tenant="t")
     source = harness.fetcher.subscriptions[0]
@@ -79,9 +79,9 @@ def test_a_backoff_ends_when_a_slot_becomes_free(
 
 
 def test_a_backoff_ends_when_the_claims_of_other_queues_leave_a_slot(
-    scripts: list[PartitionScripts], harness: FetcherHarness
+    scripts: list[PartitionScripts], harness: FetcherHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness.fetcher._capacity = lambda: (64, 1)
+    monkeypatch.setattr(harness, "capacity", lambda: (64, 1))
     harness.fetcher._claims._mean_brought = 1.0
     make_limited(scripts)
     scripts[1].push("a", tenant="t")
@@ -90,15 +90,15 @@ def test_a_backoff_ends_when_the_claims_of_other_queues_leave_a_slot(
     assert len(harness.fetcher.pipeline) == 2  # the first claim may use the slot
     source = harness.fetcher.subscriptions[1]
     while not source.backoff_until:
-        harness.fetcher.on_readable(harness.scripts.fd or 0)
+        harness.fetcher.pipeline.read()
     make_longer(harness, source)
     turn_until(lambda: harness.got == ["a"], harness, timeout_s=5)
 
 
 def test_claims_without_a_free_slot_back_off_at_once(
-    scripts: list[PartitionScripts], harness: FetcherHarness
+    scripts: list[PartitionScripts], harness: FetcherHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness.fetcher._capacity = lambda: (64, 0)
+    monkeypatch.setattr(harness, "capacity", lambda: (64, 0))
     harness.fetcher._claims._mean_brought = 1.0
     make_limited(scripts)
     for each in scripts:
@@ -107,7 +107,7 @@ def test_claims_without_a_free_slot_back_off_at_once(
     harness.fetcher.tick()
     assert len(harness.fetcher.pipeline) == 2
     while harness.fetcher.expects_answer:
-        harness.fetcher.on_readable(harness.scripts.fd or 0)
+        harness.fetcher.pipeline.read()
     assert all(each.backoff_until for each in harness.fetcher.subscriptions)
 
 
@@ -118,10 +118,10 @@ def test_a_wakeup_that_comes_during_a_claim_leads_to_another_claim(
     harness.fetcher.tick()
     wait_until(harness.scripts.has_unread_input)
     scripts[0].push("later")
-    tokens = harness.fetcher.wakeups.groups[0].connection
-    wait_until(tokens.has_unread_input)
-    harness.fetcher.on_readable(tokens.fd or 0)
-    harness.fetcher.on_readable(harness.scripts.fd or 0)
+    (group,) = harness.fetcher.wakeups
+    wait_until(group.connection.has_unread_input)
+    harness.fetcher.read_wakeups(group)
+    harness.fetcher.pipeline.read()
     turn_until(lambda: harness.got == ["later"], harness, timeout_s=5)
 
 

@@ -75,10 +75,10 @@ def test_a_wakeup_of_one_group_leaves_the_wait_of_another(
     other = harness.fetcher.wakeups.groups[1]
     assert [len(group.members) for group in harness.fetcher.wakeups] == [2, 1]
     turn_until(lambda: harness.is_quiet, harness)
-    since, connection = other.waiting_since, other.connection.fd
+    since, connection = other.waiting_since, other.connection.connection
     scripts[0].push("a")
     turn_until(lambda: harness.got == ["a"] and harness.is_quiet, harness)
-    assert (other.waiting_since, other.connection.fd) == (since, connection)
+    assert (other.waiting_since, other.connection.connection) == (since, connection)
     scripts[2].push("b")
     turn_until(lambda: harness.got == ["a", "b"] and harness.is_quiet, harness)
 

@@ -69,7 +69,9 @@ def test_a_partition_is_subscribed_once_when_the_number_changes(kombu_client: Ko
     with kombu_client.connect() as connection, kombu_client.consuming(connection) as first:
         set_map(kombu_client.partition, PartitionMap(), PartitionMap(4)).run(kombu_client.client)
         with kombu_client.consuming(connection) as second:
-            subscribed = [each.queue.key for each in connection.default_channel.consumer.subscriptions()]
+            subscribed = [
+                each.queue.key for each in connection.default_channel.consumer.fetcher.subscriptions
+            ]
             assert subscribed == [each.prefix for each in keys_of()]
             kombu_client.publish(*range(8), tenant=AT_HOME[0])
             kombu_client.drain_until(connection, lambda: len(first) + len(second) == 8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
 import threading
 import time
 from typing import Any
@@ -31,7 +30,7 @@ def test_messages_lost_with_the_lease_are_not_delivered(kombu_client: KombuClien
         channel.qos.prefetch_count = 9
         channel.tick()
         wait_until(lambda: channel.consumer.fetcher.pipeline.connection.has_answer())
-        channel.consumer.fetcher.on_readable(channel.consumer.fetcher.pipeline.connection.fd)
+        channel.consumer.fetcher.pipeline.read()
         begun = got.pop()
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0.2)
@@ -71,7 +70,7 @@ def test_claimed_messages_of_a_loud_tenant_do_not_delay_a_quiet_one(kombu_client
         channel.tick()
         wait_until(lambda: kombu_client.client.hlen(kombu_client.keys.held(consumer_of(connection))) == 4)
         wait_until(lambda: channel.consumer.fetcher.pipeline.connection.has_answer())
-        channel.consumer.fetcher.on_readable(channel.consumer.fetcher.pipeline.connection.fd)
+        channel.consumer.fetcher.pipeline.read()
         kombu_client.drain(connection, got, 5)
         assert "quiet" in bodies(got[1:3])
         assert [body for body in bodies(got) if body != "quiet"] == [0, 1, 2, 3]
@@ -96,19 +95,19 @@ def test_waiting_time_is_no_service_time(kombu_client: KombuClient, monkeypatch:
     kept_waiting_until: list[float] = []
     with kombu_client.connect() as connection, kombu_client.consuming(connection, prefetch=4) as got:
         channel = connection.default_channel
-        clock, consumer, fetcher = channel.process.clock, channel.consumer, channel.consumer.fetcher
-        was_busy, deliver = consumer.was_busy_since, fetcher._deliver
+        clock, consumer = channel.process.clock, channel.consumer
+        was_busy, receive = consumer.was_busy_since, consumer.receive
 
         def came(*args: Any) -> None:
             came_at.append(clock.monotonic())
-            deliver(*args)
+            receive(*args)
 
         def ask(since: float) -> bool:
             if consumer.has_undelivered:
                 kept_waiting_until.append(since)
             return bool(was_busy(since))
 
-        monkeypatch.setattr(fetcher, "_deliver", came)
+        monkeypatch.setattr(consumer, "receive", came)
         monkeypatch.setattr(consumer, "was_busy_since", ask)
         kombu_client.publish(1)
         connection.drain_events(timeout=30)
@@ -365,12 +364,12 @@ def test_a_consumer_that_was_busy_for_long_takes_no_sound_connection_for_dead(
         kombu_client.drain_until(connection, lambda: fetcher.wakeups.is_waiting)
         # The state after a callback that took minutes: the answers have arrived and are not read.
         kombu_client.publish(1)
-        wait_until(lambda: select.select([fetcher.wakeups.groups[0].connection.fd], [], [], 0)[0])
+        wait_until(fetcher.wakeups.groups[0].connection.has_unread_input)
         fetcher.wakeups.groups[0].waiting_since -= 120
         kombu_client.drain(connection, got, 1)
         fetcher.look_again()
         connection.default_channel.tick()
-        wait_until(lambda: select.select([fetcher.pipeline.connection.fd], [], [], 0)[0])
+        wait_until(fetcher.pipeline.connection.has_unread_input)
         fetcher.pipeline._under_way[0].sent_at -= 120
         kombu_client.publish(2)
         kombu_client.drain(connection, got, 2)

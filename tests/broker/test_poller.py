@@ -43,8 +43,8 @@ def test_an_event_for_a_reused_file_descriptor_starts_no_read(kombu_client: Komb
         channel = connection.default_channel
         tokens = channel.consumer.fetcher.wakeups.groups[0]
         kombu_client.drain_until(connection, lambda: tokens.is_waiting)
-        for kind, each in channel.connections():
-            assert channel.poller._read(each._sock.fileno()) is False, kind
+        for each in channel.connections():
+            assert channel.poller._read(each.connection._sock.fileno()) is False, each.kind
         kombu_client.publish(1)
         assert bodies(kombu_client.drain(connection, got, 1)) == [1]
         got[0].ack()

@@ -89,8 +89,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "heartbeat",
         "a finish waits for a claim in a loop that a message may block",
         "transport/redis/consuming/fetcher.py",
-        "(self._acks_may_wait() and not source.is_end_awaited(box.finishes))",
-        "(not source.is_end_awaited(box.finishes))",
+        "self._consumer.acks_may_wait and not source.is_end_awaited(box.finishes)",
+        "not source.is_end_awaited(box.finishes)",
         ("tests/broker/test_acks.py", "-k", "not_planned"),
     ),
     Mutation(

@@ -123,7 +123,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "rate",
         "a task that has started is released with its token",
-        "transport/in_flight/qos.py",
+        "transport/in_flight/message.py",
         '"requeue" if message.started else "unstarted"',
         '"unstarted"',
         (
@@ -148,7 +148,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "fairness",
         "messages claimed ahead wait behind a long task while another worker is idle",
         "transport/redis/consuming/channel_consumer.py",
-        "if is_late and self.overdue_at() is not None:",
+        "if is_late and self.overdue_at() < math.inf:",
         "if False:",
         ("tests/broker/test_claim_ahead.py", "-k", "do_not_wait and long"),
     ),
@@ -287,7 +287,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "heartbeat",
         "a settle of a partition without a lease is due for ever",
-        "transport/redis/in_flight/script_pipeline.py",
+        "transport/redis/in_flight/consumer_identity.py",
         "            if queue is not None:\n",
         "            if True:\n",
         ("tests/broker/test_heartbeat_trips.py", "-k", "without_a_lease"),
@@ -295,7 +295,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "poison",
         "a delivery that has lost its pool process does not count",
-        "transport/in_flight/qos.py",
+        "transport/in_flight/message.py",
         '"crashed" if message.crashed else "requeue"',
         '"requeue"',
         (
@@ -308,7 +308,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "eta",
         "a worker without room keeps the appointments that have come",
         "transport/redis/consuming/fetcher.py",
-        "            else:\n                for source in tuple(islice(",
+        "            elif self._ready.relied_on:\n                for source in tuple(islice(",
         "            elif want < 0:\n                for source in tuple(islice(",
         (
             "tests/broker/test_appointments.py",
@@ -319,7 +319,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "eta",
         "a worker that is about to be busy keeps its appointment",
-        "transport/redis/consuming/handovers.py",
+        "transport/redis/consuming/wakeups.py",
         "for source in self._ready.awaited():",
         "for source in tuple(self._ready.relied_on):",
         (
@@ -331,7 +331,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "eta",
         "no answer to a handed-over wake-up is read before a task that blocks the loop",
-        "transport/redis/consuming/handovers.py",
+        "transport/redis/consuming/wakeups.py",
         "if self._pipeline.hands_over_wakeup():",
         "if any(group.is_waiting for group in self._wakeups):",
         (

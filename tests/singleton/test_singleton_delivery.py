@@ -21,6 +21,7 @@ from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDelivery
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.store.pipelined_connection import has_arrived
 from celery_dq.transport.redis.store.queue import Queue
 from tests.broker.proxy import Proxy as CuttingProxy
 from tests.doubles.jumping_clock import JumpingClock
@@ -46,9 +47,7 @@ class Channel:
         process = ConsumerIdentity(LEASE_S, self.clock)
         self.process = process
         self.ledger = process.in_flight
-        self.fetcher = RedisFetcher(
-            process, self._pool, lambda: (16, 16), lambda: True, self._claimed, lambda: True
-        )
+        self.fetcher = RedisFetcher(process, self._pool, self)
         self.delivery = SingletonDelivery(
             process,
             FirmTerm(),  # type: ignore[arg-type]  # as much of it as is asked for
@@ -63,7 +62,17 @@ class Channel:
         assert scripts.partition.fence(1).run(scripts.client).accepted
         self.delivery.add(Queue(QUEUE, scripts.partition))
 
-    def _claimed(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+    def capacity(self) -> tuple[int, int]:
+        return 16, 16
+
+    def can_keep_next_look(self) -> bool:
+        return True
+
+    @property
+    def acks_may_wait(self) -> bool:
+        return True
+
+    def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
         record = MessageRecord.unpack(entry.record)._replace(envelope=ENVELOPE)
         self.delivery.add_message(Message(record, entry, tag, source.queue.name, self))
 
@@ -75,12 +84,9 @@ class Channel:
         def turned() -> Any:
             self.delivery.follow_leaderships()
             self.fetcher.tick()
-            for wire in (
-                self.fetcher.pipeline.connection,
-                *(each.connection for each in self.fetcher.wakeups),
-            ):
-                if wire.has_unread_input() and wire.fd is not None:
-                    self.fetcher.on_readable(wire.fd)
+            for each in self.fetcher.connections():
+                if has_arrived(each.connection):
+                    each.read()
             return condition()
 
         wait_until(turned, interval_s=0.001, what=lambda: str(self.ids))

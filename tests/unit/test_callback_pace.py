@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_dq.clock import ManualClock
-from celery_dq.transport.redis.consuming.callback_pace import BRIEF_AHEADS, MAX_AHEAD, CallbackPace
+from celery_dq.transport.redis.consuming.claim_limits import BRIEF_AHEADS, MAX_AHEAD, CallbackPace
 
 AHEAD_S = 0.05
 BRIEF_S = BRIEF_AHEADS * AHEAD_S

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from celery_dq.protocols import WorkerCapacity
-from celery_dq.transport.in_flight.qos import PrefetchCount
+from celery_dq.transport.in_flight.message import PrefetchCount
 from celery_dq.transport.redis.consuming.claim_limits import LATE_WEIGHT, MAX_CLAIM, ClaimWindow
 
 CLAIM_AHEAD_S = 0.05

@@ -13,8 +13,7 @@ from celery_dq.options import Options
 from celery_dq.protocols import WorkerCapacity
 from celery_dq.transport.any_store.fetcher import StoreSource
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.in_flight.message import Message
-from celery_dq.transport.in_flight.qos import QoS
+from celery_dq.transport.in_flight.message import Message, QoS
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.stamped_message import STAMPS, StampedMessage, stamp

@@ -1,7 +1,6 @@
 """Messages that this process holds under a lease, and their acks; no store is known here.
 
-``message``             the message that a consumer receives
-``qos``                 ends the messages of a channel, and has its prefetch count
+``message``             the message that a consumer receives; the prefetch count and acks of its channel
 ``in_flight_messages``  all held messages, their states, and when their leases were renewed
 ``pending_acks``        one held message, the acks that the store does not have yet, and the calls for them
 

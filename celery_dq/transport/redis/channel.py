@@ -20,14 +20,12 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, WorkerCapacity
 from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.in_flight.message import Message
-from celery_dq.transport.in_flight.qos import QoS
+from celery_dq.transport.in_flight.message import Message, QoS
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
 from celery_dq.transport.redis.consuming.partition_consumers import QueueConsumer
-from celery_dq.transport.redis.consuming.single_claim import claim_one
 from celery_dq.transport.redis.event_loop import HEALTH_CHECK_SECONDS, EventLoopChannel
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.full_server import add_member, is_full
@@ -334,7 +332,7 @@ class Channel(EventLoopChannel):
     def _get_from(self, target: Queue, no_ack: bool) -> Message | None:
         self.process.heartbeat.keep_lease(target, self.heartbeat_clients)
         try:
-            while taken := claim_one(self.process, self.client, target):
+            while taken := self.process.claim_one(self.client, target):
                 for entry, tag in taken:
                     if entry.reason:
                         self.in_flight.finish(tag)

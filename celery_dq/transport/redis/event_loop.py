@@ -14,6 +14,7 @@ import redis
 from celery_dq.compat.redis_sockets import reporting_connection
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.redis.bases import RedisChannel
+from celery_dq.transport.redis.consuming.consuming_channel import WatchedSocket
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.address import socket_options
@@ -193,32 +194,31 @@ class EventLoopChannel(RedisChannel):
             )
         self.subclient.check_health()
 
-    def connections(self) -> list[tuple[str, Any]]:
-        """Return the connections that the poller watches, each after its kind."""
+    def connections(self) -> list[WatchedSocket]:
+        """Return the connections that the poller watches."""
         fetcher = self.consumer.live_fetcher
         found = [] if fetcher is None else fetcher.connections()
         if self._in_listen:
-            found.append(("broadcasts", self._in_listen))
+            found.append(WatchedSocket("broadcasts", self._in_listen, self._receive))
         return found
 
-    def on_readable(self, fd: int, kind: str, deliver: bool) -> bool:
+    def on_readable(self, watched: WatchedSocket, deliver: bool) -> bool:
         """Read the answer that has arrived.
 
         Args:
-            fd: File descriptor of the readable socket.
-            kind: Kind of its connection, as in :meth:`connections`.
+            watched: One of the :meth:`connections`, whose socket is readable.
             deliver: Whether to deliver the messages of the inbox now.
 
         Returns:
             Whether a broadcast or a message of a transient queue was delivered.
         """
         try:
-            if kind == "broadcasts":
-                return bool(self._receive())
-            served = self.consumer.fetcher.on_readable(fd)
+            served = bool(watched.read())
         except self.connection_errors:
             self._mark_broken()
             raise
+        if watched.kind == "broadcasts":
+            return served
         if deliver and self.consumer.singleton_delivery is not None:
             # Claimed messages of singleton queues go into the inbox.
             self.follow_leaderships()
@@ -274,10 +274,8 @@ class EventLoopChannel(RedisChannel):
             self.process.heartbeat.send_pending_acks_soon()
 
     def _send_acks(self) -> None:
-        for key, _ in self.process.in_flight.partitions_with_acks():
-            queue = self.process.heartbeat.queues.get(key)
-            if queue is not None:
-                self.process.heartbeat.send_pending_acks(queue, self.client)
+        for queue, _ in self.process.queues_with_acks():
+            self.process.heartbeat.send_pending_acks(queue, self.client)
 
     @property
     def _loop_turns(self) -> bool:
@@ -301,15 +299,10 @@ class EventLoopChannel(RedisChannel):
         fetcher = self.consumer.live_fetcher
         return fetcher is not None and fetcher.expects_answer
 
-    def next_deadline(self) -> float | None:
-        """Return the monotonic time at which :meth:`tick` must run even if nothing arrives; None for none."""
+    def next_deadline(self) -> float:
+        """Return when :meth:`tick` must run even if nothing arrives, a monotonic time; infinity for never."""
         fetcher = self.consumer.live_fetcher
-        if fetcher is None:
-            return None
-        due_at, overdue_at = fetcher.next_deadline(), self.consumer.overdue_at()
-        if due_at is None or overdue_at is None:
-            return overdue_at if due_at is None else due_at
-        return min(due_at, overdue_at)
+        return math.inf if fetcher is None else min(fetcher.next_deadline(), self.consumer.overdue_at())
 
     def send_acks_after_batch(self) -> None:
         """Send pending acks when ``drain_events`` returns, unless the inbox holds more messages."""
@@ -318,14 +311,6 @@ class EventLoopChannel(RedisChannel):
             return  # this call would not read a new connection: the heartbeat or the next tick sends the acks
         if fetcher is not None and not self.has_inbox and not self.closed:
             fetcher.pipeline.send_pending_acks(self.process.clock.monotonic())
-
-    def has_wakeup(self) -> bool:
-        """Return whether an unclaimed wake-up is stored for a consumed queue; called by the heartbeat thread.
-
-        Singleton queues do not count: their wake-up may wait for a running message or for a retry to be due.
-        """
-        queues = [source.queue for source in self.consumer.subscriptions() if not source.queue.token]
-        return self.process.heartbeat.has_unclaimed_wakeup(queues)
 
     def _on_connection_disconnect(self, connection: Any) -> None:
         if self._in_listen is connection:

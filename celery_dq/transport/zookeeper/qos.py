@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from celery_dq.per_process import OwnerProcess
-from celery_dq.transport.in_flight.qos import PrefetchCount
+from celery_dq.transport.in_flight.message import PrefetchCount
 from celery_dq.transport.zookeeper.in_flight import ItemOutcome, ZooKeeperInFlight
 
 

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, WorkerCapacity
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
-from celery_dq.transport.redis.consuming.callback_pace import CallbackPace
-from celery_dq.transport.redis.consuming.claim_limits import MAX_CLAIM, ClaimWindow
+from celery_dq.transport.redis.consuming.claim_limits import MAX_CLAIM, CallbackPace, ClaimWindow
 from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel
 from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
 from celery_dq.transport.redis.consuming.inbox import Inbox
@@ -175,10 +174,7 @@ class ChannelConsumer:
             self.live_fetcher = RedisFetcher(
                 self._process,
                 self._channel.async_pool,
-                room=self.capacity,
-                keeps_appointments=self._can_keep_next_look,
-                acks_may_wait=lambda: not self._runs_in_loop,
-                deliver=self._claimed,
+                self,
                 pipelines=self._channel.pipeline_class,
                 wakeups=self._channel.wakeups_class,
             )
@@ -194,7 +190,7 @@ class ChannelConsumer:
         """
         self.watchdog.decide(may_stop=self._capacity is not None)
         is_late = bool(self._inbox) and self._overdue_after() <= self._process.clock.monotonic()
-        if is_late and self.overdue_at() is not None:
+        if is_late and self.overdue_at() < math.inf:
             self._release_overdue()
 
     def capacity(self) -> tuple[int, int]:
@@ -216,7 +212,13 @@ class ChannelConsumer:
         limit = self._channel.qos.prefetch_count
         return min(most, limit) if limit else most
 
-    def _can_keep_next_look(self) -> bool | None:
+    @property
+    def acks_may_wait(self) -> bool:
+        """Whether the loop turns in time for acks that wait for a claim."""
+        return not self._runs_in_loop
+
+    def can_keep_next_look(self) -> bool | None:
+        """Return whether the process can keep a next look; None when it is about to block."""
         if self._blocks_loop:
             # A next look can be kept only between two messages, because a callback blocks the loop.
             return None if self.has_undelivered else False
@@ -225,12 +227,14 @@ class ChannelConsumer:
     @property
     def _blocks_loop(self) -> bool:
         """Whether a callback may block the loop for long."""
-        has_few = self._consumers.partition_count <= FEW_PARTITIONS
-        return self._runs_in_loop and (has_few or not self.pace.is_brief)
+        if not self._runs_in_loop:
+            return False
+        return self._consumers.partition_count <= FEW_PARTITIONS or not self.pace.is_brief
 
     # -- from claim to callback ------------------------------------------------
 
-    def _claimed(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+    def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+        """Make a message of a claimed entry, and put it into the inbox."""
         channel = self._channel
         try:
             message = Message(MessageRecord.unpack(entry.record), entry, tag, source.queue.name, channel)
@@ -368,12 +372,12 @@ class ChannelConsumer:
         for message in self._inbox.take_all(queue_name):
             self._release(message)
 
-    def overdue_at(self, loop_turns: bool = True) -> float | None:
-        """Return the monotonic time at which the inbox must be released; None for never."""
+    def overdue_at(self, loop_turns: bool = True) -> float:
+        """Return the monotonic time at which the inbox must be released; infinity for never."""
         if not self._inbox or (loop_turns and (self._capacity is None or self.has_undelivered)):
-            return None
+            return math.inf
         if self.singleton_delivery is not None and not self._releasable():
-            return None
+            return math.inf
         return self._overdue_after()
 
     def _overdue_after(self) -> float:
@@ -400,7 +404,7 @@ class ChannelConsumer:
         if self.allocated_partitions is not None:
             self.allocated_partitions.allocation.broker_answered()
         fetcher = self.live_fetcher
-        if (self.overdue_at(loop_turns=False) or math.inf) < now:
+        if self.overdue_at(loop_turns=False) < now:
             # A task blocks the event loop, which would send the releases.
             self._release_overdue()
             self._process.heartbeat.send_pending_acks_soon()
@@ -411,8 +415,14 @@ class ChannelConsumer:
             self._channel.poller.wake()
 
     def _ignores_backlog(self) -> bool:
-        channel = self._channel
-        return channel.poller.is_driven and self.capacity()[0] > 0 and channel.has_wakeup()
+        """Return whether a wake-up is stored for a consumed queue, although the channel has capacity.
+
+        Singleton queues do not count: their wake-up may wait for a running message or for a retry to be due.
+        """
+        if not self._channel.poller.is_driven or self.capacity()[0] <= 0:
+            return False
+        queues = [source.queue for source in self.fetcher.subscriptions if not source.queue.token]
+        return self._process.heartbeat.has_unclaimed_wakeup(queues)
 
     # -- closing ---------------------------------------------------------------
 
@@ -427,7 +437,3 @@ class ChannelConsumer:
             self.stop_consumer(consumer.tag)
         if self.live_fetcher is not None:
             self.live_fetcher.close()
-
-    def subscriptions(self) -> Iterator[Subscription]:
-        """Return an iterator over the queues that are fetched from now."""
-        return iter(self.live_fetcher.subscriptions if self.live_fetcher is not None else ())

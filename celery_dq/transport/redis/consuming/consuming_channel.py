@@ -7,7 +7,7 @@ that imports go down only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import redis
 
@@ -15,7 +15,7 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.partition_replies import ClaimedEntry
-from celery_dq.transport.redis.consuming.callback_pace import CallbackPace
+from celery_dq.transport.redis.consuming.claim_limits import CallbackPace
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
@@ -33,8 +33,22 @@ class SharedContext(Protocol):
         """The partitions that this worker serves, or None where it serves all that it consumes."""
 
 
+class WatchedSocket(NamedTuple):
+    """A connection whose socket a poller watches.
+
+    Attributes:
+        kind: ``scripts``, ``wakeups``, ``messages`` or ``broadcasts``.
+        connection: The redis-py connection.
+        read: Reads what has arrived; returns whether it was a message of a transient queue or a broadcast.
+    """
+
+    kind: str
+    connection: Any
+    read: Callable[[], object]
+
+
 class PolledConsumer(Protocol):
-    """The consumer of a polled channel, as its poller uses it."""
+    """The consumer of a channel, as its poller uses it."""
 
     @property
     def has_undelivered(self) -> bool:
@@ -65,8 +79,10 @@ class ChannelPoller(Protocol):
         """End the present wait."""
 
 
-class PolledChannel(Protocol):
-    """A channel whose sockets a :class:`~celery_dq.transport.redis.consuming.poller.Poller` watches."""
+class ConsumingChannel(Protocol):
+    """The channel whose sockets a ``Poller`` watches, and which a ``ChannelConsumer`` serves."""
+
+    closed: bool
 
     @property
     def consumer(self) -> PolledConsumer:
@@ -83,26 +99,20 @@ class PolledChannel(Protocol):
     def tick(self) -> None:
         """Send what is due."""
 
-    def connections(self) -> list[tuple[str, Any]]:
-        """Return the connections to be watched, each with the kind of data that is read from it."""
+    def connections(self) -> list[WatchedSocket]:
+        """Return the open connections."""
 
-    def on_readable(self, fd: int, kind: str, deliver: bool) -> bool:
-        """Read what has arrived; return whether a broadcast was delivered."""
+    def on_readable(self, watched: WatchedSocket, deliver: bool) -> bool:
+        """Read what has arrived; return whether a message was delivered."""
 
-    def next_deadline(self) -> float | None:
-        """Return the monotonic time of the next tick that is due."""
+    def next_deadline(self) -> float:
+        """Return the monotonic time of the next tick that is due; infinity for none."""
 
     def send_acks_after_batch(self) -> None:
         """Send pending acks when no message waits for its delivery."""
 
     def follow_leaderships(self) -> None:
         """Deliver the next messages of singleton queues."""
-
-
-class ConsumingChannel(PolledChannel, Protocol):
-    """The channel that a ``ChannelConsumer`` serves."""
-
-    closed: bool
 
     @property
     def pipeline_class(self) -> type[ScriptPipeline]:
@@ -148,9 +158,6 @@ class ConsumingChannel(PolledChannel, Protocol):
 
     def send_all_acks(self) -> None:
         """Send the pending acks, where no event loop does."""
-
-    def has_wakeup(self) -> bool:
-        """Whether an unclaimed wake-up lies in a consumed partition."""
 
     def dead_letter_unreadable(self, queue: Queue, entry: ClaimedEntry, tag: str, why: CorruptRecord) -> None:
         """Store a message that cannot be read as a dead letter."""

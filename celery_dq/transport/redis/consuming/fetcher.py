@@ -19,11 +19,10 @@ Pending acks travel with the next claim of their partition, or alone when no cla
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Protocol
 
 import redis
 
@@ -31,9 +30,9 @@ from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
 from celery_dq.transport.in_flight.pending_acks import Acks, PendingAcks, tags
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.redis.consuming.claim_limits import ClaimsUnderWay, DiscardPace
-from celery_dq.transport.redis.consuming.handovers import Handovers
+from celery_dq.transport.redis.consuming.consuming_channel import WatchedSocket
 from celery_dq.transport.redis.consuming.subscriptions import ReadyQueues, Subscription
-from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
+from celery_dq.transport.redis.consuming.wakeups import Handovers, WakeupGroups, WakeupListener
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.script_pipeline import ClaimFailure, InFlightCall, ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
@@ -43,18 +42,33 @@ from celery_dq.transport.redis.store.transient import TransientListener
 MAX_HANDOVERS = 100
 
 
+class ClaimingConsumer(Protocol):
+    """The consumer for which a fetcher claims."""
+
+    def capacity(self) -> tuple[int, int]:
+        """Return how many messages to claim, and how many of them fit free pool slots."""
+
+    def can_keep_next_look(self) -> bool | None:
+        """Return whether the process can keep a next look while it works.
+
+        None means that it is about to block, so that it may not even wait for a wake-up.
+        """
+
+    @property
+    def acks_may_wait(self) -> bool:
+        """Whether the loop turns in time for acks that wait for a claim."""
+
+    def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+        """Take a claimed message, which has this delivery tag."""
+
+
 class RedisFetcher:
     """The consuming side of one channel.
 
     Args:
         process: Consumer identity of the process, with its in-flight messages.
         pool: Pool of the connections that the event loop watches.
-        room: Returns (want, free): the number of messages that the channel takes now, and the number of free
-            pool slots among them.
-        keeps_appointments: Returns whether the process can keep a next look while it works. None means that
-            it is about to block, so that it may not even wait for a wake-up.
-        deliver: Called with (source, entry, delivery tag) for every claimed message.
-        acks_may_wait: Returns whether the loop turns in time for acks that wait for a claim.
+        consumer: Has the capacity, and receives the claimed messages.
         pipelines: Class of the script pipeline.
         wakeups: Class of the wait for wake-ups.
     """
@@ -63,18 +77,12 @@ class RedisFetcher:
         self,
         process: ConsumerIdentity,
         pool: redis.ConnectionPool,
-        room: Callable[[], tuple[int, int]],
-        keeps_appointments: Callable[[], bool | None],
-        deliver: Callable[[Subscription, ClaimedEntry, str], None],
-        acks_may_wait: Callable[[], bool],
+        consumer: ClaimingConsumer,
         pipelines: type[ScriptPipeline] = ScriptPipeline,
         wakeups: type[WakeupGroups] = WakeupGroups,
     ) -> None:
         self._process = process
-        self._capacity = room
-        self._can_keep_next_look = keeps_appointments
-        self._deliver = deliver
-        self._acks_may_wait = acks_may_wait
+        self._consumer = consumer
         self.pipeline = pipelines(process, pool, self._may_wait_for_claim)
         self.wakeups = wakeups(pool)
         self._pool = pool
@@ -151,13 +159,18 @@ class RedisFetcher:
         if listener is not None:
             listener.close()
 
-    def connections(self) -> list[tuple[str, Any]]:
-        """Return the connections that the event loop watches, each after its kind."""
-        found = [("scripts", each) for each in self.pipeline.connections()]
-        found += [("tokens", group.connection.connection) for group in self.wakeups.groups]
-        if self._listeners:
-            found += [("messages", each.connection.watched) for each in self._listeners.values()]
-        return [pair for pair in found if pair[1] is not None]
+    def connections(self) -> list[WatchedSocket]:
+        """Return the connections that the event loop watches, with the readers of their answers."""
+        found = [WatchedSocket("scripts", each, read) for each, read in self.pipeline.connections()]
+        found += [
+            WatchedSocket("wakeups", group.connection.connection, partial(self.read_wakeups, group))
+            for group in self.wakeups
+        ]
+        found += [
+            WatchedSocket("messages", listener.connection.watched, listener.read)
+            for listener in self._listeners.values()
+        ]
+        return [each for each in found if each.connection is not None]
 
     @property
     def subscriptions(self) -> list[Subscription]:
@@ -191,63 +204,48 @@ class RedisFetcher:
         self._ready.take_due(now, self._runs_suspect)
         # Most turns are of other events, such as the end of a task, and change nothing here.
         is_needed = self._ready.needs_capacity or self.wakeups.needs_capacity
-        want, free = self._capacity() if self._subscriptions and is_needed else (0, 0)
+        want, free = self._consumer.capacity() if self._subscriptions and is_needed else (0, 0)
         if self._ready.needing_slots:
             want = free  # messages claimed ahead would take the slots for which a tenant waits
         with self.pipeline.together:
             if want > 0:
                 self._send_claims(want, free, now)
-            else:
+            elif self._ready.relied_on:
                 for source in tuple(islice(self._ready.to_hand_over(), MAX_HANDOVERS)):
                     self.handovers.hand_over(source, now)
             if self.handovers.queued:
                 self.handovers.send(now)
             self.pipeline.send_pending_acks(now)
-        keeps = self._can_keep_next_look()
+        keeps = self._consumer.can_keep_next_look()
         self.wakeups.wait(now, may_wait=want > 0 and keeps is not None, in_loop=not keeps)
         for listener in tuple(self._listeners.values()):
             listener.tick(now)
         self.pipeline.check_alive(now)
 
-    def next_deadline(self) -> float | None:
-        """Return the monotonic time at which :meth:`tick` must run even if nothing arrives; None for none."""
-        waiting = self.pipeline.queues_with_acks()
+    def next_deadline(self) -> float:
+        """Return when :meth:`tick` must run even if nothing arrives, a monotonic time; infinity for never."""
+        waiting = self._process.queues_with_acks()
         times = [self._ready.next_time(), self.wakeups.asks_at, *self.pipeline.settle_times(waiting)]
         for queue, box in waiting:
             if box.finishes and queue.prefix in self._subscriptions:
                 times.append(max(box.oldest_finish_at + RIDE_ALONG_S, self.pipeline.resumes_at(queue)))
-        earliest = min(times)
-        return None if earliest == math.inf else earliest
+        return min(times)
 
     @property
     def expects_answer(self) -> bool:
         """Whether a script is under way, whose answer comes soon in any case."""
         return len(self.pipeline) > 0
 
-    def on_readable(self, fd: int) -> bool:
-        """Read the answer that has arrived on *fd*.
-
-        Args:
-            fd: File descriptor of one of the :meth:`connections`.
-
-        Returns:
-            Whether a message was delivered to a consumer directly, as those of transient queues are.
+    def read_wakeups(self, group: WakeupListener) -> None:
+        """Read the answer of a wait for wake-ups; called when the socket is readable.
 
         Raises:
-            redis.RedisError: The connection broke, or a script failed.
+            redis.RedisError: The connection broke, or the answer is an error.
         """
-        if self.pipeline.reads(fd):
-            return False
-        for group in self.wakeups:
-            if fd == group.connection.fd:
-                for source in self.handovers.read(group):
-                    if self._capacity()[0] <= 0:
-                        # Another consumer may have a free slot. If due, the wake-up is stored again.
-                        self.handovers.hand_over(source, self._process.clock.monotonic())
-                return False
-        return any(
-            listener.read() for listener in tuple(self._listeners.values()) if listener.connection.fd == fd
-        )
+        for source in self.handovers.read(group):
+            if self._consumer.capacity()[0] <= 0:
+                # Another consumer may have a free slot. If due, the wake-up is stored again.
+                self.handovers.hand_over(source, self._process.clock.monotonic())
 
     # -- claims ----------------------------------------------------------------
 
@@ -285,7 +283,7 @@ class RedisFetcher:
             lease_ms=process.lease_ms,
             want=want,
             free=free,
-            hold=self._can_keep_next_look(),
+            hold=self._consumer.can_keep_next_look(),
             max_deliveries=queue.max_deliveries,
             suspects=leads and not self._runs_suspect,
             discards=self.discard_pace.room() if leads else 0,
@@ -353,7 +351,7 @@ class RedisFetcher:
                 continue
             if claimed.suspect:
                 self._suspect = held.tag
-            self._deliver(source, entry, held.tag)
+            self._consumer.receive(source, entry, held.tag)
         if source.on_claimed is not None:
             source.on_claimed()
 
@@ -383,7 +381,9 @@ class RedisFetcher:
         source = self._subscriptions.get(queue.prefix)
         if source is None or now >= box.oldest_finish_at + RIDE_ALONG_S:  # the sum of `next_deadline`
             return False
-        return source.may_have_work or (self._acks_may_wait() and not source.is_end_awaited(box.finishes))
+        return source.may_have_work or (
+            self._consumer.acks_may_wait and not source.is_end_awaited(box.finishes)
+        )
 
     # -- closing ---------------------------------------------------------------
 

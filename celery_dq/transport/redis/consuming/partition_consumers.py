@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_dq.protocols import PartitionAllocation
-from celery_dq.transport.redis.store.partition_maps import PartitionMaps
+from celery_dq.transport.redis.store.partition_map import PartitionMaps
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 
 

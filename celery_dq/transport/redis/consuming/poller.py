@@ -11,6 +11,7 @@ its end is a bare file descriptor, and writing after close could hit a reused on
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from queue import Empty
@@ -22,7 +23,7 @@ from celery_dq.clock import Clock
 from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.per_process import OwnerProcess
 from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
-from celery_dq.transport.redis.consuming.consuming_channel import PolledChannel
+from celery_dq.transport.redis.consuming.consuming_channel import ConsumingChannel, WatchedSocket
 from celery_dq.transport.redis.store.pipelined_connection import has_arrived
 from celery_dq.waker import Waker
 
@@ -48,8 +49,8 @@ class Poller:
         self._clock = clock
         self._owner = OwnerProcess()
         self._waker = Waker(self._woken)
-        self._channels: list[PolledChannel] = []
-        self._watched: dict[int, tuple[PolledChannel, str, Any]] = {}
+        self._channels: list[ConsumingChannel] = []
+        self._watched: dict[int, tuple[ConsumingChannel, WatchedSocket]] = {}
         #: Whether a channel may have a socket that is not watched yet. Each turn of the loop asks.
         self._is_unwatched = False
         self._loop: Any = None
@@ -63,24 +64,24 @@ class Poller:
 
     # -- channels --------------------------------------------------------------
 
-    def add(self, channel: PolledChannel) -> None:
+    def add(self, channel: ConsumingChannel) -> None:
         """Watch this channel's sockets from now on."""
         if channel not in self._channels:
             self._channels.append(channel)
             self._is_unwatched = True
 
-    def discard(self, channel: PolledChannel) -> None:
+    def discard(self, channel: ConsumingChannel) -> None:
         """Stop watching this channel's sockets."""
         if channel in self._channels:
             self._channels.remove(channel)
-        for fd, (owner, _, _) in list(self._watched.items()):
+        for fd, (owner, _) in list(self._watched.items()):
             if owner is channel:
                 self._unwatch(fd)
 
     def forget_connection(self, connection: Any) -> None:
         """Stop watching a connection that is about to close, because its file descriptor will be reused."""
-        for fd, (_, _, watched) in list(self._watched.items()):
-            if watched is connection:
+        for fd, (_, watched) in list(self._watched.items()):
+            if watched.connection is connection:
                 self._unwatch(fd)
 
     def watch_again(self) -> None:
@@ -135,11 +136,11 @@ class Poller:
     def _set_timer(self) -> None:
         deadline = self._deadline()
         if self._timer is not None:
-            if deadline is not None and self._timer_at <= deadline + 0.0005:
+            if self._timer_at <= deadline + 0.0005 and deadline < math.inf:
                 return
             self._timer.cancel()
             self._timer = None
-        if deadline is not None:
+        if deadline < math.inf:
             self._timer_at = deadline
             self._timer = self._loop.call_later(
                 max(deadline - self._clock.monotonic(), 0.0), self._timer_fired
@@ -148,7 +149,7 @@ class Poller:
     def _timer_fired(self) -> None:
         self._timer = None
         deadline = self._deadline()
-        if deadline is not None and deadline > self._clock.monotonic():
+        if deadline > self._clock.monotonic():
             # The timer was set for a deadline that no longer exists.
             self._set_timer()
         # Otherwise the next tick sends the due calls, and their answers set the timer again.
@@ -218,9 +219,7 @@ class Poller:
             longest = max(longest, 0.1)
         if self._any_inbox():
             longest = 0.0
-        deadline = self._deadline()
-        if deadline is not None:
-            longest = min(longest, max(deadline - now, 0.0))
+        longest = min(longest, max(self._deadline() - now, 0.0))
         delivered = False
         for fd, _event in self._open_poller().poll(longest) or ():
             if fd not in self._watched:
@@ -244,18 +243,19 @@ class Poller:
 
     # -- sockets ---------------------------------------------------------------
 
-    def _watch_connections(self, channel: PolledChannel) -> None:
-        for kind, connection in channel.connections():
-            sock = socket_of(connection)
+    def _watch_connections(self, channel: ConsumingChannel) -> None:
+        for watched in channel.connections():
+            sock = socket_of(watched.connection)
             fd = sock.fileno() if sock is not None else -1
             if fd < 0:
                 continue
             known = self._watched.get(fd)
-            if known is not None:
-                if known[2] is connection and known[1] == kind:
-                    continue
+            if known is not None and known[1][:2] != watched[:2]:
                 self._unwatch(fd)
-            self._watched[fd] = (channel, kind, connection)
+                known = None
+            self._watched[fd] = (channel, watched)  # also a known one, whose reader may be another by now
+            if known is not None:
+                continue
             if self._loop is not None:
                 self._loop.add_reader(fd, self._read, fd)
             elif self._poller is not None:
@@ -278,26 +278,22 @@ class Poller:
         known = self._watched.get(fd)
         if known is None:
             return False
-        channel, kind, connection = known
+        channel, watched = known
         # The event may belong to a connection that was closed in this round and had the same file descriptor.
         # Reading would then block. Answers of scripts are exempt: they are frequent, and arrive at once.
-        if not (kind == "scripts" and channel.expects_answer) and not has_arrived(connection):
+        is_expected = watched.kind == "scripts" and channel.expects_answer
+        if not (is_expected or has_arrived(watched.connection)):
             return False
         if self._loop is None:
-            return channel.on_readable(fd, kind, deliver=False)
+            return channel.on_readable(watched, deliver=False)
         self._thread = threading.get_ident()
-        delivered = channel.on_readable(fd, kind, deliver=True)
+        delivered = channel.on_readable(watched, deliver=True)
         # In the tick it would be too late, because the loop computes its wait before its ticks.
         self._set_timer()
         return delivered
 
-    def _deadline(self) -> float | None:
-        earliest = None
-        for channel in self._channels:
-            at = channel.next_deadline()
-            if at is not None and (earliest is None or at < earliest):
-                earliest = at
-        return earliest
+    def _deadline(self) -> float:
+        return min([channel.next_deadline() for channel in self._channels], default=math.inf)
 
     # -- waking ----------------------------------------------------------------
 

@@ -18,14 +18,13 @@ from celery_dq.clock import Clock, SystemClock
 from celery_dq.per_process import OwnerProcess
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.in_flight.pending_acks import InFlightMessage
+from celery_dq.transport.in_flight.pending_acks import InFlightMessage, PendingAcks
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply, HeartbeatReply
 from celery_dq.transport.redis.in_flight import data_loss
 from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from celery_dq.transport.redis.in_flight.server_clock import ServerClock
-from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.partition_maps import PartitionMaps
+from celery_dq.transport.redis.store.partition_map import PartitionMap, PartitionMaps
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from celery_dq.transport.redis.store.slot_map import NodeUnreachable, SlotMap
@@ -73,6 +72,15 @@ class ConsumerIdentity:
         """Return whether this process may have claimed from *queue* before."""
         return self.in_flight.renewed_at(queue.key) is not None or self.in_doubt.is_unsettled(queue.key)
 
+    def queues_with_acks(self) -> list[tuple[Queue, PendingAcks]]:
+        """Return the queues with pending acks, except those without a lease, whose acks are not sent."""
+        leased, found = self.heartbeat.queues, []
+        for name, box in self.in_flight.partitions_with_acks():
+            queue = leased.get(name)
+            if queue is not None:
+                found.append((queue, box))
+        return found
+
     def claimed(
         self, queue: Queue, claimed: ClaimReply, sent_at: float
     ) -> Iterator[tuple[ClaimedEntry, InFlightMessage | None]]:
@@ -105,6 +113,43 @@ class ConsumerIdentity:
                 void,
                 extra={"event": "void_claim", "queue": queue.name},
             )
+
+    def claim_one(self, client: redis.Redis, queue: Queue) -> list[tuple[ClaimedEntry, str]]:
+        """Claim one message now, as delivered to the caller.
+
+        Args:
+            client: a client that waits for the answer.
+            queue: the queue.
+
+        Returns:
+            Pairs of message and delivery tag: at most one message, and discards. Empty if none is eligible.
+
+        Raises:
+            redis.RedisError: Redis did not answer. The heartbeat thread releases messages of such a claim.
+        """
+        key = queue.key
+        while True:
+            sent_at = self.clock.monotonic()
+            self.in_doubt.claim_sent(key)
+            try:
+                claimed = queue.partition.claim(
+                    queue.consumer(self.consumer),
+                    lease_ms=self.lease_ms,
+                    want=1,
+                    hold=None,
+                    max_deliveries=queue.max_deliveries,
+                ).run(client)
+            except BaseException:
+                self.in_doubt.claim_unanswered(key)
+                raise
+            taken = []
+            for entry, held in self.claimed(queue, claimed, sent_at):
+                if held is not None:
+                    held.delivered = True
+                    taken.append((entry, held.tag))
+            self.in_doubt.claim_answered(key, (entry.claim for entry in claimed.entries))
+            if taken or not claimed.entries:
+                return taken
 
     def renewed(self, queue: Queue, renewal: HeartbeatReply, sent_at: float) -> None:
         """Record the answer to a renewal that was sent at monotonic *sent_at*."""

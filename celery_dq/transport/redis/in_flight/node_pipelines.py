@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import redis
@@ -103,10 +104,13 @@ class NodePipelines(ScriptPipeline):
                     except _LOST as exc:
                         self._lose(node, exc)
 
-    def connections(self) -> list[Any]:
-        """Return the open redis-py connections."""
-        found = (line.connection.connection for line in self._lines.values())
-        return [each for each in found if each is not None]
+    def connections(self) -> list[tuple[Any, Callable[[], None]]]:
+        """Return the open redis-py connections, and for each the function that reads its answers."""
+        return [
+            (line.connection.connection, partial(self._read_arrived, node, line))
+            for node, line in self._lines.items()
+            if line.connection.connection is not None
+        ]
 
     def resumes_at(self, queue: Queue) -> float:
         """Return the monotonic time until which no acks of *queue* are sent."""
@@ -162,14 +166,6 @@ class NodePipelines(ScriptPipeline):
         return line
 
     # -- answers
-
-    def reads(self, fd: int) -> bool:
-        """Read the answers that have arrived on a socket; return False when the socket is another one."""
-        for node, line in self._lines.items():
-            if line.connection.fd == fd:
-                self._read_arrived(node, line)
-                return True
-        return False
 
     def _read_arrived(self, node: NodeAddress, line: _NodeLine) -> None:
         try:

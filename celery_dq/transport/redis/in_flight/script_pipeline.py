@@ -148,20 +148,9 @@ class ScriptPipeline:
         """A context that sends the scripts of its block at the end."""
         return self.connection.together
 
-    def connections(self) -> list[Any]:
-        """Return the open redis-py connections."""
-        return [] if self.connection.connection is None else [self.connection.connection]
-
-    def reads(self, fd: int) -> bool:
-        """Read the answers that have arrived on a socket; return False when it is not one of this pipeline.
-
-        Raises:
-            redis.RedisError: the connection broke, or the server is in a failover.
-        """
-        if fd != self.connection.fd:
-            return False
-        self.read()
-        return True
+    def connections(self) -> list[tuple[Any, Callable[[], None]]]:
+        """Return the open redis-py connections, and for each the function that reads its answers."""
+        return [] if self.connection.connection is None else [(self.connection.connection, self.read)]
 
     def resumes_at(self, queue: Queue) -> float:
         """Return the monotonic time until which no acks of *queue* are sent, after a refusal."""
@@ -194,15 +183,6 @@ class ScriptPipeline:
         call = queue.partition.hand_over_wakeup(queue.consumer(self._process.consumer))
         self.send(InFlightCall(call, queue, now, handovers=times))
 
-    def queues_with_acks(self) -> list[tuple[Queue, PendingAcks]]:
-        """Return the queues with pending acks, except those without a lease, whose acks are not sent."""
-        leased, found = self._process.heartbeat.queues, []
-        for name, box in self._process.in_flight.partitions_with_acks():
-            queue = leased.get(name)
-            if queue is not None:
-                found.append((queue, box))
-        return found
-
     def send_pending_acks(self, now: float, urgent: str = "") -> None:
         """Send the pending acks.
 
@@ -214,7 +194,7 @@ class ScriptPipeline:
             redis.RedisError: the connection broke.
         """
         process = self._process
-        waiting = self.queues_with_acks()
+        waiting = process.queues_with_acks()
         if not waiting:
             return
         is_settling = self._is_settling()
@@ -282,7 +262,7 @@ class ScriptPipeline:
         """Return the monotonic times at which settles have waited long enough for their finishes.
 
         Args:
-            waiting: the :meth:`queues_with_acks`.
+            waiting: the queues with pending acks.
         """
         if not waiting or self._is_settling():
             return []  # the answer to a settle under way, which others wait for, is followed by a tick

@@ -1,7 +1,7 @@
 """A pipelined connection to Redis that an event loop can watch.
 
 A command is sent without waiting for its answer, and the answer is read when the socket is readable. The
-event loop watches :attr:`PipelinedConnection.fd`.
+event loop watches :attr:`PipelinedConnection.watched`.
 """
 
 from __future__ import annotations
@@ -98,15 +98,6 @@ class PipelinedConnection:
         self.collected: list[tuple[Any, ...]] | None = None
         #: A context that sends the commands of its block at the end, in one system call where they are short.
         self.together = SentTogether(self)
-
-    @property
-    def fd(self) -> int | None:
-        """File descriptor of the socket; None without one."""
-        sock = socket_of(self.connection)
-        if sock is None:
-            return None
-        number: int = sock.fileno()
-        return number if number >= 0 else None
 
     @property
     def watched(self) -> Any:

@@ -26,8 +26,7 @@ from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.protocols import DedupRequest
 from celery_dq.transport.partition_replies import OutgoingRecord, PushReply
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.partition_map import MOVING, PartitionMap
-from celery_dq.transport.redis.store.partition_maps import PartitionMaps
+from celery_dq.transport.redis.store.partition_map import MOVING, PartitionMap, PartitionMaps
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.refusals import PartitionsChanging, refusals_named
