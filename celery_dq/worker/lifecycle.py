@@ -97,8 +97,7 @@ class TaskLifecycle(TaskSubscriber):
         self._started[tag] = None
         message.started = True
         if not request.task.acks_late:
-            # The next messages of a singleton queue may wait for the broker's answer.
-            message.settle(may_wait=not self.asks_first and message.permit is None)
+            message.settle(may_wait=not self.asks_first)
 
     def ending(self, request: Any, info: Any, crashed: bool) -> None:
         """Note why the task has failed, before Celery acknowledges or rejects its message."""

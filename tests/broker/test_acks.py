@@ -307,21 +307,12 @@ def test_a_killed_process_returns_the_messages_whose_settles_waited(
     assert consumer.process.in_flight.stale == 2
 
 
-@pytest.mark.parametrize(
-    ("pool", "permit", "waits"),
-    [
-        (PreforkPool, None, True),
-        (PreforkPool, "a term", False),
-        (ThreadPool, None, False),
-        (SoloPool, None, False),
-    ],
-)
+@pytest.mark.parametrize(("pool", "waits"), [(PreforkPool, True), (ThreadPool, False), (SoloPool, False)])
 def test_a_settle_waits_only_where_the_task_runs_in_another_process(
-    consumer: TwoMessages, pool: Any, permit: Any, waits: bool
+    consumer: TwoMessages, pool: Any, waits: bool
 ) -> None:
     lifecycle = TaskLifecycle(pool(limit=1), consumer.clock, dead_letter_failures=False)
     message = consumer.first
-    message.permit = permit and SimpleNamespace(is_firm=True)
     lifecycle.accepted(SimpleNamespace(message=message, id="x", task=SimpleNamespace(acks_late=False)))
     held = consumer.process.in_flight.get(message.delivery_tag)
     assert held.settled

@@ -188,7 +188,7 @@ def test_an_ack_that_the_heartbeat_is_sending_is_not_confirmed(
             proxy.black_hole.set()
             far = redis.Redis.from_url(proxy.url(redis_url).removeprefix("dq-"))
             sending = threading.Thread(
-                target=_send_pending_acks, args=(process.heartbeat, process.heartbeat.queues[key], far)
+                target=send_pending_acks, args=(process.heartbeat, process.heartbeat.queues[key], far)
             )
             sending.start()
             wait_until(lambda: not ledger.pending_acks(key), DEADLINE_S)
@@ -204,7 +204,8 @@ def test_an_ack_that_the_heartbeat_is_sending_is_not_confirmed(
             got[1].ack()
 
 
-def _send_pending_acks(heartbeat: Any, queue: Any, client: Any) -> None:
+def send_pending_acks(heartbeat: Any, queue: Any, client: Any) -> None:
+    """Send the acks as the heartbeat thread does, which survives a lost connection."""
     with suppress(redis.RedisError):
         heartbeat.send_pending_acks(queue, client)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import redis
 
 from celery_dq.keys import PartitionKeys
+from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.envelope import pack
 from celery_dq.transport.in_flight.message import Message
@@ -21,9 +23,10 @@ from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.pipelined_connection import has_arrived
 from celery_dq.transport.redis.store.queue import Queue
+from tests.broker.proxy import Proxy as CuttingProxy
 from tests.doubles.jumping_clock import JumpingClock
 from tests.lua.partition_scripts import PartitionScripts
-from tests.singleton.test_lost_acks import FirmTerm
+from tests.singleton.test_lost_acks import FirmTerm, send_pending_acks
 
 QUEUE = "redis_posting"
 #: Longer than a test: no heartbeat helps.
@@ -42,6 +45,7 @@ class Channel:
         self._pool = redis.ConnectionPool.from_url(url)
         self.clock = JumpingClock()
         process = ConsumerIdentity(LEASE_S, self.clock)
+        self.process = process
         self.ledger = process.in_flight
         self.fetcher = RedisFetcher(process, self._pool, self)
         self.delivery = SingletonDelivery(
@@ -155,6 +159,91 @@ def test_a_claim_that_left_before_a_message_came_back_brings_nothing_to_deliver(
     assert channel.fetcher.expects_answer  # the claim that will bring "b"
     channel.ledger.release(channel.got[1].delivery_tag, "requeue")
     channel.finish_rest(["first", "a", "a", "b"])
+
+
+def test_the_next_messages_are_delivered_when_half_of_the_last_ones_are_over(
+    scripts: PartitionScripts, channel: Channel
+) -> None:
+    """One by one, each would cost a turn of the event loop."""
+    names = list("abcdefgh")
+    scripts.push(*names)
+    channel.turn_until(lambda: channel.ids == ["first", "a", "b"])
+    for message in channel.got[1:]:
+        channel.ledger.finish(message.delivery_tag)
+    channel.turn_until(lambda: len(channel.got) == len(["first", *"abcdef"]))
+    third, fourth = channel.got[3:5]
+    channel.ledger.finish(third.delivery_tag)
+    channel.delivery.follow_leaderships()
+    assert channel.ids == ["first", *"abcdef"]
+    channel.ledger.finish(fourth.delivery_tag)
+    channel.finish_rest(["first", *names])
+
+
+def test_acks_wait_for_the_answer_to_those_under_way(
+    scripts: PartitionScripts, channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short messages end faster than Redis answers, and a call for each would be their greatest cost."""
+    monkeypatch.setattr(singleton_delivery, "most_unconfirmed", lambda service_s: 1)
+    scripts.push("a", "b")
+    channel.turn_until(lambda: channel.ids == ["first", "a", "b"] and not channel.fetcher.expects_answer)
+    first, second = (channel.ledger.get(message.delivery_tag) for message in channel.got[1:])
+    assert first is not None
+    assert second is not None
+    for each in (first, second):
+        channel.ledger.finish(each.tag)
+        channel.delivery.follow_leaderships()
+        assert len(channel.fetcher.pipeline) == 1
+    channel.turn_until(lambda: second.confirmed)
+
+
+@pytest.mark.parametrize("earlier_by", ["the loop", "the heartbeat"])
+def test_no_ack_overtakes_an_earlier_one_on_another_connection(
+    scripts: PartitionScripts,
+    redis_server: RedisServer,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    earlier_by: str,
+) -> None:
+    """If the process died then, the first message would run again after the second, which would not."""
+    monkeypatch.setattr(singleton_delivery, "most_unconfirmed", lambda service_s: 1)
+    with CuttingProxy(redis_server.port) as proxy:
+        far = proxy.url(redis_url).removeprefix("dq-")
+        channel = Channel(scripts, far if earlier_by == "the loop" else redis_url)
+        other = redis.Redis.from_url(redis_url if earlier_by == "the loop" else far)
+        scripts.push("first", "a", "b")
+        channel.turn_until(lambda: channel.ids == ["first"])
+        channel.ledger.finish(channel.got[0].delivery_tag)
+        channel.turn_until(lambda: channel.ids == ["first", "a", "b"] and not channel.fetcher.expects_answer)
+        first, second = (channel.ledger.get(message.delivery_tag) for message in channel.got[1:])
+        assert first is not None
+        assert second is not None
+        heartbeat = channel.process.heartbeat
+        beat = threading.Thread(
+            target=send_pending_acks, args=(heartbeat, heartbeat.queues[first.partition], other)
+        )
+        proxy.black_hole.set()
+        channel.ledger.finish(first.tag)
+        if earlier_by == "the loop":
+            channel.delivery.follow_leaderships()
+            channel.ledger.finish(second.tag)
+            beat.start()
+            beat.join()
+        else:
+            beat.start()
+            wait_until(lambda: not channel.ledger.pending_acks(first.partition))
+            channel.ledger.finish(second.tag)
+            channel.delivery.follow_leaderships()
+            channel.fetcher.tick()
+            channel.fetcher.read_all_answers()
+        assert scripts.client.hexists(scripts.keys.messages, "b")
+        proxy.black_hole.clear()
+        proxy.cut_all()
+        beat.join()
+        if earlier_by == "the loop":
+            channel.fetcher.close()
+        channel.turn_until(lambda: second.confirmed)
+        assert first.confirmed
+        channel.close()
 
 
 def test_the_wait_for_a_confirmation_is_no_service_time(

@@ -22,3 +22,15 @@ def test_a_queue_at_rest_needs_no_slot(leave: Any) -> None:
     ready.needing_slots.add(source)
     leave(ready, source)
     assert not ready.needing_slots
+
+
+def test_a_queue_at_its_own_limit_needs_no_capacity() -> None:
+    limits = [0]
+    ready = ReadyQueues()
+    source = Subscription(_NoQueue(), lambda: limits[-1])  # type: ignore[arg-type]  # only its state counts
+    ready.wake(source)
+    assert not ready.needs_capacity
+    assert ready.next_claimable(may_lead=True) is None
+    limits.append(1)
+    assert ready.needs_capacity
+    assert ready.next_claimable(may_lead=True) is source

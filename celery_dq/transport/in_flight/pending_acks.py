@@ -139,6 +139,9 @@ class Acks:
     releases: list[tuple[str, InFlightMessage]] = field(default_factory=list)
     dead_letters: list[PendingDeadLetter] = field(default_factory=list)
 
+    def __bool__(self) -> bool:
+        return bool(self.settles or self.finishes or self.releases or self.dead_letters)
+
     def confirm(self) -> None:
         """Note the answer to the call: these messages are not delivered again, except the released ones."""
         for held in self.settles:

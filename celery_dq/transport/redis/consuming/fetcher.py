@@ -27,7 +27,7 @@ from typing import Protocol
 import redis
 
 from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
-from celery_dq.transport.in_flight.pending_acks import PendingAcks, tags
+from celery_dq.transport.in_flight.pending_acks import Acks, PendingAcks, tags
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.redis.consuming.claim_limits import ClaimsUnderWay, DiscardPace
 from celery_dq.transport.redis.consuming.consuming_channel import WatchedSocket
@@ -269,7 +269,13 @@ class RedisFetcher:
         process, queue = self._process, source.queue
         if source.claim_limit is not None:
             want = min(want, source.claim_limit())
-        acks = process.in_flight.pending_acks(queue.key).take()
+        with self.pipeline.taking_acks(queue) as may_take:
+            acks = process.in_flight.pending_acks(queue.key).take() if may_take else Acks()
+            self._send_claim_with(acks, source, want, free, now)
+        return want
+
+    def _send_claim_with(self, acks: Acks, source: Subscription, want: int, free: int, now: float) -> None:
+        process, queue = self._process, source.queue
         leads = self._claims.add(queue.key, want)
         source.is_claiming, source.is_woken, source.needs_lead = True, False, False
         call = queue.partition.claim(
@@ -287,7 +293,6 @@ class RedisFetcher:
         )
         answer = partial(self._claimed, source, want, leads, now)
         self.pipeline.send(InFlightCall(call, queue, now, answer, acks))
-        return want
 
     def _claimed(
         self,

@@ -66,6 +66,8 @@ class SingletonSubscription:
         self.delivered: deque[InFlightMessage] = deque()
         self.unconfirmed: deque[InFlightMessage] = deque()
         self.gated: deque[tuple[InFlightMessage, InFlightMessage]] = deque()
+        #: The last message that became a dead letter.
+        self.dead_letter: InFlightMessage | None = None
         #: Whether a message returns to the queue. Its delivered successors return before the next delivery.
         self.out_of_order = False
         self.started_at = 0.0
@@ -241,6 +243,7 @@ class SingletonDelivery:
         own.delivered = deque(sorted(in_flight.messages_of(queue.key), key=lambda held: int(held.claim)))
         own.unconfirmed = deque(own.delivered)
         own.gated.clear()
+        own.dead_letter = None
         # Acks of messages that ended since then may still be pending.
         own.out_of_order, own.window, own.awaits_earlier_acks = False, 1, True
         own.started_at = self._process.clock.monotonic()
@@ -259,13 +262,13 @@ class SingletonDelivery:
 
     def _claim_limit(self, own: SingletonSubscription) -> int:
         """Return how many messages to claim: those that fit the claim-ahead time, and at least one."""
-        if own.queue is None or own.discards_claims or own.permit is None or not own.permit.is_firm:
-            return 0
-        if self._process.in_flight.is_releasing(own.queue.key):
-            return 0  # the released message precedes all that a claim would bring now
         most = self._claims_that_fit(own)
-        # At least half of them at a time, so that each call brings enough messages to pay for itself.
-        return most - len(own.waiting) if len(own.waiting) * 2 <= most else 0
+        # At least half of them at a time, so that each call brings enough messages to pay for itself. This
+        # condition comes first, because each turn of the loop asks.
+        if len(own.waiting) * 2 > most or own.discards_claims or not own.is_firm():
+            return 0
+        # A released message precedes all that a claim would bring now.
+        return 0 if self._process.in_flight.is_releasing(own.key) else most - len(own.waiting)
 
     def _claims_that_fit(self, own: SingletonSubscription) -> int:
         """Return how many messages fit the claim-ahead time, by the mean service time so far."""
@@ -302,6 +305,8 @@ class SingletonDelivery:
             if own.awaits_earlier_acks:
                 return
         most = min(self._window(), own.window, self._claims_that_fit(own))
+        if len(under_way) * 2 > most:
+            return  # at least half of them at a time: each delivery costs a turn of the loop
         waiting, in_flight = own.waiting, self._process.in_flight
         while waiting and len(under_way) < most:
             if self._in_loop and len(unconfirmed) >= may_begin:
@@ -327,8 +332,8 @@ class SingletonDelivery:
         """Remove confirmed messages; return how many may start before the first ack is confirmed."""
         unconfirmed = own.unconfirmed
         # The ack of a later message could overtake a dead letter, so none begins before its confirmation.
-        has_dead_letter = any(held.dead_letter for held in unconfirmed)
-        most = 1 if has_dead_letter else most_unconfirmed(own.service_s)
+        letter = own.dead_letter
+        most = 1 if letter is not None and not letter.confirmed else most_unconfirmed(own.service_s)
         while unconfirmed and (unconfirmed[0].confirmed or unconfirmed[0].has_returned):
             # A delivered message in the worker may wait for this confirmation.
             self.finished_tags.append(unconfirmed.popleft().tag)
@@ -338,8 +343,11 @@ class SingletonDelivery:
                 # without a confirmation, and each would wait longer. The queue would stay slow.
                 own.started_at = self._process.clock.monotonic()
         if len(unconfirmed) > most // 2 and unconfirmed[most // 2].done:
-            # Sent without waiting for a claim, because the next messages soon need the confirmation.
-            self._fetcher().pipeline.send_pending_acks(self._process.clock.monotonic(), urgent=queue.key)
+            # Sent without waiting for a claim, because the next messages soon need the confirmation. While
+            # others are under way, the acks wait for that answer: one call for each message costs too much.
+            pipeline = self._fetcher().pipeline
+            if not pipeline.has_end_under_way(queue):
+                pipeline.send_pending_acks(self._process.clock.monotonic(), urgent=queue.key)
         return most
 
     def _collect_finished(self, own: SingletonSubscription) -> None:
@@ -349,6 +357,8 @@ class SingletonDelivery:
             held = own.delivered.popleft()
             self.finished_tags.append(held.tag)
             own.out_of_order = held.will_return or own.out_of_order
+            if held.dead_letter:
+                own.dead_letter = held
             over += 1
         if over:
             now = self._process.clock.monotonic()

@@ -74,6 +74,10 @@ class Subscription:
     timer_at: float = math.inf
     has_limits: bool = True
 
+    def may_claim(self) -> bool:
+        """Return whether the queue has no limit of its own, or has not reached it."""
+        return self.claim_limit is None or self.claim_limit() > 0
+
     def is_end_awaited(self, finishes: Iterable[InFlightMessage]) -> bool:
         """Return whether the end of one of these messages may let another one start."""
         return bool(self.has_limits or self.queue.token or any(held.has_lock for held in tuple(finishes)))
@@ -131,7 +135,7 @@ class ReadyQueues:
     @property
     def needs_capacity(self) -> bool:
         """Whether the free capacity decides on something: a claim, a hand-over or the end of a back-off."""
-        return bool(self._ready or self.relied_on or self._backing_off)
+        return bool(self.relied_on or self._backing_off) or any(map(Subscription.may_claim, self._ready))
 
     # -- states ------------------------------------------------------------------
 
@@ -239,8 +243,7 @@ class ReadyQueues:
         """
         for _ in range(len(self._ready)):
             source, _nothing = self._ready.popitem(last=False)
-            is_limited = source.claim_limit is not None and source.claim_limit() <= 0
-            if not is_limited and (may_lead or not source.needs_lead):
+            if source.may_claim() and (may_lead or not source.needs_lead):
                 return source
             self._ready[source] = None
         return None

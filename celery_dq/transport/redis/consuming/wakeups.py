@@ -179,7 +179,10 @@ class WakeupGroups:
     @property
     def needs_capacity(self) -> bool:
         """Whether the free capacity decides on something: a wait or a question may begin."""
-        return any(each.waiting_since is None or each.is_asking for each in self.groups)
+        return any(
+            each.is_asking or (each.waiting_since is None and each.busy < len(each.members))
+            for each in self.groups
+        )
 
     def join(self, source: Subscription) -> WakeupListener:
         """Add a queue to the smallest group, or to a new one."""

@@ -369,17 +369,18 @@ class Heartbeat:
             redis.RedisError: no answer; the acks without an answer stay pending.
         """
         process, in_flight = self._process, self._process.in_flight
-        name, sent = queue.key, False
+        name = queue.key
         while in_flight.pending_acks(name):
-            sent = True
             process.in_doubt.count_acks_under_way(name, +1)
             try:
+                # See `taking_acks` of the pipeline. At the exit, nothing else will send them.
+                if queue.token and process.in_doubt.acks_under_way(name) > 1 and not self._exiting:
+                    break
                 in_flight.send_acks(process.consumer, queue, client)
             finally:
                 process.in_doubt.count_acks_under_way(name, -1)
-        if sent:
-            # A message may wait for one of these answers.
-            in_flight.notify_listeners()
+                # A message may wait for one of these answers, or an ack for the end of this call.
+                in_flight.notify_listeners()
 
     def _resign(self, queues: Sequence[Queue], client: redis.Redis) -> None:
         """End the leases on those of these queues that are not used any more."""

@@ -83,6 +83,10 @@ class InDoubtClaims:
                 if answered is not None:
                     answered()
 
+    def acks_under_way(self, partition: str) -> int:
+        """Return how many calls with acks have no answer yet, or are about to be sent."""
+        return len(self._acks.get(partition, ()))
+
     def is_unsettled(self, partition: str) -> bool:
         """Return whether a call has no answer yet, or a claim was lost and is not cleared up."""
         return self.has_call_under_way(partition) or partition in self._looks_left

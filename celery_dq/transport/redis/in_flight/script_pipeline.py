@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -72,7 +72,7 @@ class InFlightCall:
     @property
     def carries_acks(self) -> bool:
         """Whether it carries acks, which the broker must have before the lease ends."""
-        return self.on_claimed is None and not self.handovers
+        return bool(self.acks)
 
     def resolve_once(self) -> bool:
         """Return whether the calling thread takes care of the claimed messages; True for one thread only."""
@@ -134,7 +134,7 @@ class ScriptPipeline:
         """
         if sent.on_claimed is not None:
             self._process.in_doubt.claim_sent(sent.queue.key)
-        elif sent.carries_acks:
+        if sent.carries_acks:
             self._process.in_doubt.count_acks_under_way(sent.queue.key, +1)
         self._under_way.append(sent)
         self._write(sent)
@@ -208,20 +208,19 @@ class ScriptPipeline:
             ):
                 continue
             # Counted before the acks are taken, so that they are never taken for confirmed.
-            process.in_doubt.count_acks_under_way(name, +1)
-            batch = deque(
-                InFlightCall(cast("ScriptCall[Any]", call), queue, now, acks=acks)
-                for call, acks in ack_calls(box, process.consumer, queue)
-            )
-            try:
-                while batch:
-                    self.send(batch.popleft())
-            finally:
-                # After a broken connection, close() restores the unsent calls with those that were sent.
-                for sent in batch:
-                    process.in_doubt.count_acks_under_way(name, +1)
-                    self._under_way.append(sent)
-                process.in_doubt.count_acks_under_way(name, -1)
+            with self.taking_acks(queue) as may_take:
+                batch = deque(
+                    InFlightCall(cast("ScriptCall[Any]", call), queue, now, acks=acks)
+                    for call, acks in (ack_calls(box, process.consumer, queue) if may_take else ())
+                )
+                try:
+                    while batch:
+                        self.send(batch.popleft())
+                finally:
+                    # After a broken connection, close() restores the unsent calls with those that were sent.
+                    for sent in batch:
+                        process.in_doubt.count_acks_under_way(name, +1)
+                        self._under_way.append(sent)
 
     @staticmethod
     def _is_settle_due(box: PendingAcks, now: float, is_settling: bool) -> bool:
@@ -242,6 +241,22 @@ class ScriptPipeline:
             if sent.acks.settles:
                 return True
         return False
+
+    @contextmanager
+    def taking_acks(self, queue: Queue) -> Iterator[bool]:
+        """Count the acks of a queue as under way while they are taken; yield whether they may be taken.
+
+        Those of a singleton queue may not while another thread sends earlier ones on another connection. If
+        only the later ones arrived before the process died, a message would run again after its successor.
+        """
+        in_doubt, key = self._process.in_doubt, queue.key
+        # Counted first, as the heartbeat thread does: one of the two sees the other, or both.
+        in_doubt.count_acks_under_way(key, +1)
+        try:
+            own = sum(sent.carries_acks and sent.queue.key == key for sent in self._under_way)
+            yield not queue.token or in_doubt.acks_under_way(key) == own + 1
+        finally:
+            in_doubt.count_acks_under_way(key, -1)
 
     def settle_times(self, waiting: list[tuple[Queue, PendingAcks]]) -> list[float]:
         """Return the monotonic times at which settles have waited long enough for their finishes.
@@ -311,6 +326,8 @@ class ScriptPipeline:
         result = sent.call.parse(answer)
         acks, process = sent.acks, self._process
         acks.confirm()
+        if sent.carries_acks:
+            process.in_doubt.count_acks_under_way(sent.queue.key, -1)
         if sent.on_claimed is not None:
             process.claim_times[sent.queue.name].add(process.clock.monotonic() - sent.sent_at)
             self._answered(sent, result)
@@ -319,7 +336,6 @@ class ScriptPipeline:
             if sent.handovers > 1:
                 self.hand_over_wakeup(sent.queue, process.clock.monotonic(), sent.handovers - 1)
             return
-        process.in_doubt.count_acks_under_way(sent.queue.key, -1)
         if not acks.dead_letters:
             process.in_flight.stale += result
         process.in_flight.confirm_releases(sent.queue.key, len(acks.releases))
@@ -362,7 +378,7 @@ class ScriptPipeline:
         in_flight.restore_acks(key, sent.acks)
         if sent.carries_acks:
             in_doubt.count_acks_under_way(key, -1)
-        elif sent.on_claimed is not None and sent.resolve_once():
+        if sent.on_claimed is not None and sent.resolve_once():
             # The claim may have taken messages.
             in_doubt.claim_unanswered(key)
 
