@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import time
 from statistics import quantiles
+from unittest.mock import patch
 
 import redis
 
@@ -89,11 +90,11 @@ def _consume(port: int, scripts: ScriptSet) -> dict[str, float]:
     """Return µs of CPU, of this process and of Redis, per message that a consumer claims and acknowledges."""
     found = {}
     probe = ServerProbe(port)
-    load, consumer_identity.load_scripts = consumer_identity.load_scripts, lambda on_cluster=False: scripts
+    ours = patch.object(consumer_identity, "load_scripts", lambda on_cluster=False: scripts)
     try:
         for name, (prefetch, tenants) in CONSUMERS.items():
             probe.flush()
-            with connect("dq", port) as connection:
+            with ours, connect("dq", port) as connection:
                 publish_many(connection, (f"t{n % tenants}" for n in range(MESSAGES)))
                 sink = Sink(connection, prefetch)
                 sink.drain(100, 10)
@@ -103,7 +104,6 @@ def _consume(port: int, scripts: ScriptSet) -> dict[str, float]:
                 found[name] = cpu / (len(sink.arrivals) - got) * 1e6
                 sink.close()
     finally:
-        consumer_identity.load_scripts = load
         probe.close()
     return found
 

@@ -17,11 +17,15 @@ __all__ = ["NewQueuesStep", "queues_of_settings"]
 
 logger = logging.getLogger(__name__)
 
+#: Number of unnamed queues above which a program chose them, and not a person who may mistype. To compare
+#: thousands of names with thousands of others would hold the start of the worker up for minutes.
+MOST_TYPED = 20
+
 
 class NewQueuesStep(bootsteps.StartStopStep):
     """Warns, at the start, of a queue that never had a message, if the name of another is close.
 
-    A queue that a setting, a route or a task names is no typo.
+    A queue that a setting, a route or a task names is no typo. More than 20 others are not compared.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -39,7 +43,7 @@ class NewQueuesStep(bootsteps.StartStopStep):
             return
         named = queues_of_settings(consumer.app, options)
         unnamed = [name for name in consumer.app.amqp.queues.consume_from if name not in named]
-        if not unnamed:
+        if not 0 < len(unnamed) <= MOST_TYPED:
             return
         channel = consumer.connection.default_channel
         stored = channel.client.smembers(channel.context.registry_key)

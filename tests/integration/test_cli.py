@@ -58,7 +58,7 @@ def test_queues_and_tenants(run: Run, ids: list[str]) -> None:
     assert "No tenant" in run("tenants", "push").output
 
 
-def test_a_search_for_tenants_says_how_far_it_looked(run: Run, shop: Any) -> None:
+def test_a_search_for_tenants_reports_how_far_it_looked(run: Run, shop: Any) -> None:
     shop.dq.quotas.set("push", "Shop-9", paused=True)
     send(shop, *(f"shop-{number}" for number in range(9)), "Shop-9", "other")
 

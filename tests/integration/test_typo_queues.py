@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from celery_dq.app.checks.doctor import check_server
 from celery_dq.cli import dq
 from celery_dq.errors import InvalidRequest
+from celery_dq.worker.new_queues import MOST_TYPED
 from tests.integration.shop import claim, dead_letter, send
 
 
@@ -47,6 +48,17 @@ def test_the_worker_warns_of_a_queue_without_messages_and_with_a_close_name(
     records = [each for each in caplog.records if getattr(each, "event", "") == "queue_name_doubtful"]
     assert [each.queue for each in records] == ["pusch"]  # type: ignore[attr-defined]  # of `extra`
     assert "Did you mean 'push'?" in records[0].getMessage()
+
+
+def test_the_worker_compares_no_names_that_a_program_chose(
+    shop: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    send(shop, "acme")
+    shop.conf.worker_hijack_root_logger = False
+    shop.amqp.queues.select([f"push{n}" for n in range(MOST_TYPED + 1)])
+    with start_worker(shop, pool="solo", perform_ping_check=False, shutdown_timeout=20, loglevel="WARNING"):
+        pass
+    assert not [each for each in caplog.records if getattr(each, "event", "") == "queue_name_doubtful"]
 
 
 def test_the_doctor_reports_queues_that_never_had_a_message(shop: Any) -> None:

@@ -29,7 +29,8 @@ def test_a_queue_at_its_own_limit_needs_no_capacity() -> None:
     ready = ReadyQueues()
     source = Subscription(_NoQueue(), lambda: limits[-1])  # type: ignore[arg-type]  # only its state counts
     ready.wake(source)
-    assert not ready.needs_capacity
+    without_room = ready.needs_capacity
+    assert not without_room
     assert ready.next_claimable(may_lead=True) is None
     limits.append(1)
     assert ready.needs_capacity
