@@ -38,5 +38,9 @@ def since(text: str) -> datetime:
         return time(text)
     try:
         return datetime.now().astimezone() - duration(text)
+    except click.BadParameter:
+        raise click.BadParameter(
+            f"{text!r} is no time such as 2026-03-01T18:00, nor a duration such as 2h"
+        ) from None
     except OverflowError:
         raise click.BadParameter(f"{text!r} is before the year 1; give a shorter duration") from None
