@@ -4,7 +4,6 @@
 ``connection_context``       what all channels of one connection share
 ``channel``, ``event_loop``  the kombu channel, and its part that an event loop calls
 ``declared_ahead``           the queues of a worker, declared together
-``qos``                      the prefetch count of a channel
 ``consuming``                how messages get from Redis to a consumer
 ``in_flight``                messages under a lease, their acks, the heartbeat
 ``store``                    the data in Redis: partitions, records, replies, publishing
