@@ -129,7 +129,7 @@ class BrokerState:
         tenants: The tenants with the largest backlogs, and per queue all the other ones.
         leaders: The leaderships.
         worker: The queues of the worker in this process.
-        breaker_open: Whether unbuffered calls of this process fail at once.
+        breaker_open: Whether the last unbuffered calls of this process had no answer, until one succeeds.
         buffer: The buffer of this process; None when no call can be buffered.
         spill: The files of the buffer; None without a folder.
     """

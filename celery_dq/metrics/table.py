@@ -236,7 +236,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "celery_dq_breaker_open",
         "gauge",
-        "Whether unbuffered calls of this process fail at once (1), after calls without answer, or not (0).",
+        "Whether the last unbuffered calls of this process had no answer, until one succeeds (1), or not.",
         (),
         "scrape",
         (("", "breaker_open"),),
