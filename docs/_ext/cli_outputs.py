@@ -29,6 +29,7 @@ status
 queues
 queues push
 tenants push
+tenants push --like rist
 peek push --limit 3
 find order-1
 explain order-4
@@ -48,6 +49,7 @@ cancel push order-3
 move push mail --tenant florist --yes
 purge mail --yes
 dead list push
+dead list push --tenant acme --since 2h
 dead show push order-0
 dead purge push --all --dry-run
 dead replay push --all --yes
@@ -58,6 +60,7 @@ partitions push --set 4
 partitions push
 leaders
 spill list
+spill replay --dry-run
 spill quarantine list
 migrate dq-redis://localhost:{port}/0 redis://localhost:{port}/1 --priorities same --dry-run
 audit --limit 3

@@ -345,7 +345,7 @@ def assert_prints(command: str, expected: list[str], folder: Path, environment: 
 #: Commands that serve, draw on a terminal, or need another server, a file or a fault to show something.
 SILENT = {
     *("alive", "ready", "exporter", "top", "web", "zookeeper", "workers", "dead edit", "dedup release"),
-    *("quotas apply", "quotas import", "spill replay"),
+    *("quotas apply", "quotas import"),
     *("spill quarantine replay", "spill quarantine rm", "spill quarantine show"),
 }
 
