@@ -111,6 +111,22 @@ def test_a_message_count_ahead_is_that_of_the_queue(kombu_client: KombuClient) -
         assert channel.queue_declare("q1", passive=True).message_count == 3
 
 
+def test_a_queue_that_was_deleted_after_it_was_declared_ahead_is_declared_again(
+    kombu_client: KombuClient,
+) -> None:
+    queues = [kombu.Queue(name, kombu.Exchange(name), name) for name in ("q0", "q1")]
+    with kombu_client.connect() as connection:
+        connection.transport_options["dq"].consumed_queues = lambda _: queues
+        channel = connection.default_channel
+        queues[0](channel).declare()
+        publish_elsewhere(kombu_client, "q1")
+        channel.queue_delete("q1", if_empty=True)
+        assert channel.queue_declare("q1", passive=True).message_count == 1
+        channel.queue_delete("q1")
+        queues[1](channel).declare()
+        assert kombu_client.client.smembers(queue_registry("online")) == {b"q0", b"q1"}
+
+
 def test_an_error_of_a_queue_stays_with_its_declaration(kombu_client: KombuClient) -> None:
     kombu_client.client.hset(PartitionKeys("online", "q1").state, "partitions", 4)
     queues = [kombu.Queue(name, kombu.Exchange(name), name) for name in ("q0", "q1", "q2")]
