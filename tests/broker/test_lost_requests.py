@@ -10,7 +10,7 @@ import kombu
 import pytest
 import redis
 
-from celery_dq.clock import ManualClock
+from celery_dq.clock import ManualClock, SystemClock
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from tests.broker.kombu_client import KombuClient, bodies, consumer_of
@@ -216,7 +216,7 @@ def test_an_exit_sends_pending_acks_and_ends_the_lease(kombu_client: KombuClient
 
 
 def test_messages_of_a_claim_on_its_way_are_not_released() -> None:
-    doubts = InDoubtClaims()
+    doubts = InDoubtClaims(SystemClock())
     doubts.claim_sent("p")
     doubts.claim_unanswered("p")
     doubts.claim_sent("p")  # the broker has carried it out, and its answer is still to be read

@@ -35,11 +35,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "fairness",
         "the other consumers end with a refused one",
         "transport/redis/event_loop.py",
-        "        queues = self.context.queues_to_consume([queue for queue, *_ in self._starting.values()], "
-        "self.client)\n        starting, self._starting = self._starting, {}\n",
-        "        starting, self._starting = self._starting, {}\n"
-        "        queues = self.context.queues_to_consume([queue for queue, *_ in starting.values()], "
-        "self.client)\n",
+        "[queue for queue, *_ in self._starting.values()]",
+        "[self._starting.popitem()[1][0] for _ in tuple(self._starting)]",
         (_CONSUMERS, "-k", "refused_consumer"),
     ),
     Mutation(

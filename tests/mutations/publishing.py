@@ -203,8 +203,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "calls",
         "a declaration raises redis-py's error",
         "transport/redis/channel.py",
-        "queue_declare = refusals_named()(EventLoopChannel.queue_declare)",
-        "queue_declare = EventLoopChannel.queue_declare",
+        "    @refusals_named()\n    def queue_declare(",
+        "    def queue_declare(",
         (TESTS + "test_refusals.py",),
     ),
     Mutation(

@@ -159,9 +159,17 @@ MUTATIONS: tuple[Mutation, ...] = (
         "singleton",
         "an ack of the heartbeat overtakes one that the loop has sent",
         "transport/redis/in_flight/heartbeat.py",
-        "if queue.token and process.in_doubt.acks_under_way(name) > 1 and not self._exiting:",
+        "if queue.token and not self._exiting and process.in_doubt.awaits_others(name, interval_s):",
         "if False:",
         (TESTS + "test_singleton_delivery.py", "-k", "overtakes"),
+    ),
+    Mutation(
+        "singleton",
+        "the heartbeat waits for an answer that a blocked loop does not read",
+        "transport/redis/in_flight/in_doubt.py",
+        "len(sent_at) > 1 and self._clock.monotonic() - sent_at[0] < within_s",
+        "len(sent_at) > 1",
+        (TESTS + "test_singleton_delivery.py", "-k", "blocked_loop"),
     ),
     Mutation(
         "singleton",

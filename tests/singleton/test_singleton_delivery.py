@@ -246,6 +246,30 @@ def test_no_ack_overtakes_an_earlier_one_on_another_connection(
         channel.close()
 
 
+def test_the_heartbeat_sends_acks_behind_an_answer_that_a_blocked_loop_does_not_read(
+    scripts: PartitionScripts, channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a task that has started, and is killed hours later, would run again."""
+    monkeypatch.setattr(singleton_delivery, "most_unconfirmed", lambda service_s: 1)
+    scripts.push("a", "b")
+    channel.turn_until(lambda: channel.ids == ["first", "a", "b"] and not channel.fetcher.expects_answer)
+    first, second = (channel.ledger.get(message.delivery_tag) for message in channel.got[1:])
+    assert first is not None
+    assert second is not None
+    heartbeat = channel.process.heartbeat
+    channel.ledger.finish(first.tag)
+    channel.delivery.follow_leaderships()
+    assert channel.fetcher.expects_answer
+    channel.ledger.finish(second.tag)
+    heartbeat.send_pending_acks(heartbeat.queues[first.partition], scripts.client)
+    assert scripts.client.hexists(scripts.keys.messages, "b")
+    channel.clock.jump(LEASE_S / 4)
+    heartbeat.send_pending_acks(heartbeat.queues[first.partition], scripts.client)
+    assert second.confirmed
+    channel.fetcher.read_all_answers()
+    assert first.confirmed
+
+
 def test_the_wait_for_a_confirmation_is_no_service_time(
     scripts: PartitionScripts, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

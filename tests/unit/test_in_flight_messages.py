@@ -52,7 +52,7 @@ def ledger() -> InFlightMessages:
 
 @pytest.fixture
 def heartbeat(ledger: InFlightMessages) -> Heartbeat:
-    process: Any = SimpleNamespace(in_flight=ledger, in_doubt=InDoubtClaims())
+    process: Any = SimpleNamespace(in_flight=ledger, in_doubt=InDoubtClaims(SystemClock()))
     return Heartbeat(process)
 
 

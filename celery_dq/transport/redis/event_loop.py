@@ -99,9 +99,9 @@ class EventLoopChannel(RedisChannel):
         if not self._starting:
             return
         queues = self.context.queues_to_consume([queue for queue, *_ in self._starting.values()], self.client)
-        starting, self._starting = self._starting, {}
         self.context.register_consumer()
-        for (tag, (_, callback, no_ack)), queue in zip(starting.items(), queues, strict=True):
+        for tag, queue in zip(tuple(self._starting), queues, strict=True):
+            _, callback, no_ack = self._starting.pop(tag)
             self.consumer.start_consumer(QueueConsumer(tag, queue, callback, no_ack))
 
     def tick(self) -> None:

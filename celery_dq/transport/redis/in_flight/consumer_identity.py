@@ -52,7 +52,7 @@ class ConsumerIdentity:
         self.lease_s = lease_s
         self.lease_ms = int(lease_s * 1000)
         self.in_flight = InFlightMessages(self.clock, lease_s)
-        self.in_doubt = InDoubtClaims()
+        self.in_doubt = InDoubtClaims(self.clock)
         #: Returns the tags of deliveries that run or are about to; set by the worker.
         self.running_tags: Callable[[], frozenset[str]] = frozenset
         self.heartbeat = Heartbeat(self)

@@ -373,8 +373,10 @@ class Heartbeat:
         while in_flight.pending_acks(name):
             process.in_doubt.count_acks_under_way(name, +1)
             try:
-                # See `taking_acks` of the pipeline. At the exit, nothing else will send them.
-                if queue.token and process.in_doubt.acks_under_way(name) > 1 and not self._exiting:
+                # See `taking_acks` of the pipeline. At the exit nothing else sends them, nor while a task
+                # blocks the loop: one that turns would have read the other answer within a heartbeat.
+                interval_s = process.lease_s / RENEWALS_PER_LEASE
+                if queue.token and not self._exiting and process.in_doubt.awaits_others(name, interval_s):
                     break
                 in_flight.send_acks(process.consumer, queue, client)
             finally:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 
 import redis
 
+from celery_dq.clock import Clock
 from celery_dq.transport.in_flight.pending_acks import MAX_ACKS_PER_CALL, delivery_tag
 from celery_dq.transport.partition_replies import DeliveryTag
 from celery_dq.transport.redis.store.queue import Queue
@@ -35,12 +36,18 @@ FIELDS_PER_SCAN = 200
 
 
 class InDoubtClaims:
-    """The calls of one process without an answer, and the claims whose answer was lost."""
+    """The calls of one process without an answer, and the claims whose answer was lost.
 
-    def __init__(self) -> None:
+    Args:
+        clock: measures by its monotonic time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         # Several threads count by the length: appending and popping are atomic.
         self._claims: dict[str, deque[None]] = {}
-        self._acks: dict[str, deque[None]] = {}
+        #: Times at which the calls with acks were sent, oldest first, by partition.
+        self._acks: dict[str, deque[float]] = {}
         self._answered: dict[str, dict[str, None]] = {}
         self._looks_left: dict[str, int] = {}
         self._unknown: dict[str, set[tuple[str, str]]] = {}
@@ -75,9 +82,9 @@ class InDoubtClaims:
         """Count a call with acks that is sent (*change* +1), or answered or given up (-1)."""
         under_way = self._acks.setdefault(partition, deque())
         if change > 0:
-            under_way.append(None)
+            under_way.append(self._clock.monotonic())
         else:
-            under_way.pop()
+            under_way.popleft()
             if self._ack_waiters and not under_way:
                 answered = self._ack_waiters.pop(partition, None)
                 if answered is not None:
@@ -86,6 +93,11 @@ class InDoubtClaims:
     def acks_under_way(self, partition: str) -> int:
         """Return how many calls with acks have no answer yet, or are about to be sent."""
         return len(self._acks.get(partition, ()))
+
+    def awaits_others(self, partition: str, within_s: float) -> bool:
+        """Return whether a call before the latest was sent less than *within_s* seconds ago."""
+        sent_at = self._acks[partition]
+        return len(sent_at) > 1 and self._clock.monotonic() - sent_at[0] < within_s
 
     def is_unsettled(self, partition: str) -> bool:
         """Return whether a call has no answer yet, or a claim was lost and is not cleared up."""

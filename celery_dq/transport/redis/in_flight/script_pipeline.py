@@ -323,11 +323,11 @@ class ScriptPipeline:
 
     def _receive(self, sent: InFlightCall, answer: Any) -> None:
         """Handle the answer to a script."""
-        result = sent.call.parse(answer)
         acks, process = sent.acks, self._process
         acks.confirm()
         if sent.carries_acks:
             process.in_doubt.count_acks_under_way(sent.queue.key, -1)
+        result = sent.call.parse(answer)
         if sent.on_claimed is not None:
             process.claim_times[sent.queue.name].add(process.clock.monotonic() - sent.sent_at)
             self._answered(sent, result)
