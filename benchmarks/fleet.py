@@ -33,7 +33,7 @@ PARTITION_BYTES = Constant(1_100, "bytes of an idle partition", "many_queues")
 WORKER_MB = Constant(73, "MB of a worker's main process, threads pool", "many_queues")
 WORKER_PARTITION_KB = Constant(12.5, "kB more for each partition", "many_queues")
 MESSAGE_BYTES = Constant(490, "bytes of a waiting message, beside its arguments", "memory")
-PUBLISHER = Constant(51_000, "calls/s of a process with the buffer", "buffering")
+PUBLISHER = Constant(42_000, "calls/s of a process with the buffer", "buffering")
 LIST_BYTES = Constant(3.3, "bytes of a partition in the list of its worker", "allocation")
 
 #: Share of a core that servers and workers use, so that a lost one can be borne.
