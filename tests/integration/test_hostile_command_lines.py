@@ -191,7 +191,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("dead purge push nonsense", "no dead letter 'nonsense'"),
     ("dead purge pusj --all", "Did you mean 'push'?"),
     ("audit --queue pusj", "Did you mean 'push'?"),
-    ("audit --since never", "'never' is not a duration"),
+    ("audit --since never", "'never' is no time such as"),
     ("audit --limit 0", "1<=x<=1000000"),
     ("leaders pusj", "'pusj' never had a leader."),
     ("leaders EMPTY", "give a text, not empty"),

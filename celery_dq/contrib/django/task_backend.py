@@ -172,9 +172,14 @@ class DqBackend(_TASKS.Backend):  # type: ignore[misc]  # its module depends on 
             raise NotImplementedError(_NEEDS_RESULTS)
         app = project_app()
         meta = app.backend.get_task_meta(result_id)
+        if _STATUS.get(meta["status"]) is None:
+            if waiting := self._waiting(app, result_id):
+                return waiting
+            # The task may have ended between the two answers.
+            meta = app.backend.get_task_meta(result_id)
         status = _STATUS.get(meta["status"])
         if status is None:
-            return self._waiting(app, result_id)
+            raise _TASKS.DoesNotExist(result_id)
         task = self._task(meta.get("name") or "", result_id)
         result = self._result(
             task,
@@ -193,11 +198,11 @@ class DqBackend(_TASKS.Backend):  # type: ignore[misc]  # its module depends on 
         return result
 
     def _waiting(self, app: Any, result_id: str) -> Any:
-        """Return the result of a task that the broker has. Its arguments are not known there."""
+        """Return the result of a task that the broker has, or None. Its arguments are not known there."""
         for found in dq_of(app).find(result_id):
             status = _RUNNING if found.state in ("claimed", "settled") else _READY
             return self._result(self._task(found.task, result_id), result_id, status=status)
-        raise _TASKS.DoesNotExist(result_id)
+        return None
 
     def _task(self, name: str, result_id: str) -> Any:
         """Return the task of Django with the name of a Celery task."""
