@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DeclaredAhead:
-    """What a channel has declared ahead.
+    """The queues and bindings that a channel has declared ahead.
 
     Args:
         channel: The channel.
