@@ -1,9 +1,13 @@
-"""``python -m benchmarks [name …] [--quick]``: measures all figures of the README.
+"""``python -m benchmarks [name …] [--quick] [--only CASE]``: measures all figures of the README.
 
 Each benchmark runs stock and ours in turn, in the same run, on servers of its own, and bounds its own time.
 It prints medians with (min-max) and ratios round by round, and writes JSON, reST tables and plots to
 ``benchmarks/out/``. From what lies there it makes ``ratios.rst``: all ratios beside the stock transport. With
-``--readme`` it writes them, and the curve by tenant count, into README.rst and the guide.
+``--readme`` it writes them, the tables that the guide has marks for, and the curve by tenant count, into
+README.rst and the guide.
+
+``--only`` measures a part of a benchmark with long cases. Its files are called ``NAME-part``, so that no
+table of the guide is made of a part.
 """
 
 from __future__ import annotations
@@ -97,6 +101,13 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "zookeeper_broker_depth": zookeeper_broker_depth,
 }
 
+#: Benchmarks of which a part can be measured.
+IN_PARTS: dict[str, Callable[[bool, str], Report]] = {
+    "claims": claims,
+    "trickle": trickle,
+    "many_quotas": many_quotas,
+}
+
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -110,18 +121,27 @@ def main(arguments: list[str] | None = None) -> int:
         help="write the results in --out into README.rst and the guide; without names, measure nothing",
     )
     parser.add_argument("--quick", action="store_true", help="smaller and shorter: a look, not a figure")
+    parser.add_argument(
+        "--only", default="", metavar="CASE", help=f"cases whose names contain this, of {', '.join(IN_PARTS)}"
+    )
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(BENCHMARKS):
         parser.error(f"unknown benchmark {', '.join(sorted(unknown))}: choose from {', '.join(BENCHMARKS)}")
+    if options.only and (not options.names or set(options.names) - set(IN_PARTS)):
+        parser.error(f"--only measures a part of {', '.join(IN_PARTS)}: name one of them")
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     for name in options.names or ([] if options.readme else BENCHMARKS):
         started = time.monotonic()
-        report = BENCHMARKS[name](options.quick)
+        if options.only:
+            report, stem = IN_PARTS[name](options.quick, options.only), f"{name}-part"
+        else:
+            report, stem = BENCHMARKS[name](options.quick), name
         print(report.text(), f"   took {time.monotonic() - started:.0f} s", sep="\n", flush=True)
-        (out / f"{name}.json").write_text(json.dumps(report.data, indent=1))
-        (out / f"{name}.rst").write_text(report.rst())
-        _plot(report, out)
+        (out / f"{stem}.json").write_text(json.dumps(report.data, indent=1))
+        (out / f"{stem}.rst").write_text(report.rst())
+        if not options.only:
+            _plot(report, out)
     ratios = summary(out)
     if ratios.rows:
         (out / "ratios.rst").write_text(ratios.rst())

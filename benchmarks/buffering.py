@@ -16,7 +16,7 @@ from celery import Celery
 from kombu import pools
 
 import celery_dq
-from benchmarks.measure import Report, Series, dump, interleave, percentile, ratio
+from benchmarks.measure import Report, Series, dump, interleave, percentile, ratio, short
 from celery_dq.app.api.api import dq_of
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.buffered_producer import BufferedProducer, Persistence
@@ -193,7 +193,7 @@ def outage(quick: bool) -> Report:
             "disk": seen.spill_bytes / 1e6,
             "drain": drained,
         }
-        report.row(kind, len(waits), *(f"{value:,.3g}" for value in figures.values()))
+        report.row(kind, f"{len(waits):,}", *map(short, figures.values()))
         report.data[kind] = figures
     return report
 

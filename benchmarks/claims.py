@@ -7,7 +7,7 @@ import threading
 import time
 from functools import partial
 
-from benchmarks.measure import Report, Series, ServerProbe, dump, interleave, percentile, ratio
+from benchmarks.measure import Report, Series, ServerProbe, chosen, dump, interleave, percentile, ratio
 from benchmarks.postbox import Sink, connect, publish_many
 from benchmarks.quotas import idle_bytes, quota_error
 from benchmarks.summary import curve
@@ -20,9 +20,9 @@ QUICK_POINTS = (1, 10, 100, 1_000)
 DWELL_RATE = 300
 
 
-def claims(quick: bool) -> Report:
+def claims(quick: bool, only: str = "") -> Report:
     """Messages/s, Redis CPU and memory per message with a backlog; dwell without one."""
-    points = QUICK_POINTS if quick else POINTS
+    cases = {f"{point:,} tenant{'s' * (point > 1)}": point for point in (QUICK_POINTS if quick else POINTS)}
     report = Report("claims")
     report.header = ["tenants", "broker", "claimed+acked/s", "vs stock", "redis µs/msg", "bytes/msg"]
     report.header += ["bytes/idle tenant", "dwell p50 ms", "dwell p99 ms", "quota error %"]
@@ -37,7 +37,8 @@ def claims(quick: bool) -> Report:
     report.notes.append(
         "quota error: at the claim, the worst of up to 100 tenants with 2,000/s in all; all others must wait"
     )
-    for tenants in points:
+    for case in chosen(list(cases), only):
+        tenants = cases[case]
         messages = max(tenants, 1_500 if quick else 20_000)
         once = partial(_round, tenants, messages, 1.0 if quick else 4.0)
         found = interleave(ACTIVE, 1 if quick else 3, once, 60)

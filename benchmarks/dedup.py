@@ -1,4 +1,4 @@
-"""The cost of dedup per call, beside the same call without it, and beside celery-singleton and celery-once.
+"""The cost of dedup per call, beside the same call without it, and beside the packages of others.
 
 The peers are measured where they are installed. They lock before they publish, on the stock Redis transport.
 ``scripts`` is publish, claim and finish of a message by the scripts alone, in batches of one. ``worker`` is
@@ -30,7 +30,11 @@ from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.brokers import BROKERS
 from tests.workers import WorkerProcess, make_app
 
-PEERS = {"celery-singleton": "celery_singleton", "celery-once": "celery_once"}
+PEERS = {
+    "celery-singleton": "celery_singleton",
+    "celery-once": "celery_once",
+    "celery-heimdall": "celery_heimdall",
+}
 
 
 def dedup_cost(quick: bool) -> Report:
@@ -91,6 +95,15 @@ def _task(app: Celery, kind: str) -> Any:
         def once(sku: int) -> None: ...
 
         return once
+
+    if kind == "celery-heimdall":
+        module = importlib.import_module(PEERS[kind])
+        unique = {"unique": True, "unique_lock_blocking": False}
+
+        @app.task(base=module.HeimdallTask, name="refresh", shared=False, heimdall=unique)
+        def heimdall(sku: int) -> None: ...
+
+        return heimdall
 
     def refresh(sku: int) -> None: ...
 

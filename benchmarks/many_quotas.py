@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import psutil
 from kombu import Connection, Consumer, Message, Queue
 
-from benchmarks.measure import Report, ServerProbe, short
+from benchmarks.measure import Report, ServerProbe, chosen, short
 from benchmarks.postbox import batch_of
 from benchmarks.quotas import worst_excess
 from benchmarks.shop import DEFAULTS, NAME, RECORD, add_tasks
@@ -91,7 +91,7 @@ class Accuracy(NamedTuple):
     excess: float
 
 
-def many_quotas(quick: bool) -> Report:
+def many_quotas(quick: bool, only: str = "") -> Report:
     """Measure the accuracy of 3,000 quotas at fixed totals, and the highest total with all within 1 %."""
     report = Report("many_quotas")
     report.header = ["quotas of", "consumers", "asked/s", "window s", "served/s", "beyond 1 %", "worst %"]
@@ -120,15 +120,19 @@ def many_quotas(quick: bool) -> Report:
     )
     report.notes.append("CPU: of one core, in the window; memory: at its end, with the rest of the backlog")
     report.notes.append("CPU wait: time that threads of the consumers waited for a core, in % of the window")
+    totals = (float(quotas),) if quick else TOTALS
+    highest = "the highest total"
+    parts = [*(f"{total:,.0f}/s" for total in totals), *([] if quick else [highest])]
+    cases = chosen([f"{name}, {kind}, {part}" for name, kind in CASES for part in parts], only)
     for name, kind in CASES:
         form = Form(name, quotas)
-        if quick:
-            _run(report, form, kind, float(quotas), QUICK_WINDOW_S)
-            continue
         held, failed = 0.0, MOST
-        for total in TOTALS:
-            if total < failed:
-                held, failed = _narrow(report, form, kind, total, WINDOW_S, held, failed)
+        for total in totals:
+            if total < failed and f"{name}, {kind}, {total:,.0f}/s" in cases:
+                window_s = QUICK_WINDOW_S if quick else WINDOW_S
+                held, failed = _narrow(report, form, kind, total, window_s, held, failed)
+        if f"{name}, {kind}, {highest}" not in cases:
+            continue
         for _ in range(PROBES):
             total = math.sqrt(max(held, LEAST) * failed)
             held, failed = _narrow(report, form, kind, total, PROBE_WINDOW_S, held, failed)

@@ -84,6 +84,18 @@ def ratio(ours: Series, theirs: Series) -> str:
     return f"{Series(pairs)}x" if pairs else "-"
 
 
+def chosen(cases: Sequence[str], only: str) -> list[str]:
+    """Return the cases whose names contain `only`.
+
+    Raises:
+        ValueError: There is none.
+    """
+    found = [case for case in cases if only in case]
+    if not found:
+        raise ValueError(f"no case contains {only!r}: choose from {'; '.join(cases)}")
+    return found
+
+
 def interleave(
     contenders: Sequence[str], rounds: int, measure: Callable[[str], dict[str, float]], budget: float
 ) -> dict[str, dict[str, Series]]:

@@ -45,7 +45,9 @@ def _pairs(folder: Path) -> Iterator[Pair]:
 
     for tenants, row in read("claims").items():
         plural = "" if tenants == "1" else "s"
-        yield pair(f"claim + ack, {int(tenants):,} tenant{plural}, messages/s", "claims", row, "rate")
+        many = f"{int(tenants):,} tenant{plural}"
+        yield pair(f"claim + ack, {many}, messages/s", "claims", row, "rate")
+        yield pair(f"dwell p99, {many}, ms (less is better)", "claims", row, "p99")
     for case, row in read("tasks").items():
         yield pair(f"worker, no-op tasks/s, {case} acks", "tasks", row, "rate")
     if row := read("buffering"):

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from benchmarks.measure import Report, Series, ServerProbe, dump, interleave, percentile, ratio
+from benchmarks.measure import Report, Series, ServerProbe, chosen, dump, interleave, percentile, ratio
 from benchmarks.shop import DEFAULTS, NAME, WAIT, add_tasks
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import ACTIVE, BROKERS
@@ -26,8 +26,14 @@ PER_PUBLISHER = 1_000
 PATIENCE_S = 10.0
 
 
-def trickle(quick: bool) -> Report:
+def trickle(quick: bool, only: str = "") -> Report:
     """Redis CPU, script calls, commands and round trips per message, and its latency, by rate and workers."""
+    rates, amounts = (QUICK_RATES, QUICK_WORKERS) if quick else (RATES, WORKERS)
+    cases = {
+        f"{rate}/s, {workers} worker{'s' * (workers > 1)}": (rate, workers)
+        for rate in rates
+        for workers in amounts
+    }
     report = Report("trickle")
     report.header = ["msgs/s", "workers", "broker", "redis µs/msg", "vs stock", "scripts/msg", "commands/msg"]
     report.header += ["trips/msg", "p50 ms", "p99 ms", "p99 vs stock", "run/s", "share run"]
@@ -45,18 +51,17 @@ def trickle(quick: bool) -> Report:
         "p50, p99: from the call to the first line of the task; run/s: below msgs/s where the CPU is full"
     )
     seconds = 3.0 if quick else 15.0
-    for rate in QUICK_RATES if quick else RATES:
-        for workers in QUICK_WORKERS if quick else WORKERS:
-            measure = partial(_round, rate, workers, seconds)
-            found = interleave(ACTIVE, 1 if quick else 3, measure, 240)
-            stock = found.get("stock", {})
-            for name in ACTIVE:
-                row = found[name]
-                against = [ratio(row[key], stock.get(key, Series())) for key in ("cpu", "p99")]
-                counts = [row[key] for key in ("scripts", "commands", "trips", "p50", "p99")]
-                cells = [row["cpu"], against[0], *counts, against[1], row["rate"], row["run"]]
-                report.row(rate, workers, name, *cells)
-            report.data[f"{rate}/s, {workers} workers"] = dump(found)
+    for case in chosen(list(cases), only):
+        rate, workers = cases[case]
+        found = interleave(ACTIVE, 1 if quick else 3, partial(_round, rate, workers, seconds), 240)
+        stock = found.get("stock", {})
+        for name in ACTIVE:
+            row = found[name]
+            against = [ratio(row[key], stock.get(key, Series())) for key in ("cpu", "p99")]
+            counts = [row[key] for key in ("scripts", "commands", "trips", "p50", "p99")]
+            cells = [row["cpu"], against[0], *counts, against[1], row["rate"], row["run"]]
+            report.row(rate, workers, name, *cells)
+        report.data[case] = dump(found)
     return report
 
 

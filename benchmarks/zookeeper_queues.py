@@ -26,7 +26,7 @@ ITEM = {"filler": "x" * 80}
 def zookeeper_queues(quick: bool) -> Report:
     """Measure single puts, batches, consuming, and the time to reach an idle consumer."""
     report = Report("zookeeper_queues")
-    report.header = ["", "put/s", "vs stock", "put in batches/s", "vs stock", "consumed/s", "vs stock"]
+    report.header = ["queue", "put/s", "vs stock", "put in batches/s", "vs stock", "consumed/s", "vs stock"]
     report.header += ["idle p50 ms", "p99 ms", "max ms"]
     amount = 500 if quick else 2000
     with ZooKeeperServer(tick_ms=2000) as server:

@@ -295,8 +295,7 @@ class Follower:
     def _apply_coming(self) -> None:
         if self._coming is not None and self._coming[0] <= self._clock.monotonic():
             target, self._coming = self._coming[1], None
-            # The first heartbeat comes after the first claim.
-            self._answered_at = max(self._answered_at, self._clock.monotonic())
+            self._expect_heartbeats()
             self._serve(target)
 
     def _serve_all_without_assignment(self) -> None:
@@ -312,7 +311,12 @@ class Follower:
                 extra={"event": "allocation_missing"},
             )
             self._serves_all = True
+            self._expect_heartbeats()
             self._changed()
+
+    def _expect_heartbeats(self) -> None:
+        """Count a silence of the broker from now on: the first heartbeat comes after the first claim."""
+        self._answered_at = max(self._answered_at, self._clock.monotonic())
 
     def _serve(self, served: dict[str, frozenset[int]]) -> None:
         if self._served != served:

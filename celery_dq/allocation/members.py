@@ -101,6 +101,8 @@ class Members:
         self._on_change = on_change
         #: By node: transaction that created it, and the member; only nodes whose watch has not fired.
         self._known: dict[str, tuple[int, RunningWorker]] = {}
+        #: Nodes that have changed since they were asked for, perhaps before their answers were read.
+        self._changed: set[str] = set()
         self._session_id: int | None = None
 
     def read(self) -> list[RunningWorker]:
@@ -126,6 +128,7 @@ class Members:
             )
         unknown = [name for name in names if name not in self._known]
         found = dict(self._known)
+        self._changed.difference_update(unknown)
         answers = ask_all(
             session,
             lambda client: [client.get_async(f"{folder}/{name}", self._on_node) for name in unknown],
@@ -142,8 +145,9 @@ class Members:
         for name in set(names) & found.keys():
             created, member = found[name]
             members[member.name] = max(members.get(member.name, (0, member)), (created, member), key=_age)
-        for name in self._known.keys() - set(names):
+        for name in self._known.keys() - set(names) | self._changed:
             self._known.pop(name, None)
+        self._changed.intersection_update(names)
         return [members[name][1] for name in sorted(members)]
 
     def _member(self, node: str, data: bytes) -> RunningWorker:
@@ -160,7 +164,9 @@ class Members:
         self._on_change()
 
     def _on_node(self, event: Any) -> None:
-        self._known.pop(str(event.path or "").rpartition("/")[2], None)
+        name = str(event.path or "").rpartition("/")[2]
+        self._changed.add(name)
+        self._known.pop(name, None)
         self._on_change()
 
 

@@ -78,6 +78,7 @@ def dead_list(
 
 def _search(letters: DeadLetters, wanted: DeadLetterFilter, limit: int) -> tuple[list[DeadLetter], int]:
     """Return the latest dead letters that are meant, and the number of those that were looked at."""
+    letters.check_tenant_filter(wanted.tenant)
     found: list[DeadLetter] = []
     for offset in range(0, MOST_LOOKS, CHUNK):
         part = letters.list(CHUNK, offset)

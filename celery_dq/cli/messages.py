@@ -52,6 +52,8 @@ def find(dq: DQ, as_json: bool, task_id: str) -> None:
         # A retry or a replay that reuses the task id gets a message id with a suffix.
         looked += ", for this id and its repetitions ~1 to ~9." if dq.serves_queues() else "."
         click.echo(looked, err=as_json)
+        if dq.serves_queues() and (explained := dq.explain(task_id=task_id)).reason == "cancelled":
+            click.echo(explained.sentence, err=as_json)
         raise SystemExit(1)
 
 

@@ -18,6 +18,7 @@ from celery.bin.base import handle_preload_options
 from kombu.exceptions import OperationalError
 
 from celery_dq.app.api.api import dq_of
+from celery_dq.app.checks.finding import WAIT_FOR_SLOT, slot_moves
 from celery_dq.errors import ConfigurationError, DQError
 from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import MOST
@@ -48,6 +49,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             if getattr(exc, "filename", None) or getattr(exc, "errno", None) == errno.ENOSPC:
                 raise click.ClickException(f"A file cannot be used: {exc}") from exc
             reason = str(exc) or type(exc).__name__
+            if slot_moves(exc):
+                raise click.ClickException(f"The broker cannot be read: {reason}. {WAIT_FOR_SLOT}") from exc
             raise click.ClickException(
                 f"The server cannot be reached or used: {reason.rstrip('.')}. Start it, or correct its URL; "
                 "'celery dq doctor' checks all servers."

@@ -262,6 +262,8 @@ def quota_copy(
     require_queue(queue, known)
     target = queue if to is None else to
     is_elsewhere = to_environment not in (None, dq.options.environment)
+    if to_environment is None and to in ENVIRONMENTS and to not in known:
+        raise click.UsageError(f"There is no queue {to!r}. For the environment, give --to-environment {to}.")
     if not is_elsewhere:
         require_queue(target, known)
     if queue == target and not is_elsewhere:

@@ -157,6 +157,12 @@ def explain_unknown(task_id: str, queues: list[str]) -> Explanation:
     )
 
 
+def explain_cancelled(task_id: str) -> Explanation:
+    """Explain a task of which there are tombstones only."""
+    sentence = f"Task {task_id} was cancelled and is in no queue; if it is published, it will not run."
+    return Explanation("", "cancelled", "cancelled", sentence, task_id=task_id)
+
+
 def _eligible(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
     keys = partition.keys
     now = server_time_us(client)
@@ -276,7 +282,7 @@ def _message(partition: Partition, client: Client, message: MessageSnapshot) -> 
         after = f", after {_count(others, 'other')} that will not run either" if others else ""
         return "cancelled", f"will not run ({why}); a worker has still to record that{after}", None
     if message.state == "cancelled":
-        return "cancelled", "was cancelled before it was published; when it is, it will not run", None
+        return "cancelled", "was cancelled and does not wait; if it is published, it will not run", None
     if message.state == "dead":
         return "dead", f"is a dead letter; see app.dq.dead_letters[{keys.queue!r}]", None
     return "unknown", f"is in the state {message.state!r}", None

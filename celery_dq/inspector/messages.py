@@ -33,7 +33,7 @@ class MessageSnapshot:
         queue: Name of the queue.
         state: ``waiting``, ``delayed``, ``claimed`` (a consumer has it), ``settled`` (its task has started
             and is never delivered again), ``discarded`` (a worker has still to record that it will not run),
-            ``dead``, or ``cancelled`` (cancelled before it was published).
+            ``dead``, or ``cancelled`` (cancelled, and not in the queue).
         task: Name of the task.
         tenant: Tenant of the message.
         priority: Priority, 0 to 9.

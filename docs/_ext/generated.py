@@ -24,7 +24,14 @@ from celery_dq.beat import schedule_store
 from celery_dq.compat.table import READ_VERSIONS, TABLE
 from celery_dq.dedup.other_brokers import redis_coordinator
 from celery_dq.duration import format_duration
-from celery_dq.keys import MigrationKeys, PartitionKeys, audit_stream, history_stream, queue_registry
+from celery_dq.keys import (
+    MigrationKeys,
+    PartitionKeys,
+    audit_stream,
+    history_stream,
+    queue_registry,
+    wait_end,
+)
 from celery_dq.leadership import redis_election
 from celery_dq.log_events import EVENTS
 from celery_dq.metrics.table import METRICS
@@ -95,7 +102,7 @@ def keys() -> str:
         rows.append((f"``{key.removeprefix(example.prefix)}``", found[1], found[2]))
     transients = TransientQueues("dq:online:")
     others = [(queue_registry("online"), queue_registry), (audit_stream("online"), audit_stream)]
-    others.append((history_stream("online"), history_stream))
+    others += [(history_stream("online"), history_stream), (wait_end("online", "<wait>"), wait_end)]
     others += [(transients.key("<queue>"), transients.key), (transients.mark("<queue>"), transients.mark)]
     for key, function in others:
         kind, _, meaning = " ".join((inspect.getdoc(function) or "").split()).partition(": ")

@@ -94,10 +94,12 @@ def test_workers_serve_on_without_zookeeper(
     own_zookeeper.stop()
     first = mates("a", own_zookeeper.hosts, session_s=SHORT_S)
     assert first.served == frozenset()
+    first.clock.jump(SILENCE_S + 1)  # a session that lasts longer than a silence of the broker may
     wait_until(lambda: first.served is None, what="without any assignment it serves all")
     assert "is ZooKeeper at dq_election reachable?" in caplog.text
     own_zookeeper.start()
     wait_until(lambda: first.served == ALL)
+    assert "gives its partitions away" not in caplog.text, "it had none, and so no heartbeat to be answered"
     second = mates("b", own_zookeeper.hosts, session_s=SHORT_S)
     wait_until(lambda: second.served)
     before = first.served, second.served

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from celery_dq.allocation import published
+from celery_dq.allocation import members, published
 from celery_dq.allocation.assignment import RunningWorker
 from celery_dq.allocation.members import Members, Registration
 from celery_dq.allocation.published import Generation, PublishedAssignment
 from celery_dq.allocation.rebalancer import Rebalancer
 from celery_dq.errors import CorruptRecord, NotElected, ZooKeeperUnreachable
+from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import AllocationNodes
 from celery_dq.zookeeper.session import Session
-from celery_dq.zookeeper.transaction import create, transact
+from celery_dq.zookeeper.transaction import ask_all, create, transact
 from tests.doubles.jumping_clock import JumpingClock
 
 NODES = AllocationNodes("online")
@@ -112,7 +114,9 @@ def test_a_draining_worker_gives_its_partitions_away_unless_it_is_the_last(team:
     first.write(RunningWorker("a", {"push": 16}, draining=True))
     assert set(team.published_after()) == {"a"}
     team.worker("b", mail=4, push=16)
-    assert team.published_after() == {"b": {"push": tuple(range(16)), "mail": tuple(range(4))}}
+    wanted = {"b": {"push": tuple(range(16)), "mail": tuple(range(4))}}
+    # The watch of a node that changes is answered in another thread.
+    wait_until(lambda: team.published_after() == wanted, what=lambda: str(team.lists()))
 
 
 def test_more_partitions_and_new_queues_are_served_at_once(team: Team) -> None:
@@ -120,7 +124,8 @@ def test_more_partitions_and_new_queues_are_served_at_once(team: Team) -> None:
     team.worker("b", push=4)
     team.published_after()
     first.write(RunningWorker("a", {"push": 6, "mail": 1}))
-    served = team.published_after()
+    wait_until(lambda: "mail" in team.published_after()["a"], what=lambda: str(team.lists()))
+    served = team.lists()
     assert sorted(number for each in served.values() for number in each["push"]) == list(range(6))
     assert served["a"]["mail"] == (0,)
 
@@ -193,6 +198,24 @@ def test_an_assignment_that_is_too_large_is_not_published(
         assert set(team.published_after()) == {"a"}
     assert "start more workers, or give the queues fewer partitions" in caplog.text
     assert set(team.published_after()) == {"a", "b"}
+
+
+def test_a_node_that_changes_before_its_answer_is_read_is_read_again(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, changed = team.worker("a"), threading.Event()
+    reader = Members(team.session, NODES, changed.set)
+
+    def changes_meanwhile(*args: Any) -> Any:
+        answers = ask_all(*args)
+        worker.write(RunningWorker("a", {"push": 32}))
+        assert changed.wait(10)
+        return answers
+
+    with monkeypatch.context() as patched:
+        patched.setattr(members, "ask_all", changes_meanwhile)
+        assert reader.read() == [RunningWorker("a", {"push": 16})]
+    assert reader.read() == [RunningWorker("a", {"push": 32})]
 
 
 def test_foreign_nodes_disturb_no_one(team: Team) -> None:

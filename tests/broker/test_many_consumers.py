@@ -111,6 +111,16 @@ def test_a_message_count_ahead_is_that_of_the_queue(kombu_client: KombuClient) -
         assert channel.queue_declare("q1", passive=True).message_count == 3
 
 
+def test_a_message_count_ahead_ends_with_a_purge(kombu_client: KombuClient) -> None:
+    publish_elsewhere(kombu_client, "q1", "q1")
+    queues = [kombu.Queue(name, kombu.Exchange(name), name) for name in ("q0", "q1")]
+    with kombu_client.connect() as connection:
+        connection.transport_options["dq"].consumed_queues = lambda _: queues
+        assert count(connection, queues[0]) == 0
+        assert connection.default_channel.queue_purge("q1") == 2
+        assert count(connection, queues[1]) == 0
+
+
 def test_a_queue_that_was_deleted_after_it_was_declared_ahead_is_declared_again(
     kombu_client: KombuClient,
 ) -> None:

@@ -81,6 +81,21 @@ def test_a_wrong_authority_is_a_clear_error(encrypted: TlsRedis, stranger: Autho
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
 
 
+def test_the_doctor_names_the_setting_of_a_certificate_that_is_not_trusted(
+    encrypted: TlsRedis, stranger: Authority, redis_server: RedisServer
+) -> None:
+    url = f"dq-rediss://localhost:{encrypted.port}/0"
+    place = CeleryApp(
+        BROKERS["dq"], redis_server, "encrypted", broker_url=url, broker_use_ssl=verifying(stranger)
+    )
+    try:
+        (found,) = [each for each in check_server(place.app) if each.code == "E011"]
+    finally:
+        place.close()
+    assert "certificate verify failed" in found.problem
+    assert found.remedy.startswith("Mend broker_use_ssl")
+
+
 def test_a_certificate_for_another_host_is_a_clear_error(authority: Authority) -> None:
     trust = {**verifying(authority), "ssl_check_hostname": True}
     with (

@@ -11,16 +11,20 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 from kombu import Connection
 
 import celery_dq
 from celery_dq.app.checks.doctor import check_server
+from celery_dq.cli import dq as dq_command
 from celery_dq.clock import SystemClock
 from celery_dq.errors import ConfigurationError, ServerError
 from celery_dq.testing.redis_cluster import RedisCluster
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.redis.store.address import addresses_of, identity
 from celery_dq.transport.redis.store.rights import ROLES, denied_commands
+from celery_dq.transport.redis.store.server_checks import is_cluster_node
 from celery_dq.wiring import register_transports
 
 
@@ -95,6 +99,12 @@ def test_a_node_is_no_single_server(redis_cluster: RedisCluster, opened: Callabl
         opened(f"dq-redis://127.0.0.1:{redis_cluster.nodes[0].port}/0").channel()
 
 
+@pytest.mark.parametrize("field", ["redis_mode", "server_mode"])
+def test_a_node_names_its_mode_in_redis_or_in_valkey(field: str) -> None:
+    assert is_cluster_node({field: "cluster"})
+    assert not is_cluster_node({field: "standalone"})
+
+
 def test_an_old_redis_py_is_refused_by_name_of_the_extra() -> None:
     program = (
         "import redis; redis.VERSION = (7, 4, 0)\n"
@@ -122,6 +132,30 @@ def test_operators_see_partition_slot_and_node(
     texts = {finding.code: finding.problem for finding in check_server(app)}
     assert "E032" not in texts
     assert all(f"127.0.0.1:{node.port} " in texts["I032"] for node in redis_cluster.masters())
+
+
+def test_operators_learn_that_a_slot_moves(app: Any, redis_cluster: RedisCluster, queue_name: str) -> None:
+    app.tasks["noop"].apply_async(tenant="acme")
+    (home,) = [each for each in app.dq.queues[queue_name].snapshot().partitions if each.waiting]
+    target = next(each for each in redis_cluster.masters() if each is not redis_cluster.master_of(home.slot))
+    source = redis_cluster.begin_move(home.slot, target)
+    redis_cluster.move_keys(home.slot, source, target, 1)
+    impatient = Celery("cluster", broker=redis_cluster.url(), set_as_current=False)
+    impatient.conf.broker_transport_options = {"socket_timeout": 0.5}
+    celery_dq.setup(impatient)
+    try:
+        obj = CLIContext(app=impatient, no_color=True, workdir=None)
+        shown = CliRunner().invoke(dq_command, ["partitions", queue_name], obj=obj)
+        assert shown.exit_code == 1
+        assert f"slot {home.slot} of the Redis Cluster moves to another node" in shown.output
+        assert "Wait for the end of the move" in shown.output
+        (unusable,) = [each for each in check_server(impatient) if each.code == "E011"]
+        assert "moves to another node" in unusable.problem
+        assert unusable.remedy.startswith("Wait for the end of the move")
+    finally:
+        redis_cluster.move_keys(home.slot, source, target)
+        redis_cluster.end_move(home.slot, target)
+        impatient.close()
 
 
 def test_the_doctor_asks_each_master(

@@ -166,3 +166,11 @@ def test_the_page_of_a_message_in_zookeeper(use_app: Any, operator: Any, hosts: 
         assert answer.status_code == 200, answer.content.decode()
     text = operator.get(f"/dq/message/?id={task_id}").content.decode()
     assert f"Task {task_id} in &#x27;push&#x27; is delayed." in text
+
+
+def test_a_filter_by_tenant_is_refused_in_zookeeper(use_app: Any, operator: Any, hosts: str) -> None:
+    use_app(f"dq-zookeeper://{hosts}")
+    assert operator.get("/dq/dead-letters/?queue=push&task=notify").status_code == 200
+    answer = operator.get("/dq/dead-letters/?queue=push&tenant=acme")
+    assert answer.status_code == 400
+    assert "a dead letter in ZooKeeper has no tenant; leave out tenant" in answer.content.decode()

@@ -146,7 +146,9 @@ def test_an_unknown_address_has_a_page_of_the_dashboard(web: Web, tmp_path: Path
         assert "default-src 'none'" in headers["Content-Security-Policy"]
     status, text, _ = ask(url, "/nowhere/?format=json", Authorization=right)
     assert (status, json.loads(text)["failure"]["status"]) == (404, 404)
-    assert ask(url, "/nowhere/", "POST", Authorization=right)[0] == 403
+    status, text, headers = ask(url, "/nowhere/", "POST", Authorization=right)
+    assert (status, "No such page" in text) == (404, True)
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert ask(url, "/nowhere/")[0] == 401
     # An address without its last slash is corrected, not unknown.
     assert ask(url, "/queue?queue=push", Authorization=right)[0] == 301

@@ -82,13 +82,17 @@ def test_a_search_for_tenants_reports_how_far_it_looked(run: Run, shop: Any) -> 
     assert result.stderr == "Looked at 11 tenants; there are no others.\n"
 
 
-def test_peek_find_and_explain(run: Run, ids: list[str]) -> None:
+def test_peek_find_and_explain(run: Run, shop: Any, ids: list[str]) -> None:
     assert [row["id"] for row in data(run("peek", "push", "--json", "--tenant", "a"))] == ids[:2]
     assert "notify" in run("peek", "push").output
     assert run("peek", "push", "--delayed").output == "No message waits in 'push'.\n"
     assert ids[0] in run("find", ids[0]).output
     assert data(run("find", "x", "--json", status=1)) == []
-    assert "Looked in 1 queue ('push'), for this id and its repetitions" in run("find", "x", status=1).output
+    text = run("find", "x", status=1).output
+    assert "Looked in 1 queue ('push'), for this id and its repetitions" in text
+    assert "was cancelled" not in text
+    shop.dq.revoke(["x"])
+    assert "Task x was cancelled and is in no queue" in run("find", "x", status=1).output
     assert "no worker consumes 'push'" in run("explain", ids[0]).output
     assert data(run("explain", "--tenant", "a", "--queue", "push", "--json"))["reason"] == "no-worker"
     assert "--tenant needs --queue" in run("explain", "--tenant", "a", status=2).output

@@ -172,6 +172,10 @@ MISTAKES: list[tuple[str, str]] = [
     ("quotas import -", "needs --yes or --dry-run"),
     ("quotas import - --yes", "is not JSON: Expecting value: line 1 column 1"),
     ("quotas copy push", "Give --to, --to-environment, or both."),
+    (
+        "quotas copy push --to sandbox",
+        "no queue 'sandbox'. For the environment, give --to-environment sandbox",
+    ),
     ("quotas copy push --to-environment onlyne", "'onlyne' is not one of"),
     ("quotas copy push --to-environment online", "is the source itself"),
     ("quotas copy pusj --to push", "Did you mean 'push'?"),

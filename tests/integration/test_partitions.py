@@ -126,7 +126,8 @@ def test_a_task_is_found_and_explained_in_its_partition(wide: Any, queue: Any) -
             ("push", number, "waiting")
         ]
         assert "is the next of its tenant" in wide.dq.explain(task_id=task_id).sentence
-    assert [each.state for each in wide.dq.find("never-published")] == ["cancelled"]
+    assert queue.find("never-published").state == "cancelled"
+    assert wide.dq.find("never-published") == []
     assert wide.dq.find("absent") == []
     assert queue.explain(D).sentence.startswith(f"Tenant {D!r} has 1 message waiting")
     assert queue.has_tenant(D)

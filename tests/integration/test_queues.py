@@ -74,6 +74,22 @@ def test_a_task_is_found_wherever_it_is(shop: Any) -> None:
     assert shop.dq.find("never-published") == []
 
 
+def test_a_terminated_task_is_not_in_the_queues_that_have_its_tombstone(shop: Any) -> None:
+    """A revoke leaves a tombstone in every queue, so none of them is the one that the task was in."""
+    (task_id,) = send(shop, "a")
+    send(shop, "a", queue="other")
+    (entry,) = claim(shop)
+    shop.dq.revoke([task_id])
+    assert [(each.queue, each.state) for each in shop.dq.find(task_id)] == [("push", "claimed")]
+    with shop.dq._broker.open_home("push") as (partition, client):
+        partition.ack("worker:1", finish=[entry.tag]).run(client)
+    assert shop.dq.find(task_id) == []
+    explained = shop.dq.explain(task_id=task_id)
+    assert (explained.queue, explained.reason) == ("", "cancelled")
+    assert explained.sentence.startswith(f"Task {task_id} was cancelled and is in no queue")
+    assert shop.dq.explain(task_id=task_id, queue="other").reason == "cancelled"
+
+
 def test_a_foreign_record_is_shown_as_unreadable(shop: Any) -> None:
     (task_id,) = send(shop, "a")
     with shop.dq._broker.open_home("push") as (partition, client):

@@ -14,6 +14,7 @@ from celery_dq.cli import dq as dq_command
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector.live_quotas import LiveQuotas, read_document, written
 from celery_dq.options import Quota, resolve
+from celery_dq.transport.redis.store.home import home_of
 from tests.integration.partitioned_shop import A2, A, B, D, opened
 from tests.integration.shop import send
 from tests.lua.partition_scripts import PartitionScripts
@@ -51,6 +52,13 @@ def finish(app: Any, claimed: list[Any]) -> None:
     with opened(app) as (_, client):
         for partition, entry in claimed:
             partition.ack("worker:1", finish=[entry.tag]).run(client)
+
+
+def lives_in(app: Any, tenant: str) -> tuple[tuple[int, ...], int]:
+    """Return the partitions of a tenant's shares, and the one in which it would live without a spread."""
+    with opened(app) as (partitions, _):
+        homes = partitions[0].homes
+        return homes.partitions(tenant), home_of(tenant, homes.count)
 
 
 def run_cli(app: Any, *args: str) -> Any:
@@ -240,8 +248,21 @@ def test_a_spread_that_cannot_be_is_refused(heavy: Any, queue: Any) -> None:
         resolve({"dq_queues": {"push": {"spread": 2}}})
     with pytest.raises(InvalidRequest, match=f"tenant {A!r} lives in 3 of them: run celery dq quotas set"):
         queue.set_partitions(2)
+    quotas.set("push", "flash sale", spread=4)
+    with pytest.raises(InvalidRequest, match="quotas set push 'flash sale' --spread 2"):
+        queue.set_partitions(2)
+    quotas.remove("push", "flash sale")
     assert "--spread needs a TENANT" in run_cli(heavy, "quotas", "set", "push", "--spread", "2").output
     assert quotas.list("push") == {A: Quota(spread=3)}
+
+
+def test_a_call_returns_the_quota_of_a_tenant_that_leaves_its_first_partition(wide: Any, queue: Any) -> None:
+    wide.dq.quotas.set("push", B, rate=50, burst=4, spread=2)
+    assert queue.set_partitions(7, timeout=5).is_complete
+    before, home = lives_in(wide, B)
+    assert home not in before, "the shares stay where they are, and the home is another one by now"
+    wanted = Quota(rate=50, burst=4)
+    assert wide.dq.quotas.set("push", B, spread=1) == wanted == wide.dq.quotas.get("push", B)
 
 
 def test_a_spread_is_set_by_the_command_line_and_by_documents(heavy: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 import celery_dq
 from benchmarks.counter_cost import without_counters
@@ -17,6 +18,7 @@ from celery_dq.inspector.queue_counters import (
     oldest_waiting_s,
 )
 from celery_dq.inspector.queues import queue_snapshot
+from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.script_calls import load_scripts
@@ -43,6 +45,24 @@ def push_keyed(scripts: PartitionScripts, *ids: str, **options: Any) -> None:
 def test_a_partition_without_messages_has_counted_nothing(scripts: PartitionScripts) -> None:
     assert counts(scripts) == {}
     assert counters(scripts).waits_alone == WaitingTimes()
+
+
+def test_the_counters_of_a_redis_that_keeps_its_data_survive_its_crash() -> None:
+    with RedisServer(appendonly=True) as server:
+        with redis.Redis.from_url(server.url()) as client:
+            scripts = PartitionScripts(client)
+            scripts.push("a", "b", "c")
+            scripts.finish(*tags_of(scripts.claim(2).entries))
+            before = counters(scripts)
+        server.kill()
+        server.restart()
+        with redis.Redis.from_url(server.url()) as client:
+            scripts = PartitionScripts(client)
+            assert counters(scripts) == before
+            assert counts(scripts) == {"pushed": 3, "claimed": 2, "finished": 2}
+            assert before.waits_alone.count + before.waits_in_line.count == 2
+            scripts.take()
+            assert counts(scripts)["claimed"] == 3
 
 
 @pytest.mark.parametrize("count", [1, 3])

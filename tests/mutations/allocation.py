@@ -10,6 +10,14 @@ FOLLOWING = "tests/allocation/test_following.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        "shared",
+        "a worker that has found no assignment counts the time before as a silence of its broker",
+        "allocation/follower.py",
+        "            self._serves_all = True\n            self._expect_heartbeats()\n",
+        "            self._serves_all = True\n",
+        ("tests/allocation/test_following.py", "-k", "without_zookeeper"),
+    ),
+    Mutation(
         "calls",
         "a full worker gets further partitions",
         "allocation/ring.py",
@@ -64,6 +72,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        # The answer may be lost after the deletion.\n        self._written = None\n",
         "        # The answer may be lost after the deletion.\n",
         (REBALANCER, "-k", "answer_was_lost"),
+    ),
+    Mutation(
+        "calls",
+        "a node that changes before its answer is read is never read again",
+        "allocation/members.py",
+        "        self._changed.add(name)\n",
+        "",
+        (REBALANCER, "-k", "before_its_answer"),
     ),
     Mutation(
         "calls",

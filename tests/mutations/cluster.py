@@ -22,6 +22,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/cluster/test_cluster_scripts.py", "-k", "no_script_runs"),
     ),
     Mutation(
+        "shared",
+        "a caller gets a redirection, for which it would name the wrong remedy",
+        "transport/redis/store/slot_map.py",
+        "    if isinstance(answer, (AskError, MovedError, TryAgainError)):\n",
+        "    if isinstance(answer, TryAgainError):\n",
+        ("tests/cluster/test_cluster_connection.py", "-k", "waits_too_long"),
+    ),
+    Mutation(
+        "shared",
+        "a node of a cluster of Valkey is taken for a single server",
+        "transport/redis/store/server_checks.py",
+        'in (info.get("redis_mode"), info.get("server_mode"))',
+        'in (info.get("redis_mode"),)',
+        ("tests/cluster/test_cluster_addresses.py", "-k", "names_its_mode"),
+    ),
+    Mutation(
         "custody",
         "replicas are waited for on one of the nodes only",
         "transport/redis/store/cluster_commands.py",

@@ -28,8 +28,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "shared",
         "the dashboard does not check the CSRF token",
         _VIEWS,
-        "    @method_decorator(csrf_protect)\n",
-        "",
+        '@method_decorator(csrf_protect, name="_answer")\nclass ChangeView',
+        "class ChangeView",
         ("tests/dashboard/test_standalone.py", "-k", "changes_and_passwords"),
     ),
     Mutation(

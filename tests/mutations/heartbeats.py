@@ -17,8 +17,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "heartbeat",
         "a heartbeat counts nothing again where no message is left",
         "transport/redis/lua/heartbeat.lua",
-        "state.held, state.next_look_owner = 0, ''",
-        "state.next_look_owner = ''",
+        "'held', '0', 'next_look_owner'",
+        "'next_look_owner'",
         ("tests/lua/test_return.py", "-k", "empty_partition"),
     ),
     Mutation(
@@ -34,7 +34,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a late heartbeat takes its own messages for a dead worker's",
         "transport/redis/lua/heartbeat.lua",
         "renew_lease(consumer, alive, tonumber(ARGV[2]))\n",
-        "dq.reap(limit, tonumber(ARGV[4]))\nrenew_lease(consumer, alive, tonumber(ARGV[2]))\n",
+        "if not alive or tonumber(alive) > now then renew_lease(consumer, alive, tonumber(ARGV[2])) end\n",
         (
             "tests/lua/test_return.py",
             "-k",
@@ -53,8 +53,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "heartbeat",
         "a pause of a tenant does not end while its partition is empty",
         "transport/redis/lua/heartbeat.lua",
-        "state.evict == 0 and state.resume_at == 0 and",
-        "state.evict == 0 and",
+        " and (known[7] or '0') == '0'",
+        "",
         ("tests/lua/test_pauses.py",),
     ),
     Mutation(

@@ -73,6 +73,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "rate",
+        "a message count of before a purge answers later",
+        "transport/redis/channel.py",
+        "        self.ahead.forget(queue)  # its size is another one now\n",
+        "",
+        (_CONSUMERS, "-k", "ends_with_a_purge"),
+    ),
+    Mutation(
+        "rate",
         "the error of one queue is that of all",
         "transport/redis/declared_ahead.py",
         "except (redis.ResponseError, ConfigurationError):",

@@ -136,7 +136,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "shared",
         "a heartbeat of an empty queue forgets the end of its pause",
         "transport/redis/lua/heartbeat.lua",
-        " and state.paused_until == 0\n",
+        " and (known[8] or '0') == '0'\n",
         "\n",
         (PAUSES,),
     ),

@@ -151,8 +151,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "singleton",
         "an ack of the loop overtakes one that the heartbeat sends",
         "transport/redis/in_flight/script_pipeline.py",
-        "yield not queue.token or in_doubt.acks_under_way(key) == own + 1",
-        "yield True",
+        "return self._process.in_doubt.acks_under_way(queue.key) == own + 1",
+        "return True",
         (TESTS + "test_singleton_delivery.py", "-k", "overtakes"),
     ),
     Mutation(
@@ -162,6 +162,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "if queue.token and not self._exiting and process.in_doubt.awaits_others(name, interval_s):",
         "if False:",
         (TESTS + "test_singleton_delivery.py", "-k", "overtakes"),
+    ),
+    Mutation(
+        "singleton",
+        "each early heartbeat begins its wait for an answer again",
+        "transport/redis/in_flight/in_doubt.py",
+        "under_way.pop()  # the latest:",
+        "under_way.popleft()  # the latest:",
+        (TESTS + "test_singleton_delivery.py", "-k", "blocked_loop"),
     ),
     Mutation(
         "singleton",

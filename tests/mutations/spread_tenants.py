@@ -30,6 +30,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "rate",
+        "a call returns the quota of a partition that the tenant has left",
+        "app/api/quotas.py",
+        "                opened = self._set_own(opened",
+        "                self._set_own(opened",
+        (*_OPERATIONS, "-k", "leaves_its_first"),
+    ),
+    Mutation(
+        "rate",
         "a spread is refused where the queue does not exist yet",
         "app/api/quotas.py",
         "            count = options.queue(queue).partitions\n",

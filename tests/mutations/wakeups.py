@@ -15,6 +15,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "fairness",
+        "a consumer goes on to wait while a task blocks it",
+        "transport/redis/consuming/wakeups.py",
+        "        self._end_waits()\n",
+        "",
+        ("tests/broker/test_blocking_tasks.py", "-k", "another_consumer"),
+    ),
+    Mutation(
+        "fairness",
+        "a wake-up that comes before the end of its wait is lost",
+        "transport/redis/consuming/wakeups.py",
+        "                self.read(group)\n",
+        "                group.read_wakeups()\n",
+        ("tests/broker/test_blocking_tasks.py", "-k", "handed_over"),
+    ),
+    Mutation(
+        "fairness",
         "a free slot does not end the back-off of the only queue with work",
         "transport/redis/consuming/fetcher.py",
         "        self._ready.end_backoffs(free)\n",

@@ -9,20 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import BENCHMARKS, IN_PARTS, main
 from benchmarks.at_claim import read_held
 from benchmarks.fleet import PLANS, Plan, distinct, fleet, model
 from benchmarks.many_quotas import accuracy
-from benchmarks.measure import Report, Series
+from benchmarks.measure import Report, Series, chosen
 from benchmarks.peer_apps import PEER_APPS
 from benchmarks.peers import CELERY, PROMISES
 from benchmarks.quotas import rates_of, worst_excess
-from benchmarks.readme import HEADLINES, write_figures
+from benchmarks.readme import GUIDE, HEADLINES, marked, write_figures
 from benchmarks.shop import WAIT
 from benchmarks.summary import curve, summary
 from benchmarks.trickle import waits
 
 CLAIMS = {
-    str(tenants): {"stock": {"rate": [100.0, 110.0]}, "dq": {"rate": [rate, rate], "cpu": [cpu]}}
+    str(tenants): {
+        "stock": {"rate": [100.0, 110.0], "p99": [5.0, 10.0]},
+        "dq": {"rate": [rate, rate], "p99": [2.0, 4.0], "cpu": [cpu]},
+    }
     for tenants, rate, cpu in ((10, 2000.0, 10.0), (100, 1900.0, 10.0), (60_000, 1000.0, 12.0))
 }
 
@@ -112,6 +116,7 @@ def test_ratios_are_those_of_rounds(results: Path) -> None:
         "19.1 (18.2-20)x",
         "claims",
     ]
+    assert rows["dwell p99, 10 tenants, ms (less is better)"][2] == "0.4 (0.4-0.4)x"
     assert rows["consume commands per message (less is better)"][2] == "0.0556x"
     assert rows["``apply_async``, buffered on disk, to the broker/s"][2] == "30x"
     # A quantity without a measurement has no row.
@@ -141,6 +146,69 @@ def test_the_readme_and_the_guide_show_the_results(results: Path, tmp_path: Path
     assert (figures / "tenants.png").read_bytes().startswith(b"\x89PNG")
     write_figures(results, readme, guide, figures)
     assert [readme.read_text(), guide.read_text()] == written
+
+
+def test_the_guide_shows_the_tables_of_benchmarks(tmp_path: Path) -> None:
+    readme, guide = tmp_path / "README.rst", tmp_path / "guide.rst"
+    blocks = ".. quotas-start\n\nold\n\n.. quotas-end\n\n.. peers-start\n\n.. peers-end\n"
+    for file in (readme, guide):
+        file.write_text(f".. ratios-start\n\n.. ratios-end\n\n{blocks}rest\n")
+    (tmp_path / "quotas.json").write_text("{}")
+    (tmp_path / "quotas.rst").write_text("====\nnew\n====\n")
+    (tmp_path / "peers-part.rst").write_text("a part\n")
+    write_figures(tmp_path, readme, guide, tmp_path / "figures")
+    assert guide.read_text().endswith(
+        ".. quotas-start\n\n====\nnew\n====\n\n.. quotas-end\n\n.. peers-start\n\n.. peers-end\nrest\n"
+    )
+
+
+def test_ratios_stay_until_they_are_measured_again(results: Path, tmp_path: Path) -> None:
+    readme = tmp_path / "README.rst"
+    readme.write_text(".. ratios-start\n\n.. ratios-end\n")
+    write_figures(results, readme, readme, tmp_path / "figures")
+    before = marked(readme.read_text())["ratios"]
+    (results / "claims.json").unlink()
+    (results / "commands.json").write_text(
+        json.dumps({"stock": {"publish trips": 2.0}, "dq": {"publish trips": 1.0}})
+    )
+    write_figures(results, readme, readme, tmp_path / "figures")
+    after = marked(readme.read_text())["ratios"]
+    assert set(before.splitlines()) < set(after.splitlines())
+    assert "publish trips per message" in after
+
+
+def test_every_benchmark_is_in_the_guide() -> None:
+    guide = GUIDE.read_text()
+    assert [name for name in BENCHMARKS if f"``{name}``" not in guide] == []
+    assert set(marked(guide)) - {"ratios"} <= set(BENCHMARKS)
+
+
+def test_a_part_of_a_benchmark() -> None:
+    cases = ("10/s, 1 worker", "10/s, 4 workers", "1,000/s, 1 worker")
+    assert chosen(cases, "") == list(cases)
+    assert chosen(cases, "10/s") == list(cases[:2])
+    with pytest.raises(ValueError, match=r"no case contains '5/s': choose from 10/s, 1 worker; "):
+        chosen(cases, "5/s")
+
+
+@pytest.mark.parametrize("names", [[], ["memory"], ["trickle", "memory"]])
+def test_only_some_benchmarks_have_parts(names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*names, "--only", "10/s"])
+    assert "--only measures a part of claims, trickle, many_quotas" in capsys.readouterr().err
+
+
+def test_the_files_of_a_part_have_their_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def trickled(quick: bool, only: str = "") -> Report:
+        seen.append((quick, only))
+        return Report("trickle", header=["msgs/s"])
+
+    monkeypatch.setitem(IN_PARTS, "trickle", trickled)
+    main(["trickle", "--only", "10/s", "--out", str(tmp_path)])
+    assert seen == [(False, "10/s")]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["trickle-part.json", "trickle-part.rst"]
 
 
 def test_the_table_of_the_readme_has_every_headline() -> None:

@@ -17,7 +17,8 @@ import celery_dq
 from celery_dq.cli import dq
 from celery_dq.clock import SystemClock
 from celery_dq.curator.framing import frame, unframe
-from celery_dq.errors import ConfigurationError, InvalidMessage
+from celery_dq.errors import ConfigurationError, InvalidMessage, InvalidRequest
+from celery_dq.inspector.dead_letters import DeadLetterFilter
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.zookeeper import fetcher as fetcher_module
 from celery_dq.znodes import BrokerNodes
@@ -215,10 +216,10 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: DQCelery) ->
     room.connection.close()
     dead_letter()
 
-    def run(*words: str) -> str:
+    def run(*words: str, status: int = 0) -> str:
         context = CLIContext(app=app, no_color=True, workdir=None)
         result = CliRunner().invoke(dq, list(words), obj=context)
-        assert result.exit_code == 0, result.output
+        assert result.exit_code == status, result.output
         return result.output
 
     # A deleted queue keeps its dead letters.
@@ -226,6 +227,12 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: DQCelery) ->
         channel: Any = connection.default_channel
         channel.queue_delete("q")
     assert json.loads(run("dead", "list", "q", "--json"))[0]["id"] == task_id
+    # A filter by tenant is a mistake here, and no search that finds nothing.
+    refusal = "tenant = 'x': a dead letter in ZooKeeper has no tenant; leave out tenant"
+    for words in (("list", "q"), ("replay", "q", "--dry-run")):
+        assert refusal in run("dead", *words, "--tenant", "x", status=1)
+    with pytest.raises(InvalidRequest, match=refusal):
+        letters.replay(wanted=DeadLetterFilter(tenant="x"))
     assert run("dead", "purge", "q", task_id) == "Purged 1.\n"
     assert len(letters) == 0
     # The other operations need the dq-redis broker.

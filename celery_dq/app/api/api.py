@@ -23,7 +23,7 @@ from celery_dq.app.senders import AppSender, headers_of
 from celery_dq.app.timeouts import Deadline
 from celery_dq.context import AppContext
 from celery_dq.errors import InvalidRequest, MissingLibrary
-from celery_dq.inspector.explain import Explanation, explain_message, explain_unknown
+from celery_dq.inspector.explain import Explanation, explain_cancelled, explain_message, explain_unknown
 from celery_dq.inspector.messages import MessageSnapshot, find
 from celery_dq.inspector.redis_values import check_text
 from celery_dq.options import Options, resolve
@@ -108,7 +108,14 @@ class DQ:
         return options
 
     def find(self, task_id: str) -> list[MessageSnapshot]:
-        """Find a task: one snapshot per queue that has it, none when it has finished or never existed."""
+        """Find a task: one snapshot per queue that has it, none when it has finished or never existed.
+
+        A revoke leaves a tombstone in every queue, so no tombstone tells where the task is, or was.
+        """
+        return [message for message in self._find(task_id) if message.state != "cancelled"]
+
+    def _find(self, task_id: str) -> list[MessageSnapshot]:
+        """Return the snapshots and the tombstones of a task."""
         check_text("task_id", task_id)
         names = self._broker.queue_names()
         if self._broker.is_zookeeper():
@@ -116,10 +123,7 @@ class DQ:
             return [message for message in everywhere if message is not None]
         with self._broker.open_all(names) as opened:
             partitions = [each for queue in opened for each in queue.partitions]
-            found = find(partitions, opened[0].client, task_id) if opened else []
-        # A revoke leaves a tombstone in every queue. A tombstone is no place of a task that is in some queue.
-        there = [message for message in found if message.state != "cancelled"]
-        return there or found[:1]
+            return find(partitions, opened[0].client, task_id) if opened else []
 
     def explain(
         self, *, tenant: str | int | None = None, queue: str | None = None, task_id: str | None = None
@@ -135,11 +139,15 @@ class DQ:
             InvalidRequest: Neither a task nor a tenant with its queue is named.
         """
         if task_id is not None and tenant is None:
-            found = self.find(task_id) if queue is None else [self.queues[queue].find(task_id)]
-            for message in filter(None, found):
+            found = self._find(task_id) if queue is None else [self.queues[queue].find(task_id)]
+            for message in found:
+                if message is None or (queue is None and message.state == "cancelled"):
+                    continue
                 with self._broker.open(message.queue) as (partitions, client):
                     home = partitions[message.partition]
                     return self.workers.named_in(explain_message(home, client, message), home)
+            if any(found):
+                return explain_cancelled(task_id)
             return explain_unknown(task_id, [queue] if queue else self._broker.queue_names())
         if tenant is None or queue is None or task_id is not None:
             raise InvalidRequest("explain: give either task_id=…, or tenant=… together with queue=…")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ def set_partitions(
             if homes.widest(widest) > count:
                 raise InvalidRequest(
                     f"partitions = {count}, but tenant {widest!r} lives in {homes.widest(widest)} of them: "
-                    f"run celery dq quotas set {queue} {widest} --spread {count}"
+                    f"run celery dq quotas set {queue} {shlex.quote(widest)} --spread {count}"
                 )
         # The same number may complete the end of an interrupted change, and changes nothing else.
         is_change = homes.count != count or homes.before is not None

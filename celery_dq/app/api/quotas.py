@@ -322,8 +322,8 @@ class QuotasApi:
             yield opened
 
     def _set(self, opened: OpenQueue, tenant: str, parts: dict[str, Any], timeout_s: float) -> Quota:
-        partitions, client, queue = opened.of(tenant), opened.client, opened.partitions[0].keys.queue
-        base = stored_quota(partitions[0], client, tenant)
+        client, queue = opened.client, opened.partitions[0].keys.queue
+        base = stored_quota(opened.of(tenant)[0], client, tenant)
         where = f"quota of tenant {tenant!r} in {queue!r}"
         above_per_s = self._broker.options.queue(queue).spread_above_per_s
         if above_per_s and "spread" not in parts and follows_rate(opened, tenant, base, above_per_s):
@@ -340,10 +340,10 @@ class QuotasApi:
         if quota != base or pauses is None or len(parts) > 1:
             with self._change(client, queue, "quota_set", tenant) as change:
                 change.details = str(quota)
-                self._set_own(opened, tenant, quota, change, timeout_s)
+                opened = self._set_own(opened, tenant, quota, change, timeout_s)
         if pauses is False:
             resume(self._broker, opened, tenant)
-        return quota_in_force(partitions[0], client, tenant)
+        return quota_in_force(opened.of(tenant)[0], client, tenant)
 
     def _make(
         self, change: QuotaChange, audited: AuditedChange, timeout_s: float, opened: OpenQueue

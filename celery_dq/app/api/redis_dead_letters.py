@@ -86,6 +86,13 @@ class DeadLetters:
         with self._broker.open(self.name) as (partitions, client):
             return list_dead_letters(partitions, client, limit, offset)
 
+    def check_tenant_filter(self, tenant: str | None) -> None:
+        """Refuse to look for the dead letters of a tenant if the broker has no tenants.
+
+        Raises:
+            InvalidRequest: A tenant is given, and the broker has none.
+        """
+
     def replay(
         self,
         message_id: str | None = None,

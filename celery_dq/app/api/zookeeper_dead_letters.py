@@ -9,7 +9,7 @@ from celery_dq.app.api.progress import OnProgress, ignore_progress, paced
 from celery_dq.app.api.redis_dead_letters import ALL, DeadLetters, check_choice
 from celery_dq.app.api.task_body import check_changes, shown_arguments, with_arguments
 from celery_dq.duration import parse_rate
-from celery_dq.errors import CorruptRecord
+from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetter, DeadLetterContent, DeadLetterFilter
 from celery_dq.inspector.redis_values import check_count, check_text, moment
 from celery_dq.transport import envelope
@@ -32,6 +32,13 @@ class ZooKeeperDeadLettersApi(DeadLetters):
         with self._broker.zookeeper_channel() as channel:
             found = channel.dead_letters(self.name).list()
         return [self._letter(each) for each in found[offset : offset + limit]]
+
+    def check_tenant_filter(self, tenant: str | None) -> None:
+        """Refuse to look for the dead letters of a tenant."""
+        if tenant is not None:
+            raise InvalidRequest(
+                f"tenant = {tenant!r}: a dead letter in ZooKeeper has no tenant; leave out tenant"
+            )
 
     def replay(
         self,
@@ -58,9 +65,10 @@ class ZooKeeperDeadLettersApi(DeadLetters):
             How many messages were sent.
 
         Raises:
-            InvalidRequest: Both `message_id` and `wanted` are given.
+            InvalidRequest: Both `message_id` and `wanted` are given, or `wanted` names a tenant.
         """
         check_choice(message_id, wanted)
+        self.check_tenant_filter(wanted.tenant)
         per_second = (
             None
             if rate is None

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Finding", "reason_of"]
+from redis.exceptions import TryAgainError
+
+__all__ = ["WAIT_FOR_SLOT", "Finding", "reason_of", "slot_moves"]
+
+#: The remedy where :func:`slot_moves`.
+WAIT_FOR_SLOT = "Wait for the end of the move, and run the command again."
 
 
 @dataclass(frozen=True)
@@ -29,3 +34,8 @@ def reason_of(error: BaseException) -> str:
     """Return the text of a library's error as the end of a sentence, without its own full stops."""
     text = str(error) or type(error).__name__
     return text.rstrip(". ").replace(". ", ": ")
+
+
+def slot_moves(error: BaseException) -> bool:
+    """Return whether an error, or the one behind it, says that a slot of a Redis Cluster moves."""
+    return isinstance(error, TryAgainError) or isinstance(error.__cause__, TryAgainError)

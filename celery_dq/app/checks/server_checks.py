@@ -11,7 +11,7 @@ from kombu.exceptions import OperationalError
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.api.broker import BrokerAccess
-from celery_dq.app.checks.finding import Finding, reason_of
+from celery_dq.app.checks.finding import WAIT_FOR_SLOT, Finding, reason_of, slot_moves
 from celery_dq.app.checks.settings_checks import uses_dedup
 from celery_dq.app.timeouts import connection_with_timeout
 from celery_dq.clock import SystemClock
@@ -30,7 +30,7 @@ from celery_dq.transport.redis.store.cluster_client import master_clients
 from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.transport.redis.store.rights import ROLES, denied_commands
 from celery_dq.transport.redis.store.rounds import run_rounds
-from celery_dq.transport.redis.store.server_checks import UNCHECKED, server_info
+from celery_dq.transport.redis.store.server_checks import UNCHECKED, is_cluster_node, server_info
 
 #: Seconds within which a server must answer.
 PATIENCE_S = 3.0
@@ -78,8 +78,16 @@ def broker(app: Any, found: list[Finding]) -> Iterator[Any]:
 
 
 def _unreachable(app: Any, exc: Exception) -> Finding:
+    if slot_moves(exc):
+        return Finding("error", "E011", f"The broker cannot be read: {reason_of(exc)}.", WAIT_FOR_SLOT)
     problem = f"The broker cannot be reached: {reason_of(exc)}."
-    return Finding("error", "E011", problem, f"Start it, or mend broker_url.{tls_hint(app)}")
+    remedy = f"Start it, or mend broker_url.{tls_hint(app)}"
+    # The libraries raise errors of their own with the text of the ssl module.
+    if "certificate" in str(exc).casefold():
+        remedy = (
+            "Mend broker_use_ssl: it names the trusted authority, and the certificate and key of this client."
+        )
+    return Finding("error", "E011", problem, remedy)
 
 
 def tls_hint(app: Any) -> str:
@@ -121,7 +129,7 @@ def _fitness(server: str, client: Any) -> Iterator[Finding]:
             f"{server} keeps no append-only file: what it holds in memory is lost when it dies.",
             "Set appendonly yes on the Redis server.",
         )
-    if "redis_mode" in info and info["redis_mode"] == "cluster" and not int(info["connected_slaves"]):
+    if is_cluster_node(info) and not int(info["connected_slaves"]):
         yield Finding(
             "warning",
             "W031",

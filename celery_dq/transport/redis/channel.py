@@ -227,6 +227,7 @@ class Channel(EventLoopChannel):
         return waiting_count(self.queues(queue), self.client) if ahead is None else ahead
 
     def _purge(self, queue: str) -> int:
+        self.ahead.forget(queue)  # its size is another one now
         if self.transients.exists(self.client, queue):
             return self.transients.purge(self.client, queue)
         return purge(self.queues(queue), self.client)

@@ -85,7 +85,11 @@ def find_letters(
 
     A search ends after :data:`MOST_LOOKS` dead letters. Without `arguments` these are hidden, and the filter
     sees the dead letters as the user does: its count would tell whether a guess is right.
+
+    Raises:
+        InvalidRequest: The filter names a tenant, and the broker has none.
     """
+    letters.check_tenant_filter(wanted.tenant)
     found: list[DeadLetter] = []
     rank, end = after, after + MOST_LOOKS
     while rank < end:

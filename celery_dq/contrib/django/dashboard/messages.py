@@ -87,12 +87,12 @@ class MessageView(PageView):
         for found in everywhere:
             details = dq.queues[found.queue].details(task_id) if dq.serves_queues() else None
             places.append(_place(details or MessageDetails(found), arguments))
-        if not everywhere:
-            explanation = explain_unknown(task_id, list(dq.queues))
-        elif dq.serves_queues():
-            explanation = dq.explain(task_id=task_id, queue=everywhere[0].queue)
-        else:
+        if dq.serves_queues():
+            explanation = dq.explain(task_id=task_id, queue=everywhere[0].queue if everywhere else None)
+        elif everywhere:
             explanation = explain_state(everywhere[0])
+        else:
+            explanation = explain_unknown(task_id, list(dq.queues))
         return {"id": task_id, "explanation": explanation, "places": places}
 
 

@@ -79,7 +79,6 @@ class DashboardView(View):
             response[name] = value
         return response
 
-    @method_decorator(csrf_protect)
     def _answer(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         try:
             refused = self._refusal()
@@ -218,7 +217,10 @@ class DashboardView(View):
 
 
 class NotFoundView(DashboardView):
-    """The answer to an unknown address, where the dashboard has the whole server."""
+    """The answer to an unknown address, where the dashboard has the whole server.
+
+    It changes nothing, so a POST needs no CSRF token.
+    """
 
     def _refusal(self) -> HttpResponseBase | None:
         refused = super()._refusal()
@@ -228,6 +230,7 @@ class NotFoundView(DashboardView):
         return self.failed(Failure(404, "No such page", reason, "The navigation above leads to its pages."))
 
 
+@method_decorator(csrf_protect, name="_answer")
 class PageView(DashboardView):
     """A page that shows data.
 
@@ -301,6 +304,7 @@ class Confirmation:
         return f"celery_dq:{self.page}"
 
 
+@method_decorator(csrf_protect, name="_answer")
 class ChangeView(DashboardView):
     """A change. Without ``confirmed`` in the form, the answer is a preview.
 

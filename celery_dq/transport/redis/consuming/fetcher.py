@@ -269,7 +269,8 @@ class RedisFetcher:
         process, queue = self._process, source.queue
         if source.claim_limit is not None:
             want = min(want, source.claim_limit())
-        with self.pipeline.taking_acks(queue) as may_take:
+        with process.in_doubt.taking_acks(queue.key):
+            may_take = self.pipeline.may_take_acks(queue)
             acks = process.in_flight.pending_acks(queue.key).take() if may_take else Acks()
             self._send_claim_with(acks, source, want, free, now)
         return want

@@ -10,18 +10,24 @@ another. For the same reason, the queue that was served is the last one in the n
 
 Other consumers rely on the consumer that took the wake-up of a queue, or keeps its next look. Without a free
 slot, before a long callback, and when it stops to consume, it hands them over by a script.
+
+Before a long callback, the channel *ends* its waits: each ``BLPOP`` names one more list, which gets an
+element. So each is answered, and the channel knows which wake-ups it has taken.
 """
 
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Iterator
 
 import redis
 
+from celery_dq.keys import wait_end
 from celery_dq.transport.redis.consuming.subscriptions import ReadyQueues, Subscription, WaitGroup
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
+from celery_dq.transport.redis.store.full_server import PUSH_EACH_FOR
 from celery_dq.transport.redis.store.pipelined_connection import (
     BLPOP_TIMEOUT_S,
     OVERDUE_S,
@@ -35,6 +41,8 @@ GROUP_SIZE = 100
 MAX_GROUPS = 30
 #: Seconds from one question of a group to its next, and to the next question of any group.
 ASK_EVERY_S, ASK_SPACING_S = 0.1, 0.03
+#: Milliseconds after which the end of a wait is forgotten that has found its wait already over.
+END_LIFE_MS = 1000
 
 
 class WakeupListener(WaitGroup):
@@ -42,10 +50,12 @@ class WakeupListener(WaitGroup):
 
     Args:
         pool: Pool that the connection is taken from.
+        end_key: Key of the list that ends a wait.
     """
 
-    def __init__(self, pool: redis.ConnectionPool) -> None:
+    def __init__(self, pool: redis.ConnectionPool, end_key: bytes = b"") -> None:
         self.connection = PipelinedConnection(pool)
+        self.end_key = end_key
         #: Monotonic start of the current ``BLPOP``; None without one.
         self.waiting_since: float | None = None
         #: Whether the current ``BLPOP`` is a question, which is answered at once.
@@ -69,7 +79,7 @@ class WakeupListener(WaitGroup):
             redis.RedisError: The connection broke.
         """
         self.connection.open()
-        self._send(list(self.members))
+        self._send([*self.members, self.end_key])
         self.is_asking, self.waiting_since = False, now
 
     def ask(self, now: float) -> None:
@@ -190,7 +200,9 @@ class WakeupGroups:
         most = max(min(MAX_GROUPS, getattr(self._pool, "max_connections", MAX_GROUPS) // 2), 1)
         group = min(self.groups, key=lambda each: len(each.members), default=None)
         if group is None or (len(group.members) >= GROUP_SIZE and len(self.groups) < most):
-            group = WakeupListener(self._pool)
+            keys = source.queue.partition.keys
+            end_key = wait_end(keys.environment, uuid.uuid4().hex, keys.key_prefix)
+            group = WakeupListener(self._pool, end_key.encode())
             self.groups.append(group)
         group.members[source.queue.partition.keys.wake.encode()] = source
         source.waits = group
@@ -284,7 +296,7 @@ class Handovers:
         return sources
 
     def restart_wait(self, group: WakeupListener) -> bool:
-        """Cancel the wait of a group, because its queues have changed or the loop is about to block.
+        """Cancel the wait of a group, because its queues have changed.
 
         Returns:
             Whether a ``BLPOP`` was under way.
@@ -297,11 +309,11 @@ class Handovers:
 
     # -- handing over ----------------------------------------------------------
 
-    def hand_over(self, source: Subscription, now: float, times: int = 1) -> None:
+    def hand_over(self, source: Subscription, now: float) -> None:
         """Hand the wake-up and the next look over to another consumer, for lack of a free slot."""
         if not source.queue.token:  # a singleton queue has no other consumer
             self._ready.handed_over(source)
-            self._pipeline.hand_over_wakeup(source.queue, now, times)
+            self._pipeline.hand_over_wakeup(source.queue, now)
 
     def add(self, source: Subscription, times: int = 1) -> None:
         """Let :meth:`send` hand a wake-up over, in the place where a broken connection is handled."""
@@ -314,22 +326,26 @@ class Handovers:
             queue, times = self.queued.pop()
             self._pipeline.hand_over_wakeup(queue, now, times)
 
+    def _end_waits(self) -> None:
+        """End all waits in one round trip, and take the wake-ups that have come before."""
+        waiting = [group for group in self._wakeups if group.is_waiting]
+        if keys := [group.end_key for group in waiting if not group.is_asking]:
+            self._pipeline.ask(("EVAL", PUSH_EACH_FOR, len(keys), *keys, END_LIFE_MS))
+        for group in waiting:
+            while group.is_waiting:
+                self.read(group)
+
     def send_before_blocking(self) -> None:
         """Hand all wake-ups and next looks over, because a callback may block the loop for long.
 
         Raises:
             redis.RedisError: The connection broke.
         """
+        self._end_waits()
         now = self._process.clock.monotonic()
-        for group in self._wakeups:
-            if group.is_waiting and group.is_asking:
-                while group.is_waiting:
-                    self.read(group)  # the answer comes at once
-            elif self.restart_wait(group):
-                for source in group.members.values():
-                    self.hand_over(source, now, 2)
-        for source in self._ready.awaited():
-            self.hand_over(source, now)
+        with self._pipeline.together:
+            for source in self._ready.awaited():
+                self.hand_over(source, now)
         if self._pipeline.hands_over_wakeup():
             # The loop stops. A second handover waits for an answer, and one whose script Redis does not know.
             self._pipeline.read_all_answers()

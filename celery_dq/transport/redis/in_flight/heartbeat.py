@@ -371,16 +371,15 @@ class Heartbeat:
         process, in_flight = self._process, self._process.in_flight
         name = queue.key
         while in_flight.pending_acks(name):
-            process.in_doubt.count_acks_under_way(name, +1)
             try:
-                # See `taking_acks` of the pipeline. At the exit nothing else sends them, nor while a task
-                # blocks the loop: one that turns would have read the other answer within a heartbeat.
-                interval_s = process.lease_s / RENEWALS_PER_LEASE
-                if queue.token and not self._exiting and process.in_doubt.awaits_others(name, interval_s):
-                    break
-                in_flight.send_acks(process.consumer, queue, client)
+                with process.in_doubt.taking_acks(name):
+                    # See `may_take_acks` of the pipeline. At the exit nothing else sends them, nor while a
+                    # task blocks the loop: one that turns would have read that answer within a heartbeat.
+                    interval_s = process.lease_s / RENEWALS_PER_LEASE
+                    if queue.token and not self._exiting and process.in_doubt.awaits_others(name, interval_s):
+                        break
+                    in_flight.send_acks(process.consumer, queue, client)
             finally:
-                process.in_doubt.count_acks_under_way(name, -1)
                 # A message may wait for one of these answers, or an ack for the end of this call.
                 in_flight.notify_listeners()
 

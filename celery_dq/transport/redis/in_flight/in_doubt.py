@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import redis
 
@@ -85,10 +86,28 @@ class InDoubtClaims:
             under_way.append(self._clock.monotonic())
         else:
             under_way.popleft()
-            if self._ack_waiters and not under_way:
-                answered = self._ack_waiters.pop(partition, None)
-                if answered is not None:
-                    answered()
+            self._end_wait(partition, under_way)
+
+    @contextmanager
+    def taking_acks(self, partition: str) -> Iterator[None]:
+        """Count a call with acks while the calling thread takes acks, whether or not it sends them.
+
+        It counts before it looks for the calls of other threads: of two threads, one or both see the other.
+        Acks are counted before they are taken, so that they are never taken for confirmed.
+        """
+        under_way = self._acks.setdefault(partition, deque())
+        under_way.append(self._clock.monotonic())
+        try:
+            yield
+        finally:
+            under_way.pop()  # the latest: the time of an earlier call without an answer stays
+            self._end_wait(partition, under_way)
+
+    def _end_wait(self, partition: str, under_way: deque[float]) -> None:
+        if self._ack_waiters and not under_way:
+            answered = self._ack_waiters.pop(partition, None)
+            if answered is not None:
+                answered()
 
     def acks_under_way(self, partition: str) -> int:
         """Return how many calls with acks have no answer yet, or are about to be sent."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -167,6 +167,16 @@ class ScriptPipeline:
             for sent in self._under_way
         )
 
+    def ask(self, command: tuple[Any, ...]) -> None:
+        """Read all outstanding answers, send another command, and wait for its answer, too.
+
+        Raises:
+            redis.RedisError: The connection broke, or an answer is an error.
+        """
+        self.read_all_answers()
+        self.connection.open()
+        self.connection.ask(command)
+
     def hands_over_wakeup(self) -> bool:
         """Return whether the hand-over of a wake-up has no answer yet."""
         return any(sent.handovers for sent in self._under_way)
@@ -207,11 +217,12 @@ class ScriptPipeline:
                 not box.finishes or (name != urgent and self._may_wait_for_claim(queue, box, now))
             ):
                 continue
-            # Counted before the acks are taken, so that they are never taken for confirmed.
-            with self.taking_acks(queue) as may_take:
+            with process.in_doubt.taking_acks(name):
+                if not self.may_take_acks(queue):
+                    continue
                 batch = deque(
                     InFlightCall(cast("ScriptCall[Any]", call), queue, now, acks=acks)
-                    for call, acks in (ack_calls(box, process.consumer, queue) if may_take else ())
+                    for call, acks in ack_calls(box, process.consumer, queue)
                 )
                 try:
                     while batch:
@@ -242,21 +253,16 @@ class ScriptPipeline:
                 return True
         return False
 
-    @contextmanager
-    def taking_acks(self, queue: Queue) -> Iterator[bool]:
-        """Count the acks of a queue as under way while they are taken; yield whether they may be taken.
+    def may_take_acks(self, queue: Queue) -> bool:
+        """Return whether the acks of *queue* may be taken, inside of ``InDoubtClaims.taking_acks``.
 
         Those of a singleton queue may not while another thread sends earlier ones on another connection. If
         only the later ones arrived before the process died, a message would run again after its successor.
         """
-        in_doubt, key = self._process.in_doubt, queue.key
-        # Counted first, as the heartbeat thread does: one of the two sees the other, or both.
-        in_doubt.count_acks_under_way(key, +1)
-        try:
-            own = sum(sent.carries_acks and sent.queue.key == key for sent in self._under_way)
-            yield not queue.token or in_doubt.acks_under_way(key) == own + 1
-        finally:
-            in_doubt.count_acks_under_way(key, -1)
+        if not queue.token:
+            return True
+        own = sum(sent.carries_acks and sent.queue.key == queue.key for sent in self._under_way)
+        return self._process.in_doubt.acks_under_way(queue.key) == own + 1
 
     def settle_times(self, waiting: list[tuple[Queue, PendingAcks]]) -> list[float]:
         """Return the monotonic times at which settles have waited long enough for their finishes.

@@ -34,29 +34,38 @@
 --   of a lost consumer are dropped. The others are released with one delivery counted; after the first such delivery
 --   their tenant also gets its turn back. The count of in-flight messages is right afterwards, even if a script failed
 --   halfway before.
---@include state
+--@include partition
+--@include clock
 --@include out_of_memory_guard
+--@include fencing
 --@include lease
+local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
+local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until',
+  'partitions', 'sets')
+local last_claim = known[2] or '0'
+if is_fenced_out(consumer, tonumber(known[1] or 0)) then return {'-1', '0', last_claim, '-', ''} end
+local alive = call('ZSCORE', P .. 'leases', consumer)
+renew_lease(consumer, alive, tonumber(ARGV[2]))
+-- Most partitions of a worker with many have no message at all, so nothing is to be reaped, promoted or served. There is
+-- always a first lease: the one that was renewed above. Pauses that end and dead letters that grow old need the rest.
+-- The includes that only the rest needs take longer than these commands.
+local first = call('ZRANGE', P .. 'leases', '0', '0', 'WITHSCORES')[2] - now
+local is_calm = (known[5] or '0') == '0' and (known[7] or '0') == '0' and (known[8] or '0') == '0'
+if first > 0 and limit > 0 and is_calm
+  and call('EXISTS', P .. 'messages', P .. 'finish_tags', P .. 'limiter', P .. 'tombstones', P .. 'dead') == 0 then
+  if (known[3] or '0') ~= '0' or (known[6] or '') ~= '' then
+    call('HSET', KEYS[1], 'held', '0', 'next_look_owner', '')
+  end
+  return {alive and '1' or '0', '0', last_claim, string.format('%.0f', first), known[9] or ''}
+end
+--@include state
+keep_state(known, 'epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until', 'partitions',
+  'sets')
 --@uses promote
 --@uses reap
 --@uses recount
 --@uses dead_letter_retention
 --@uses wake
-read_state('epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until', 'partitions', 'sets')
-local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
-if is_fenced_out(consumer, state.epoch) then return {'-1', '0', string.format('%.0f', state.claim), '-', ''} end
-local alive = call('ZSCORE', P .. 'leases', consumer)
-renew_lease(consumer, alive, tonumber(ARGV[2]))
--- Most partitions of a worker with many have no message at all, so nothing is to be reaped, promoted or served. There is
--- always a first lease: the one that was renewed above. Pauses that end and dead letters that grow old need the rest.
-local first = tonumber(call('ZRANGE', P .. 'leases', '0', '0', 'WITHSCORES')[2]) - now
-if first > 0 and limit > 0 and state.evict == 0 and state.resume_at == 0 and state.paused_until == 0
-  and call('EXISTS', P .. 'messages', P .. 'finish_tags', P .. 'limiter', P .. 'tombstones', P .. 'dead') == 0 then
-  state.held, state.next_look_owner = 0, ''
-  save()
-  return {alive and '1' or '0', '0', string.format('%.0f', state.claim), string.format('%.0f', first),
-    state.partitions}
-end
 local reaped, report = 0, {}
 if first <= 0 then
   local grace = reap_grace_of(consumer)
@@ -83,5 +92,5 @@ dq.wake()
   --@cluster call('SPUBLISH', P .. 'woken', call('ZCARD', P .. 'leases'))
 --@cluster end
 save()
-return {alive and '1' or '0', tostring(reaped), string.format('%.0f', state.claim), limit > 0 and text(first) or '-', state.partitions,
+return {alive and '1' or '0', tostring(reaped), last_claim, limit > 0 and text(first) or '-', state.partitions,
   unpack(report)}

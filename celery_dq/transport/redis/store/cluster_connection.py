@@ -42,7 +42,7 @@ from celery_dq.transport.redis.store.cluster_commands import (
     slot_of_command,
 )
 from celery_dq.transport.redis.store.pipelined_connection import has_arrived
-from celery_dq.transport.redis.store.slot_map import NodeAddress, NodeUnreachable, SlotMap
+from celery_dq.transport.redis.store.slot_map import NodeAddress, NodeUnreachable, SlotMap, final_answer
 
 #: Longest time in seconds to wait out a fail-over or a moving slot, when the socket has no timeout.
 DEFAULT_PATIENCE_S = 15.0
@@ -386,10 +386,12 @@ class ClusterConnection:
     def _look_for_redirection(self, part: _Part, line: _OpenNode) -> None:
         """Prepare a part to be sent again whose commands the node has not executed."""
         errors = [each for each in part.answers if isinstance(each, NOT_EXECUTED)]
-        if not errors or isinstance(errors[0], NodeUnreachable) or time.monotonic() >= part.deadline:
+        if not errors or isinstance(errors[0], NodeUnreachable):
             return
         error = errors[0]
         part.answers, part.line, part.failure = [], None, error
+        if time.monotonic() >= part.deadline:
+            return  # `_try_again` gives it up
         if isinstance(error, MovedError):
             self.slots.moved(error.slot_id, NodeAddress(error.host or line.node.host, error.port))
             self._send_parts([part])
@@ -407,7 +409,8 @@ class ClusterConnection:
         if now >= part.deadline:
             found = part.failure
             node = self.slots.node_of(part.slot) if part.slot is not None else None
-            part.fail(found if isinstance(found, redis.ResponseError) else _unreachable(node, found))
+            is_answer = isinstance(found, redis.ResponseError)
+            part.fail(final_answer(found, part.slot) if is_answer else _unreachable(node, found))
             return
         time.sleep(min(RETRY_AFTER_S * (0.5 + random.random()), part.deadline - now))
         failed = self.slots.node_of(part.slot) if part.slot is not None else None

@@ -13,6 +13,9 @@ from typing import Any
 import redis
 
 _ADD = "redis.call('SREM', KEYS[1], '') return redis.call('SADD', KEYS[1], ARGV[1])"
+#: Makes a list of one element of each key, which expires after the milliseconds of the argument.
+PUSH_EACH_FOR = """for _, key in ipairs(KEYS) do
+redis.call('DEL', key) redis.call('RPUSH', key, '1') redis.call('PEXPIRE', key, ARGV[1]) end"""
 _SET = "redis.call('DEL', KEYS[1]) return redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
 
 

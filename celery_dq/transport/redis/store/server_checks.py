@@ -65,7 +65,7 @@ def check_server(client: Any, allow_eviction: bool, on_cluster: bool = False) ->
         return
     name = "Valkey" if "valkey_version" in info else "Redis"
     version = str(info.get("redis_version", "0"))
-    if info.get("redis_mode") == "cluster" and not on_cluster:
+    if is_cluster_node(info) and not on_cluster:
         raise ServerError(
             "The server is a node of a Redis Cluster, and broker_url names it as a single server: write "
             "dq-rediscluster://host:port,host:port with some nodes of the cluster."
@@ -104,6 +104,11 @@ def server_info(client: Any, *sections: str) -> dict[str, Any] | None:
     except exceptions.NoPermissionError:
         return None
     return info
+
+
+def is_cluster_node(info: dict[str, Any]) -> bool:
+    """Return whether the section ``server`` of ``INFO`` is that of a node of a Redis Cluster."""
+    return "cluster" in (info.get("redis_mode"), info.get("server_mode"))  # Valkey 8 has renamed the field
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import redis
+from redis.exceptions import AskError, MovedError, TryAgainError
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import ServerError
@@ -28,6 +29,18 @@ class NodeAddress(NamedTuple):
 
 class NodeUnreachable(redis.exceptions.ClusterDownError):
     """A node of the cluster did not answer a command. The command may have been executed."""
+
+
+def final_answer(answer: Any, slot: int | None) -> Any:
+    """Return the answer for a caller whose deadline is over: for a slot that moves, an error that passes.
+
+    Args:
+        answer: The last answer of a node. A caller follows no redirection.
+        slot: The slot of the command.
+    """
+    if isinstance(answer, (AskError, MovedError, TryAgainError)):
+        return TryAgainError(f"slot {slot} of the Redis Cluster moves to another node")
+    return answer
 
 
 class SlotMap:
