@@ -115,10 +115,15 @@ def test_a_worker_runs_tasks_and_their_results_are_read(script: Script, worker: 
 
 
 def test_a_result_is_read_although_its_task_ends_meanwhile(script: Script, worker: None) -> None:
-    """The task ends after the result backend had no result, and before the broker has no message."""
+    """The task ends after the result backend had no result, and before the broker has no message.
+
+    The result is stored before the message is acknowledged, so the test waits for the latter, too.
+    """
     value, again = script(
         "one = pay.enqueue('acme', amount=7)\n"
         "finished(one)\n"
+        "end = time.monotonic() + 30\n"
+        "while app.dq.find(one.id): assert time.monotonic() < end\n"
         "read, answers = app.backend.get_task_meta, [{'status': 'PENDING'}]\n"
         "app.backend.get_task_meta = lambda key: answers.pop() if answers else read(key)\n"
         "print(json.dumps([one.return_value, pay.get_result(one.id).return_value]))"
