@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -200,6 +201,10 @@ def test_acks_wait_for_the_answer_to_those_under_way(
         channel.ledger.finish(each.tag)
         channel.delivery.follow_leaderships()
         assert len(channel.fetcher.pipeline) == 1
+    channel.clock.jump(1.0)  # no ack waits so long for a claim
+    channel.fetcher.tick()
+    assert len(channel.fetcher.pipeline) == 1
+    assert channel.fetcher.next_deadline() > channel.clock.monotonic()  # the loop sleeps until the answer
     channel.turn_until(lambda: second.confirmed)
 
 
@@ -248,6 +253,37 @@ def test_no_ack_overtakes_an_earlier_one_on_another_connection(
         channel.turn_until(lambda: second.confirmed)
         assert first.confirmed
         channel.close()
+
+
+@pytest.mark.parametrize("later_by", ["a claim", "an ack", "a dead letter"])
+def test_no_ack_overtakes_one_whose_script_redis_has_forgotten(
+    scripts: PartitionScripts, channel: Channel, monkeypatch: pytest.MonkeyPatch, later_by: str
+) -> None:
+    """It is sent again behind all calls that were under way. The process dies before it reads the answers."""
+    monkeypatch.setattr(singleton_delivery, "most_unconfirmed", lambda service_s: 1)
+    first, second = deliver_two(scripts, channel)
+    pipeline, known = channel.fetcher.pipeline, channel.process.scripts
+    scripts.client.script_flush()
+    channel.ledger.finish(first.tag)
+    if later_by == "a dead letter":
+        scripts.client.script_load(known["dead_letter"].source)
+        channel.ledger.dead_letter(second.tag, "failed", b"")
+    else:
+        channel.delivery.follow_leaderships()
+        wait_until(lambda: has_arrived(pipeline.connection.connection))
+        for name in ("ack", "claim"):  # another worker uses them
+            scripts.client.script_load(known[name].source)
+        channel.ledger.finish(second.tag)
+        if later_by == "a claim":
+            channel.fetcher.look_again(scripts.keys.prefix)
+        else:
+            channel.clock.jump(1.0)  # no ack waits so long for a claim
+    channel.fetcher.tick()
+    for _ in range(len(pipeline)):
+        with suppress(redis.ResponseError):
+            pipeline.connection.read()
+    assert scripts.partition.fence(2).run(scripts.client).accepted
+    assert scripts.waiting() == ["a", "b"]
 
 
 def test_the_heartbeat_sends_acks_behind_an_answer_that_a_blocked_loop_does_not_read(

@@ -116,7 +116,7 @@ class NodePipelines(ScriptPipeline):
         """Return the monotonic time until which no acks of *queue* are sent."""
         node = self._slots.node_of(queue.partition.keys.slot)
         rests = (self._rests.get(queue.prefix, 0.0), self._rests.get(node, 0.0) if node else 0.0)
-        return max(self.paused_until, *rests)
+        return max(super().resumes_at(queue), *rests)
 
     def check_alive(self, now: float) -> None:
         """Close the connections to nodes that do not answer in time."""

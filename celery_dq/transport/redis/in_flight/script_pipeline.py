@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -153,7 +154,12 @@ class ScriptPipeline:
         return [] if self.connection.connection is None else [(self.connection.connection, self.read)]
 
     def resumes_at(self, queue: Queue) -> float:
-        """Return the monotonic time until which no acks of *queue* are sent, after a refusal."""
+        """Return the monotonic time until which no acks of *queue* are sent, after a refusal.
+
+        It is infinity while acks of a singleton queue have no answer: a turn of the loop follows that one.
+        """
+        if queue.token and self._process.in_doubt.acks_under_way(queue.key):
+            return math.inf
         return self.paused_until
 
     def has_claim_under_way(self, queue: Queue) -> bool:
@@ -220,9 +226,11 @@ class ScriptPipeline:
             with process.in_doubt.taking_acks(name):
                 if not self.may_take_acks(queue):
                     continue
+                calls = ack_calls(box, process.consumer, queue)
+                while queue.token and len(calls) > 1:  # each waits for the answer to the one before
+                    process.in_flight.restore_acks(name, calls.pop()[1])
                 batch = deque(
-                    InFlightCall(cast("ScriptCall[Any]", call), queue, now, acks=acks)
-                    for call, acks in ack_calls(box, process.consumer, queue)
+                    InFlightCall(cast("ScriptCall[Any]", call), queue, now, acks=acks) for call, acks in calls
                 )
                 try:
                     while batch:
@@ -256,13 +264,11 @@ class ScriptPipeline:
     def may_take_acks(self, queue: Queue) -> bool:
         """Return whether the acks of *queue* may be taken, inside of ``InDoubtClaims.taking_acks``.
 
-        Those of a singleton queue may not while another thread sends earlier ones on another connection. If
-        only the later ones arrived before the process died, a message would run again after its successor.
+        Those of a singleton queue may not before the answer to earlier ones. These may be on another
+        connection, or Redis may have forgotten their script, so that they are sent again. If only the later
+        ones arrived before the process died, a message would run again after its successor.
         """
-        if not queue.token:
-            return True
-        own = sum(sent.carries_acks and sent.queue.key == queue.key for sent in self._under_way)
-        return self._process.in_doubt.acks_under_way(queue.key) == own + 1
+        return not queue.token or self._process.in_doubt.acks_under_way(queue.key) == 1
 
     def settle_times(self, waiting: list[tuple[Queue, PendingAcks]]) -> list[float]:
         """Return the monotonic times at which settles have waited long enough for their finishes.
