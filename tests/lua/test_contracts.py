@@ -112,7 +112,7 @@ def test_the_python_layer_sends_the_declared_arguments() -> None:
         (partition.bring_settings_quota(None, by="w", memory_ms=1), 5),
         (partition.pause("t"), 6),
         (partition.resume(None), 6),
-        (partition.place_held_back(["t"]), 1 + 1),
+        (partition.place_held_back(["t"]), 3 + 1),
         (partition.cancel(["a"]), 3 + 1),
         (partition.cancel_tenant("t"), 3),
         (partition.purge(), 1),

@@ -6,6 +6,22 @@ from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        "rate",
+        "no consumer learns of a changed default",
+        "transport/redis/lua/place_held_back.lua",
+        "  dq.wake()\n",
+        "",
+        ("tests/integration/test_changed_quotas.py", "-k", "is_woken"),
+    ),
+    Mutation(
+        "rate",
+        "a changed default holds for the tenants of the first call only",
+        "transport/redis/store/quotas.py",
+        'while cursor != "0":',
+        "while cursor is None:",
+        ("tests/integration/test_changed_quotas.py", "-k", "sends_no_names"),
+    ),
+    Mutation(
         "fairness",
         "the queue that was served is served first again",
         "transport/redis/consuming/wakeups.py",

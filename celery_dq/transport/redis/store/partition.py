@@ -49,7 +49,6 @@ from celery_dq.transport.redis.store.replies import (
     read_flag,
     read_heartbeat_reply,
     read_move_reply,
-    read_nothing,
     read_pairs,
     read_pause_reply,
     read_purge_reply,
@@ -312,10 +311,15 @@ class Partition:
         """Undo :meth:`pause`. The reply says whether the tenant, or with None the queue, was paused."""
         return self._call("pause", (*_paused(tenant), 0, 0, 0, str(self.homes)), read_pause_reply)
 
-    def place_held_back(self, tenants: Sequence[str]) -> ScriptCall[None]:
-        """Place these tenants again."""
+    def place_held_back(
+        self, tenants: Sequence[str] = (), *, place: str = "", cursor: str = "0", most: int = MAX_CHUNK
+    ) -> ScriptCall[str]:
+        """Place these tenants again, or *most* that are ``throttled``, ``at_concurrency`` or ``paused``.
+
+        The reply is the *cursor* of the next call; ``0`` after the last one.
+        """
         _check_chunk(tenants)
-        return self._call("place_held_back", (len(tenants), *tenants), read_nothing)
+        return self._call("place_held_back", (place, cursor, min(most, MAX_CHUNK), *tenants), read_text)
 
     def cancel(
         self, task_ids: Sequence[str], *, reason: str = "cancelled", tombstone_ttl_ms: int = 10_800_000
@@ -390,12 +394,7 @@ class Partition:
         return self._call("explain_tenant", (tenant,), read_pairs)
 
     def oldest_waiting(
-        self,
-        tenants: Sequence[str] = (),
-        *,
-        place: str = "",
-        first: int = 0,
-        most: int = TENANTS_PER_LOOK,
+        self, tenants: Sequence[str] = (), *, place: str = "", first: int = 0, most: int = TENANTS_PER_LOOK
     ) -> ScriptCall[list[float | None]]:
         """Find for how many seconds the oldest waiting message of each tenant has waited; None without one.
 

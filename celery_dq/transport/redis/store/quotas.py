@@ -9,15 +9,15 @@ from typing import Any
 
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA
 from celery_dq.options import QueueOptions, Quota
-from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
+from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.replies import Brought
 from celery_dq.transport.redis.store.rounds import AT_ONCE, Rounds, run_one, run_rounds
 
 logger = logging.getLogger(__name__)
 
-#: Approximate number of tenants per scan.
-SCAN_COUNT = 500
-#: Partitions whose scans share a round trip. Redis serves no other client meanwhile.
+#: Approximate number of tenants that one round trip places. Redis serves no other client meanwhile.
+PLACED_PER_TRIP = 500
+#: Partitions that share a round trip.
 PLACED_AT_ONCE = 16
 #: For how long replaced settings count as older ones, in ms: the longest rolling deployment.
 REPLACED_MS = 3_600_000
@@ -137,35 +137,18 @@ def _place_all_held_back(partitions: Sequence[Partition], client: Any) -> Rounds
     numbers = zip(partitions, counts[::3], counts[1::3], counts[2::3], strict=True)
     left = [each for each, *held_back in numbers if any(held_back)]
     at_once = max(min(len(left), PLACED_AT_ONCE), 1)
-    count = SCAN_COUNT // at_once
-    run_rounds(client, [_place_held_back(each, count) for each in left], at_once=at_once)
-
-
-def _held_back(partition: Partition) -> tuple[str, str, str]:
-    """The keys of the tenants that are not in turn."""
-    return partition.keys.throttled, partition.keys.at_concurrency, partition.keys.paused
+    most = PLACED_PER_TRIP // at_once
+    run_rounds(client, [_place_held_back(each, most) for each in left], at_once=at_once)
 
 
 def _put_counts(pipe: Any, *, partitions: Sequence[Partition]) -> None:
     for each in partitions:
-        for key in _held_back(each):
+        for key in (each.keys.throttled, each.keys.at_concurrency, each.keys.paused):
             pipe.zcard(key)
 
 
-def _place_held_back(partition: Partition, count: int) -> Rounds[None]:
-    for key in _held_back(partition):
-        cursor = 0
-        while True:
-            ((cursor, found),) = yield partial(_put_scan, key=key, cursor=cursor, count=count)
-            for start in range(0, len(found), MAX_CHUNK):
-                tenants = [
-                    member.decode("utf-8", "surrogateescape")
-                    for member, _ in found[start : start + MAX_CHUNK]
-                ]
-                yield partition.place_held_back(tenants)
-            if not int(cursor):
-                break
-
-
-def _put_scan(pipe: Any, *, key: str, cursor: int, count: int) -> None:
-    pipe.zscan(key, cursor, count=count)
+def _place_held_back(partition: Partition, most: int) -> Rounds[None]:
+    for place in ("throttled", "at_concurrency", "paused"):
+        cursor = None
+        while cursor != "0":
+            cursor = yield partition.place_held_back(place=place, cursor=cursor or "0", most=most)

@@ -89,11 +89,6 @@ def read_flag(reply: Any) -> bool:
     return int(reply) == 1
 
 
-def read_nothing(reply: Any) -> None:
-    """Ignore the reply."""
-    return
-
-
 _PUSH_STATUS: tuple[PushStatus, ...] = get_args(PushStatus)
 
 
