@@ -77,10 +77,12 @@ def quotas(quick: bool) -> Report:
             report.row(broker.name, where, "worst window beyond rate x window + burst", excess, promise)
             report.data[broker.name][where] = found
         backlog = 6_000 if quick else 60_000
-        change = _change(broker, backlog)
-        what = f"a change on {backlog:,} tenants' backlog acts within, s"
-        report.row(broker.name, "consumers", what, short(change), "<= 1")
-        report.data[broker.name]["change"] = change
+        first, last = _change(broker, backlog)
+        what = "a changed default reaches a waiting consumer within, s"
+        report.row(broker.name, "consumers", what, short(first), "<= 1")
+        what = f"it holds for the last of {backlog:,} tenants within, s"
+        report.row(broker.name, "consumers", what, short(last), "<= 1")
+        report.data[broker.name]["change"] = {"first": first, "last": last}
     if not report.rows:
         report.notes.append("no active broker has quotas")
     return report
@@ -173,18 +175,24 @@ def idle_bytes(broker: Broker, tenants: int) -> float:
     return total / tenants
 
 
-def _change(broker: Broker, tenants: int) -> float:
-    """Measure the seconds from a change of the default, which had paused all tenants, to an arrival."""
-    with RedisServer() as server, connect(broker.name, server.port) as connection:
+def _change(broker: Broker, tenants: int) -> tuple[float, float]:
+    """Measure a change of the default, which had paused all tenants.
+
+    Returns:
+        The seconds from the call until a message arrives at a consumer that waits, and until the call has
+        placed the last tenant and returns. The consumer takes messages meanwhile.
+    """
+    with RedisServer() as server, connect(broker.name, server.port) as connection, ExitStack() as stack:
         app: Any = app_on(broker, server)
+        stack.callback(app.close)
         app.dq.quotas.set_default(QUEUE, paused=True)
         publish_many(connection, (f"t{number}" for number in range(tenants)))
-        sink = Sink(connection)
-        sink.drain(1, 1.0)
-        held = not sink.arrivals
+        consumer = ConsumerProcess(broker.name, server.port, 10)
+        stack.callback(consumer.stop)
+        consumer.wait_ready()
+        time.sleep(2)  # the consumer has looked, and waits
         started = time.monotonic()
         app.dq.quotas.set_default(QUEUE, paused=False)
-        sink.drain(tenants // 10, 30)
-        sink.close()
-        app.close()
-    return sink.arrivals[0][0] - started if held and sink.arrivals else math.nan
+        last = time.monotonic() - started
+        arrivals = [at - started for at, _, _ in consumer.arrivals(60)]
+    return (min(arrivals), last) if arrivals and min(arrivals) > 0 else (math.nan, math.nan)
