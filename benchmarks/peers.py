@@ -43,7 +43,7 @@ PROMISES = {
     "huey": Promise("never", ONE, "lost"),
     "dramatiq": Promise("at the end", "back after heartbeat_timeout (60 s)", "runs again"),
     "taskiq_redis": Promise("at the end", "back after idle_timeout (10 min)", "runs again"),
-    "rq": Promise("at the end", ONE, "fails; with Retry it runs again"),
+    "rq": Promise("at the end, in a registry", ONE, "fails; with Retry it runs again"),
 }
 #: The brokers of Celery in `tests.brokers`; '' for RabbitMQ.
 CELERY = {"celery-dq": "dq", "celery, redis": "stock", "celery, rabbitmq": ""}
