@@ -99,7 +99,8 @@ def test_a_batch_that_two_maps_divide_is_stored_once(
     assert app.dq.buffer.flush(30) == 0
     before = PartitionMap(4)
     # The others accept messages by the map before until a client tells them the new one.
-    assert set_map(Partition(KEYS[0], load_scripts()), before, before.begin(7)).run(stored.client)
+    now = before.begin(7)
+    assert set_map(Partition(KEYS[0], load_scripts()), before, now).run(stored.client) == now
     proxy.drop_answers_to, proxy.drops_left = b"restore" if asks_again else b".7<4#1", 1
     second = [app.tasks["plain"].apply_async((tenant,), buffered=True).id for tenant in TENANTS]
     assert app.dq.buffer.flush(30) == 0

@@ -306,7 +306,7 @@ class PartitionMaps:
         return doubted
 
     def note_unanswered(self, queue: str, sequence: str, tried: list[PartitionMap]) -> None:
-        """Note the maps by which messages of a producer sequence were sent that were not all stored for sure."""
+        """Note the maps by which unconfirmed messages of a producer sequence were sent."""
         self._unanswered[queue, sequence] = tried
         while len(self._unanswered) > MOST_UNANSWERED:
             self._unanswered.pop(next(iter(self._unanswered)), None)
