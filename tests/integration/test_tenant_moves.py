@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import redis
 
+from celery_dq.app.api import map_change
+from celery_dq.app.api.broker import partitions_of
+from celery_dq.app.api.tenant_moves import TenantMoves
+from celery_dq.errors import InvalidRequest
 from celery_dq.transport.redis.store.move_calls import drop_exported, export_messages, import_messages
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from tests.integration.moving_world import TENANTS, MovingWorld
-from tests.integration.partitioned_shop import A, D, claim_in, dead_letter_of, opened
+from tests.integration.partitioned_shop import COUNT, A, D, claim_in, dead_letter_of, opened
 from tests.integration.shop import send
 
 
@@ -187,3 +191,46 @@ def test_a_dead_letter_that_moves_is_not_purged_and_does_not_return_afterwards(w
         assert letters.show(staying) is None
         assert drop_exported(partitions[0], outbox).run(client) == 1
     assert letters.purge(moving) == 0
+
+
+def test_a_mover_with_an_old_map_takes_nothing_out_of_a_home(wide: Any, queue: Any) -> None:
+    """It stood still while the tenant moved away and came back."""
+    ids = send(wide, *[D] * 3)
+    with wide.dq._broker.channel() as channel:
+        old = PartitionMap(COUNT).begin(2)
+        late = TenantMoves(channel.client, partitions_of(channel, "push", old), 0)
+        for count in (2, COUNT):
+            assert queue.set_partitions(count, timeout=5).is_complete
+        with pytest.raises(InvalidRequest, match="Another change"):
+            late.step()
+    assert [entry.id for entry in claim_in(wide, D, 9)] == ids
+
+
+def test_an_outbox_of_a_second_mover_is_delivered_at_the_end_of_a_change(
+    wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (task_id,) = send(wide, D)
+    decide = map_change._decide
+
+    def export_before_the_end(first: Any, client: Any, before: Any, now: Any) -> Any:
+        if now.before is None:
+            with opened(wide) as (partitions, _):
+                to = partitions[0].homes.home(D)
+                client.hset(
+                    partitions[3].keys.messages, "late", client.hget(partitions[to].keys.messages, task_id)
+                )
+                client.zadd(partitions[3].keys.tenant(D), {"late": 1})
+                assert export_messages(partitions[3], D, to, ["late"]).run(client)
+        return decide(first, client, before, now)
+
+    monkeypatch.setattr(map_change, "_decide", export_before_the_end)
+    assert queue.set_partitions(2, timeout=5).is_complete
+    assert [entry.id for entry in claim_in(wide, D, 9)] == ["late", task_id]
+
+
+def test_a_dead_letter_without_a_readable_tenant_leaves_a_partition_that_goes(wide: Any, queue: Any) -> None:
+    unreadable = dead_letter_of(wide, D)
+    with opened(wide) as (partitions, client):
+        client.hset(partitions[3].keys.dead, unreadable, b"noise")
+    assert queue.set_partitions(2, timeout=0.1).is_complete
+    assert [letter.id for letter in wide.dq.dead_letters["push"].list()] == [unreadable]

@@ -17,6 +17,7 @@ from celery_dq.app.api.tenant_settings import (
     align_settings,
     copy_settings,
     divide_quotas,
+    divide_used_permits,
     remove_former_settings,
 )
 from celery_dq.errors import InvalidRequest
@@ -108,9 +109,13 @@ def complete_change(
             return ChangeProgress(moves.moved, moving, False)
         sleep(LOOK_EVERY_S)
         waited += LOOK_EVERY_S
+    divide_used_permits(partitions, client)
     divide_quotas(partitions, client)
     ended = _decide(partitions[0], client, homes, homes.end())
-    follow([Partition(each.keys, each.scripts, ended) for each in partitions], client)
+    partitions_now = [Partition(each.keys, each.scripts, ended) for each in partitions]
+    follow(partitions_now, client)
+    # Another mover may have taken something out meanwhile, and cannot any more.
+    TenantMoves(client, partitions_now, head_start_us).deliver_outboxes()
     # A share that was set by the map of the change, after the division, is that of the higher spread.
     divide_quotas(partitions, client)
     remove_former_settings(partitions, client)

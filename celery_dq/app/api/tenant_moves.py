@@ -24,8 +24,9 @@ from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
+from celery_dq.app.api.broker import MapChanged
 from celery_dq.app.api.progress import OnProgress, ignore_progress
-from celery_dq.errors import CorruptRecord, InvalidRequest
+from celery_dq.errors import CorruptRecord
 from celery_dq.inspector.dedup_locks import tenant_and_key
 from celery_dq.inspector.redis_values import Client, chunks, scan_all, text
 from celery_dq.transport.message_record import placing_of
@@ -41,6 +42,7 @@ from celery_dq.transport.redis.store.move_calls import (
 )
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Rounds, run_one
+from celery_dq.transport.tenant import NO_TENANT
 
 __all__ = ["TenantMoves"]
 
@@ -150,12 +152,18 @@ class TenantMoves:
         for start in range(0, len(ids), MOVE_CHUNK):
             call = export_messages(source, tenant, to, ids[start : start + MOVE_CHUNK])
             outbox = call.run(self._client)
-            kept += outbox.kept
             self._deliver(source, outbox)
+            kept += 0 if outbox is None else outbox.kept
         return kept
 
-    def _deliver(self, source: Partition, outbox: Outbox) -> None:
-        """Store an outbox in the partition to which it goes, and delete it."""
+    def _deliver(self, source: Partition, outbox: Outbox | None) -> None:
+        """Store an outbox in the partition to which it goes, and delete it.
+
+        Raises:
+            MapChanged: One of the two partitions has another map.
+        """
+        if outbox is None:
+            raise MapChanged.of(source.keys.queue)
         if outbox.number == "0":
             return
         waits = outbox.to not in self._homes.old_partitions(outbox.tenant)
@@ -163,9 +171,7 @@ class TenantMoves:
             self._partitions[outbox.to], source, outbox, self._homes, self._head_start_us, waits=waits
         )
         if not store.run(self._client):
-            raise InvalidRequest(
-                f"Another change of the partitions of queue {source.keys.queue!r} is under way: run it again"
-            )
+            raise MapChanged.of(source.keys.queue)
         self.moved += drop_exported(source, outbox).run(self._client)
         self._on_progress(self.moved)
 
@@ -255,7 +261,10 @@ class TenantMoves:
             try:
                 tenant, key = placing_of(packed, task_id_of(text(each)))
             except CorruptRecord:
-                continue  # a worker makes a dead letter of it
+                if source.keys.partition < self._homes.count:
+                    continue
+                # Of no known tenant. In a partition that goes, no command would find it.
+                tenant, key = NO_TENANT, ""
             if self._may_belong_elsewhere(source, tenant):
                 place = self._homes.place(tenant, key)
                 if place != source.keys.partition:

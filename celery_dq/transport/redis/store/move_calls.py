@@ -38,8 +38,10 @@ class Outbox:
     messages: tuple[tuple[bytes, bytes], ...]
 
     @classmethod
-    def read(cls, reply: Any) -> Outbox:
-        """Return the reply of the script."""
+    def read(cls, reply: Any) -> Outbox | None:
+        """Return the reply of the script; None when it has changed nothing because of another map."""
+        if reply is None:
+            return None
         number, tenant, to, kept, sealed = (read_text(each) for each in reply[:5])
         packed = [read_binary(each) for each in reply[5:]]
         messages = tuple(zip(packed[::2], packed[1::2], strict=True))
@@ -58,16 +60,18 @@ def set_map(first: Partition, before: PartitionMap, now: PartitionMap) -> Script
 
 def export_messages(
     partition: Partition, tenant: str, to: int, ids: Sequence[str] = ()
-) -> ScriptCall[Outbox]:
+) -> ScriptCall[Outbox | None]:
     """Put messages of a tenant into the outbox, unless something lies there; the reply is the outbox.
 
+    The reply is None when the partition has another map.
+
     Args:
-        partition: The partition that has them.
+        partition: The partition that has them, with the map by which they move.
         tenant: The tenant.
         to: Number of the partition that gets them.
         ids: Ids of its messages and dead letters, at most :data:`MOVE_CHUNK`.
     """
-    args: tuple[Argument, ...] = (tenant, to, len(ids), *ids)
+    args: tuple[Argument, ...] = (str(partition.homes), tenant, to, len(ids), *ids)
     return ScriptCall(partition.scripts["export_messages"], (partition.keys.state,), args, Outbox.read)
 
 
