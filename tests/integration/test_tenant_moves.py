@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
+from kombu.exceptions import OperationalError
 
-from celery_dq.app.api import map_change
+from celery_dq.app.api import map_change, partition_count
 from celery_dq.app.api.broker import partitions_of
 from celery_dq.app.api.tenant_moves import TenantMoves
 from celery_dq.errors import InvalidRequest
+from celery_dq.transport.redis.store import move_calls
 from celery_dq.transport.redis.store.move_calls import drop_exported, export_messages, import_messages
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
@@ -168,6 +171,7 @@ def test_a_dead_letter_that_moves_is_replayed_once(wide: Any) -> None:
     moving = dead_letter_of(wide, A)
     with opened(wide) as (partitions, client):
         outbox = export_messages(partitions[0], A, 1, [moving]).run(client)
+        assert outbox is not None
         assert letters.replay(moving) == letters.replay() == 0
         assert letters.edit(moving, priority=3) is None
         part = letters.replay_part(lambda _: True)
@@ -185,6 +189,7 @@ def test_a_dead_letter_that_moves_is_not_purged_and_does_not_return_afterwards(w
     moving, staying = dead_letter_of(wide, A), dead_letter_of(wide, A)
     with opened(wide) as (partitions, client):
         outbox = export_messages(partitions[0], A, 1, [moving]).run(client)
+        assert outbox is not None
         # The other partition may have it already.
         assert letters.purge(moving) == 0
         assert letters.purge() == 1
@@ -198,7 +203,7 @@ def test_a_mover_with_an_old_map_takes_nothing_out_of_a_home(wide: Any, queue: A
     ids = send(wide, *[D] * 3)
     with wide.dq._broker.channel() as channel:
         old = PartitionMap(COUNT).begin(2)
-        late = TenantMoves(channel.client, partitions_of(channel, "push", old), 0)
+        late = TenantMoves(channel.client, partitions_of(channel, "push", old), wide.dq._broker.options)
         for count in (2, COUNT):
             assert queue.set_partitions(count, timeout=5).is_complete
         with pytest.raises(InvalidRequest, match="Another change"):
@@ -212,7 +217,7 @@ def test_an_outbox_of_a_second_mover_is_delivered_at_the_end_of_a_change(
     (task_id,) = send(wide, D)
     decide = map_change._decide
 
-    def export_before_the_end(first: Any, client: Any, before: Any, now: Any) -> Any:
+    def export_before_the_end(first: Any, client: Any, options: Any, before: Any, now: Any) -> Any:
         if now.before is None:
             with opened(wide) as (partitions, _):
                 to = partitions[0].homes.home(D)
@@ -221,7 +226,7 @@ def test_an_outbox_of_a_second_mover_is_delivered_at_the_end_of_a_change(
                 )
                 client.zadd(partitions[3].keys.tenant(D), {"late": 1})
                 assert export_messages(partitions[3], D, to, ["late"]).run(client)
-        return decide(first, client, before, now)
+        return decide(first, client, options, before, now)
 
     monkeypatch.setattr(map_change, "_decide", export_before_the_end)
     assert queue.set_partitions(2, timeout=5).is_complete
@@ -234,3 +239,27 @@ def test_a_dead_letter_without_a_readable_tenant_leaves_a_partition_that_goes(wi
         client.hset(partitions[3].keys.dead, unreadable, b"noise")
     assert queue.set_partitions(2, timeout=0.1).is_complete
     assert [letter.id for letter in wide.dq.dead_letters["push"].list()] == [unreadable]
+
+
+def test_a_change_goes_no_step_that_replicas_do_not_have(
+    wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(move_calls, "CONFIRM_TIMEOUT_MS", 1)
+    broker = wide.dq._broker
+    careful = replace(broker.options, confirm_replicas=1)
+    ids = send(wide, *[D] * 3)
+
+    def maps_of_others() -> set[bytes]:
+        with opened(wide) as (partitions, client):
+            return {client.hget(each.keys.state, "partitions") for each in partitions[1:]}
+
+    with pytest.raises(OperationalError, match="dq_confirm_replicas = 1, but only 0 replicas had a step"):
+        partition_count.set_partitions(broker, careful, "push", 2)
+    assert maps_of_others() == {b"4"}, "a failover could bring this map back"
+    for _ in range(2):
+        with pytest.raises(OperationalError, match="run the same again"):
+            partition_count.set_partitions(broker, careful, "push", 2)
+        assert claim_in(wide, D, 9) == [], "a failover could lose the new home's messages"
+    assert maps_of_others() == {b"2<4#1"}
+    assert queue.set_partitions(2, timeout=5).is_complete
+    assert [entry.id for entry in claim_in(wide, D, 9)] == ids
