@@ -172,5 +172,5 @@ def await_replicas(partitions: Sequence[Partition], client: Any, replicas: int) 
         queue = partitions[0].keys.queue
         raise TooFewReplicas(
             f"dq_confirm_replicas = {replicas}, but only {confirmed} replicas had a step of the change of "
-            f"queue {queue!r} within {CONFIRM_TIMEOUT_MS} ms. Nothing is lost: run it again when they are back"
+            f"queue {queue!r} within {CONFIRM_TIMEOUT_MS} ms. Nothing is lost: run it again with them"
         )
