@@ -6,6 +6,7 @@ Examples::
     python -m tests.chaos --broker stock --broker dq --seed 7       # one after the other, beside each other
     python -m tests.chaos --broker dq --sentinel --messages 5000    # a Sentinel pair, with failovers
     python -m tests.chaos --cluster --messages 5000                 # a Redis Cluster, with failovers
+    python -m tests.chaos --broker dq --partitions 4 --modes change-partitions,kill-worker,warm
     python -m tests.chaos --broker stock --modes kill-worker,kill-child
 
 Exit code 1 when a broker with leases lost a message, left one stuck, ran one twice without a reason, or
@@ -22,9 +23,9 @@ from pathlib import Path
 
 from tests.brokers import ACTIVE, BROKERS
 from tests.chaos.driver import Plan, log_to_stderr, run
-from tests.chaos.faults import FAILOVER, KILL, MOVE_SLOT, WEIGHTS
+from tests.chaos.faults import CHANGE, FAILOVER, KILL, MOVE_SLOT, WEIGHTS
 
-MODES = (KILL, *WEIGHTS, FAILOVER, MOVE_SLOT)
+MODES = (KILL, *WEIGHTS, FAILOVER, MOVE_SLOT, CHANGE)
 #: Seconds beyond the lease that recovery may take.
 RECOVERY_ALLOWANCE = 2.0
 
@@ -47,6 +48,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--concurrency", type=int, default=defaults.concurrency, help="of each worker")
     parser.add_argument("--pool", default=defaults.pool, choices=["prefork", "threads", "solo", "gevent"])
     parser.add_argument("--tenants", type=int, default=defaults.tenants)
+    parser.add_argument(
+        "--partitions",
+        type=int,
+        default=defaults.partitions,
+        help="of the queue; with several, change-partitions changes their number and spreads of tenants, and "
+        "every other tenant's messages are buffered (a cluster begins with 6)",
+    )
     parser.add_argument("--work-ms", type=float, default=defaults.work_ms, help="mean length of a task")
     parser.add_argument(
         "--ahead", type=int, default=defaults.ahead, help="most messages that are published and not finished"
@@ -82,6 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
         concurrency=options.concurrency,
         pool=options.pool,
         tenants=options.tenants,
+        partitions=options.partitions,
         work_ms=options.work_ms,
         ahead=options.ahead,
         lease=options.lease,

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import redis
@@ -19,6 +21,7 @@ from celery_dq.testing.waiting import wait_until
 from tests.brokers import Broker
 from tests.chaos.chaos_workers import ChaosWorkers
 from tests.chaos.faults import (
+    CHANGE,
     FAILOVER,
     KILL,
     MOVE_SLOT,
@@ -29,6 +32,7 @@ from tests.chaos.faults import (
 )
 from tests.chaos.ledger import Entry, Ledger
 from tests.chaos.load import LoadGenerator, draw_messages
+from tests.chaos.mover import IN_ORDER, Movers, prepare
 from tests.chaos.tasks import NAME, add_tasks
 from tests.chaos.verdict import Verdict, judge
 from tests.workers import make_app
@@ -61,7 +65,10 @@ class Plan:
     lease: float = 3.0
     #: Seconds without progress after which the run ends, with messages missing.
     patience: float = 20.0
-    modes: tuple[str, ...] = (KILL, *WEIGHTS, FAILOVER, MOVE_SLOT)
+    modes: tuple[str, ...] = (KILL, *WEIGHTS, FAILOVER, MOVE_SLOT, CHANGE)
+    #: Partitions of the queue at the start; more than one lets their number and spreads change under way. A
+    #: cluster begins with :data:`PARTITIONS`.
+    partitions: int = 1
     #: Whether to use a Sentinel pair instead of one server, with failovers instead of proxies and restarts.
     sentinel: bool = False
     #: Whether to use a Redis Cluster instead, with failovers and moving slots.
@@ -105,14 +112,22 @@ class _Run:
         self._log = log
         self._server = server
         self._has_leases = broker.has_leases
+        self._partitions = PARTITIONS if plan.cluster else plan.partitions
+        self._changes = broker.has_leases and self._partitions > 1 and CHANGE in plan.modes
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="chaos-spill-")))
         has_replicas = plan.sentinel or plan.cluster
         self._replicas = plan.confirm_replicas if has_replicas and broker.has_leases else 0
         self._ledger = ledger
         self._entries: list[Entry] = []
         self._done: set[str] = set()
         conf = self._conf(broker, ledger_port)
-        self._app = add_tasks(make_app(NAME, broker, conf), ledger_port)
+        spills = {"dq_buffer_folder": str(folder)} if self._changes else {}
+        self._app = add_tasks(make_app(NAME, broker, {**conf, **spills}), ledger_port)
         stack.callback(self._app.close)
+        movers = Movers(broker, conf, plan.seed) if self._changes else None
+        if movers is not None:
+            prepare(self._app)
+            stack.callback(movers.stop)
         self._workers = ChaosWorkers(
             broker=broker,
             conf=conf,
@@ -125,7 +140,9 @@ class _Run:
         stack.callback(self._workers.dismiss)
         keys = [PartitionKeys("online", NAME, number, on_cluster=True) for number in range(PARTITIONS)]
         slots = [each.slot for each in keys]
-        self._saboteur = Saboteur(self._workers, server, lease=plan.lease, seed=plan.seed, slots=slots)
+        self._saboteur = Saboteur(
+            self._workers, server, lease=plan.lease, seed=plan.seed, slots=slots, movers=movers
+        )
         self._schedule = draw_schedule(
             plan.seed, plan.messages, plan.kills, plan.others, plan.workers, self._modes()
         )
@@ -137,6 +154,8 @@ class _Run:
             ahead=plan.ahead,
             replicated=self._replicas > 0,
             options=(lambda message: {"tenant": message.tenant}) if broker.has_leases else lambda message: {},
+            # Of a tenant all or none, because nothing orders a call and a buffered one.
+            buffered=lambda message: self._changes and message.tenant[-1] in "02468",
         )
         stack.callback(self._load.stop)
 
@@ -144,6 +163,7 @@ class _Run:
         # Servers with replicas have no proxy, and do not write to disk.
         unfit = ["black-hole", "restart-broker"] if self._plan.sentinel or self._plan.cluster else [FAILOVER]
         unfit += [] if self._plan.cluster else [MOVE_SLOT]
+        unfit += [] if self._changes else [CHANGE]
         return tuple(mode for mode in self._plan.modes if mode not in unfit)
 
     def _conf(self, broker: Broker, ledger_port: int) -> dict[str, Any]:
@@ -154,10 +174,10 @@ class _Run:
             options["master_name"] = self._server.name
         elif isinstance(self._server, RedisCluster):
             conf["broker_url"] = self._server.url(scheme=broker.scheme)
-            conf["dq_queues"] = {NAME: {"partitions": PARTITIONS}}
         else:
             conf["broker_url"] = broker.url(self._server.port)
         if broker.has_leases:
+            conf["dq_queues"] = {NAME: {"partitions": self._partitions}}
             conf["dq_lease"] = self._plan.lease
             conf["dq_confirm_replicas"] = self._replicas
         else:
@@ -201,7 +221,8 @@ class _Run:
         self._await_quiet()
         left = self._left_in_broker()
         lease_s = plan.lease if self._has_leases else 0.0
-        return judge(self._load.published, self._entries, self._saboteur.faults, left, lease_s)
+        in_order = IN_ORDER if self._changes else ()
+        return judge(self._load.published, self._entries, self._saboteur.faults, left, lease_s, in_order)
 
     def _turn(self) -> None:
         """Wait a short time for new lines in the ledger."""

@@ -16,6 +16,7 @@ import redis
 from celery_dq.testing.redis_cluster import RedisCluster
 from celery_dq.testing.servers import RedisServer, SentinelPair
 from tests.chaos.chaos_workers import SOFT_TIMEOUT, ChaosWorkers, WorkerPlace
+from tests.chaos.mover import Movers
 
 #: The mode whose number of faults is a parameter of its own.
 KILL = "kill-worker"
@@ -33,9 +34,10 @@ WEIGHTS = {
     "restart-broker": 1,
 }
 
-#: Modes with a Sentinel pair or a cluster only, and with a cluster only.
+#: Modes with a Sentinel pair or a cluster only, with a cluster only, and with several partitions only.
 FAILOVER = "failover"
 MOVE_SLOT = "move-slot"
+CHANGE = "change-partitions"
 FAILOVER_WEIGHT = 3
 
 #: Seconds for which a slot has keys on two nodes.
@@ -45,12 +47,13 @@ MOVE_S = 0.3
 HITS_ALL = ("kill-connections", "restart-broker", FAILOVER, MOVE_SLOT)
 
 #: Modes that hit no single worker.
-AT_LARGE = (*HITS_ALL, "script-flush")
+AT_LARGE = (*HITS_ALL, "script-flush", CHANGE)
 
 #: Modes that need a worker with a soft shutdown, or one without; even places have one.
 SOFT, COLD = "soft", "cold"
 
-#: Modes after which messages may run again. A warm stop and a flushed script cache are no reason for that.
+#: Modes after which messages may run again. A warm stop, a flushed script cache and changed partitions are no
+#: reason for that.
 EXCUSES = frozenset({KILL, FAILOVER, *WEIGHTS}) - {"warm", "script-flush"}
 
 
@@ -117,6 +120,7 @@ class Saboteur:
         lease: float,
         seed: int,
         slots: Sequence[int] = (),
+        movers: Movers | None = None,
     ) -> None:
         self.faults: list[Fault] = []
         self._workers = workers
@@ -125,6 +129,7 @@ class Saboteur:
         self._draw = random.Random(f"victims-{seed}")
         #: Slots of the partitions, on a cluster.
         self._slots = slots
+        self._movers = movers
         self._under_way: list[tuple[float, Callable[[], bool]]] = []
 
     @property
@@ -165,6 +170,7 @@ class Saboteur:
             "restart-broker": self._restart_broker,
             FAILOVER: lambda: self._fail_over(fault),
             MOVE_SLOT: self._move_slot,
+            CHANGE: lambda: self._change_partitions(fault),
         }
         acts[mode]()
         if fault.end == now:
@@ -282,6 +288,24 @@ class Saboteur:
             self._server.fail_over(self._server.master_of(self._draw.choice(self._slots)))
             fault.end = time.monotonic()
             self._server.restore()
+
+    def _change_partitions(self, fault: Fault) -> None:
+        movers = self._movers
+        assert movers is not None
+        movers.begin()
+        fault.end = float("inf")
+
+        def finish() -> bool:
+            kills = movers.kills
+            is_over = movers.tend()
+            now = time.monotonic()
+            self.faults += [Fault("kill-mover", "", 0, now, now)] * (movers.kills - kills)
+            if not is_over:
+                return False
+            fault.end = time.monotonic()
+            return True
+
+        self._under_way.append((0, finish))
 
     def _move_slot(self) -> None:
         if isinstance(self._server, RedisCluster):

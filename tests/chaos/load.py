@@ -6,7 +6,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,10 @@ def draw_messages(seed: int, amount: int, tenants: int, work_ms: float) -> list[
 
 
 class LoadGenerator:
-    """Publishes in a thread, with at most `ahead` unfinished messages."""
+    """Publishes in a thread, with at most `ahead` unfinished messages.
+
+    Messages that are `buffered` go through the producer's buffer, which confirms them later.
+    """
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class LoadGenerator:
         ahead: int,
         replicated: bool = False,
         options: Callable[[Message], dict[str, Any]] = lambda message: {},
+        buffered: Callable[[Message], bool] = lambda message: False,
     ) -> None:
         self.published = Published(replicated=replicated)
         self._app = app
@@ -72,6 +76,8 @@ class LoadGenerator:
         self._await_broker = await_broker
         self._ahead = ahead
         self._options = options
+        self._buffered = buffered
+        self._in_buffer: dict[str, Message] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chaos-load", daemon=True)
 
@@ -88,7 +94,23 @@ class LoadGenerator:
         if self._thread.ident is not None:
             self._thread.join(30)
 
+    def _confirm(self, ids: Sequence[str]) -> None:
+        for each in ids:
+            self.published.confirmed_at[each] = time.monotonic()
+            self.published.confirmed[each] = self._in_buffer.pop(each)
+
     def _run(self) -> None:
+        app: Any = self._app
+        if any(map(self._buffered, self._messages)):
+            app.dq.buffer.on_delivered(self._confirm)
+            self._publish_all()
+            while app.dq.buffer.flush(1) and not self._stop.is_set():
+                pass
+            app.dq.buffer.close()
+        else:
+            self._publish_all()
+
+    def _publish_all(self) -> None:
         work = self._app.tasks["work"]
         for message in self._messages:
             while message.number - self._finished() > self._ahead:
@@ -96,17 +118,23 @@ class LoadGenerator:
                     return
             if self._stop.is_set():
                 return
+            options = self._options(message)
+            if self._buffered(message):
+                self._in_buffer[message.id] = message
+                options["buffered"] = True
             try:
                 # No retries, because a message that was published twice may rightly run twice.
                 work.apply_async(
                     (message.number, message.tenant, message.seconds),
                     task_id=message.id,
                     retry=False,
-                    **self._options(message),
+                    **options,
                 )
             except Exception:  # the broker is gone: whatever the reason, the outcome is unknown
                 self.published.uncertain[message.id] = message
                 self._await_broker()
             else:
+                if options.get("buffered"):
+                    continue
                 self.published.confirmed_at[message.id] = time.monotonic()
                 self.published.confirmed[message.id] = message

@@ -18,11 +18,20 @@ SHORT = Plan(
     seed=7,
     messages=1200,
     kills=2,
-    others=5,
+    others=6,
     # Long enough that a worker does not count as dead when the machine stalls for some seconds.
     lease=4.0,
     patience=30.0,
-    modes=("kill-worker", "kill-child", "kill-connections", "script-flush", "restart-broker", "pause"),
+    partitions=4,
+    modes=(
+        "kill-worker",
+        "kill-child",
+        "kill-connections",
+        "script-flush",
+        "restart-broker",
+        "pause",
+        "change-partitions",
+    ),
 )
 #: On stock the messages of a killed worker are stuck for an hour, so the run does not wait for them.
 STOCK = replace(SHORT, lease=2.0, patience=5.0)

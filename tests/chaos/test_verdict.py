@@ -16,6 +16,7 @@ from tests.chaos.verdict import (
     RECONNECT_ALLOWANCE,
     REPLICATION_ALLOWANCE,
     count_overtaken,
+    find_disordered,
     judge,
     runs_of,
 )
@@ -175,3 +176,12 @@ def test_a_seed_draws_the_same_schedule_and_load() -> None:
     assert [(m.tenant, m.seconds) for m in one] == [(m.tenant, m.seconds) for m in other]
     # The ids differ, so that two runs on one broker do not interfere.
     assert one[0].id != other[0].id
+
+
+def test_a_message_that_starts_after_a_younger_one_is_out_of_order() -> None:
+    entries = [entry("start", at, number=number) for at, number in ((1, 0), (2, 2), (3, 1), (4, 3))]
+    again = entry("start", 5, number=0)  # a second run, after a crash
+    (found,) = find_disordered(runs_of([*entries, again]), ["t"])
+    assert found.startswith("m1, number 1 of t, started on w1 1.000 s after number 2")
+    assert find_disordered(runs_of(entries), ["another"]) == []
+    assert not judge(published(4), entries, [], {"m0", "m1", "m2", "m3"}, in_order=["t"]).good

@@ -75,6 +75,8 @@ class Verdict:
     #: Number of younger messages of the same tenant that had started before, for each first start.
     overtaken_p99: float = 0
     overtaken_max: int = 0
+    #: Messages that a younger one has overtaken although their tenant runs one at a time, as text.
+    disordered: list[str] = field(default_factory=list)
     #: Seconds from a fault to the second run of an interrupted message, by mode: (count, min, median, max).
     recovery: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
     #: The slowest of them, from the last fault that may have hit a worker with the message in between.
@@ -88,7 +90,7 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        return not self.lost and not self.stuck and not self.unattributable
+        return not (self.lost or self.stuck or self.unattributable or self.disordered)
 
     def report(self) -> str:
         """Return the verdict as text."""
@@ -101,6 +103,7 @@ class Verdict:
             f"ran again: {self.duplicated} messages, {self.overlapping} while the first run was going on",
             f"second runs: {self.attributable} attributable, {len(self.unattributable)} not",
             f"overtaken by younger ones of the tenant: p99 {self.overtaken_p99:g}, max {self.overtaken_max}",
+            f"tenants that run one message at a time: {len(self.disordered)} out of order",
             f"faults: {faults or 'none'}",
         ]
         for mode, (count, low, middle, high) in sorted(self.recovery.items()):
@@ -123,6 +126,7 @@ class Verdict:
         lines += [f"  lost: {message}, {self.tales[message]}" for message in self.lost[:10]]
         lines += [f"  stuck: {message}" for message in self.stuck[:3]]
         lines += [f"  not attributable: {line}" for line in self.unattributable[:10]]
+        lines += [f"  out of order: {line}" for line in self.disordered[:10]]
         return "\n".join(lines)
 
     def _lost_with_master(self) -> list[str]:
@@ -213,8 +217,18 @@ def judge(
     faults: Sequence[Fault],
     left_in_broker: Collection[str],
     lease_s: float = 0.0,
+    in_order: Collection[str] = (),
 ) -> Verdict:
-    """Compute the verdict. Without a lease, a message may be with another worker at any time."""
+    """Compute the verdict. Without a lease, a message may be with another worker at any time.
+
+    Args:
+        published: The outcomes of the publishes.
+        entries: The ledger.
+        faults: The faults.
+        left_in_broker: The task ids in the broker at the end.
+        lease_s: Length of the lease in seconds.
+        in_order: Tenants of which one message runs at a time.
+    """
     runs = runs_of(entries)
     verdict = Verdict(confirmed=len(published.confirmed), uncertain=len(published.uncertain))
     verdict.faults = dict(Counter(fault.mode for fault in faults))
@@ -262,6 +276,7 @@ def judge(
     if overtaken:
         verdict.overtaken_p99 = overtaken[int(len(overtaken) * 0.99)]
         verdict.overtaken_max = overtaken[-1]
+    verdict.disordered = find_disordered(runs, in_order)
     if entries:
         moments = [entry.monotonic for entry in entries]
         verdict.seconds = max(moments) - min(moments)
@@ -294,6 +309,25 @@ def count_overtaken(runs: Mapping[str, Sequence[Run]]) -> list[int]:
                 tree[index] += 1
                 index += index & -index
     return counts
+
+
+def find_disordered(runs: Mapping[str, Sequence[Run]], tenants: Collection[str]) -> list[str]:
+    """Return the messages of these tenants that started after a younger one of their tenant."""
+    firsts = sorted((of_one[0] for of_one in runs.values()), key=lambda run: run.start)
+    latest: dict[str, Run] = {}
+    found = []
+    for run in firsts:
+        if run.tenant not in tenants:
+            continue
+        before = latest.setdefault(run.tenant, run)
+        if run.number < before.number:
+            found.append(
+                f"{run.message}, number {run.number} of {run.tenant}, started on {run.worker} "
+                f"{run.start - before.start:.3f} s after number {before.number} on {before.worker}"
+            )
+        else:
+            latest[run.tenant] = run
+    return found
 
 
 def _describe_lost(message: str, published: Published, runs: Sequence[Run], faults: Sequence[Fault]) -> str:

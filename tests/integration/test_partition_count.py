@@ -277,7 +277,9 @@ def test_a_change_of_quotas_and_pauses_before_the_decision_is_not_lost(
     quotas.pause("push", resumed)
     quotas.set("push", resumed, rate=3)
 
-    def decide_late(first: Any, client: Any, before: PartitionMap, now: PartitionMap) -> PartitionMap:
+    def decide_late(
+        first: Any, client: Any, options: Any, before: PartitionMap, now: PartitionMap
+    ) -> PartitionMap:
         if now.before is not None:
             quotas.pause("push", paused)
             quotas.set("push", paused, rate=5)
@@ -286,7 +288,7 @@ def test_a_change_of_quotas_and_pauses_before_the_decision_is_not_lost(
             quotas.set_default("push", rate=7)
             queue.pause()
             wide.dq.revoke(["later"])
-        return decide(first, client, before, now)
+        return decide(first, client, options, before, now)
 
     monkeypatch.setattr(map_change, "_decide", decide_late)
     assert queue.set_partitions(7).is_complete

@@ -135,6 +135,23 @@ def test_limits_are_exact_when_a_share_has_moved(heavy: Any, queue: Any) -> None
     assert len([entry for _, entry in claim_everywhere(heavy)]) == 7
 
 
+@pytest.mark.parametrize("spread", [1, 2])
+def test_permits_that_a_share_has_used_are_not_used_again_when_it_goes(heavy: Any, spread: int) -> None:
+    """In every window at most rate * window + burst."""
+    send(heavy, *[A] * 40)
+    heavy.dq.quotas.set("push", A, rate="1/h", burst=9)
+    with opened(heavy) as found:
+        claimed = [
+            (share, entry)
+            for share in found.of(A)[spread:]
+            for entry in share.claim("worker:1", lease_ms=60_000, want=9).run(found.client).entries
+        ]
+    assert len(claimed) == 9 - 3 * spread
+    finish(heavy, claimed)
+    heavy.dq.quotas.set("push", A, spread=spread, timeout=5)
+    assert len(claim_everywhere(heavy)) == 9 - len(claimed)
+
+
 def test_a_new_share_waits_for_the_messages_that_run_in_the_old_one(wide: Any, queue: Any) -> None:
     wide.dq.quotas.set("push", A, concurrency=8)
     send(wide, *[A] * 40)

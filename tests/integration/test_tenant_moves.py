@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
+from kombu.exceptions import OperationalError
 
+from celery_dq.app.api import map_change, partition_count
+from celery_dq.app.api.broker import partitions_of
+from celery_dq.app.api.tenant_moves import TenantMoves
+from celery_dq.errors import InvalidRequest
+from celery_dq.transport.redis.store import move_calls
 from celery_dq.transport.redis.store.move_calls import drop_exported, export_messages, import_messages
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from tests.integration.moving_world import TENANTS, MovingWorld
-from tests.integration.partitioned_shop import A, D, claim_in, dead_letter_of, opened
+from tests.integration.partitioned_shop import COUNT, A, D, claim_in, dead_letter_of, opened
 from tests.integration.shop import send
 
 
@@ -164,6 +171,7 @@ def test_a_dead_letter_that_moves_is_replayed_once(wide: Any) -> None:
     moving = dead_letter_of(wide, A)
     with opened(wide) as (partitions, client):
         outbox = export_messages(partitions[0], A, 1, [moving]).run(client)
+        assert outbox is not None
         assert letters.replay(moving) == letters.replay() == 0
         assert letters.edit(moving, priority=3) is None
         part = letters.replay_part(lambda _: True)
@@ -181,9 +189,79 @@ def test_a_dead_letter_that_moves_is_not_purged_and_does_not_return_afterwards(w
     moving, staying = dead_letter_of(wide, A), dead_letter_of(wide, A)
     with opened(wide) as (partitions, client):
         outbox = export_messages(partitions[0], A, 1, [moving]).run(client)
+        assert outbox is not None
         # The other partition may have it already.
         assert letters.purge(moving) == 0
         assert letters.purge() == 1
         assert letters.show(staying) is None
         assert drop_exported(partitions[0], outbox).run(client) == 1
     assert letters.purge(moving) == 0
+
+
+def test_a_mover_with_an_old_map_takes_nothing_out_of_a_home(wide: Any, queue: Any) -> None:
+    """It stood still while the tenant moved away and came back."""
+    ids = send(wide, *[D] * 3)
+    with wide.dq._broker.channel() as channel:
+        old = PartitionMap(COUNT).begin(2)
+        late = TenantMoves(channel.client, partitions_of(channel, "push", old), wide.dq._broker.options)
+        for count in (2, COUNT):
+            assert queue.set_partitions(count, timeout=5).is_complete
+        with pytest.raises(InvalidRequest, match="Another change"):
+            late.step()
+    assert [entry.id for entry in claim_in(wide, D, 9)] == ids
+
+
+def test_an_outbox_of_a_second_mover_is_delivered_at_the_end_of_a_change(
+    wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (task_id,) = send(wide, D)
+    decide = map_change._decide
+
+    def export_before_the_end(first: Any, client: Any, options: Any, before: Any, now: Any) -> Any:
+        if now.before is None:
+            with opened(wide) as (partitions, _):
+                to = partitions[0].homes.home(D)
+                client.hset(
+                    partitions[3].keys.messages, "late", client.hget(partitions[to].keys.messages, task_id)
+                )
+                client.zadd(partitions[3].keys.tenant(D), {"late": 1})
+                assert export_messages(partitions[3], D, to, ["late"]).run(client)
+        return decide(first, client, options, before, now)
+
+    monkeypatch.setattr(map_change, "_decide", export_before_the_end)
+    assert queue.set_partitions(2, timeout=5).is_complete
+    assert [entry.id for entry in claim_in(wide, D, 9)] == ["late", task_id]
+
+
+def test_a_dead_letter_without_a_readable_tenant_leaves_a_partition_that_goes(wide: Any, queue: Any) -> None:
+    unreadable = dead_letter_of(wide, D)
+    with opened(wide) as (partitions, client):
+        client.hset(partitions[3].keys.dead, unreadable, b"noise")
+    assert queue.set_partitions(2, timeout=0.1).is_complete
+    assert [letter.id for letter in wide.dq.dead_letters["push"].list()] == [unreadable]
+
+
+def test_a_change_goes_no_step_that_replicas_do_not_have(
+    wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(move_calls, "CONFIRM_TIMEOUT_MS", 1)
+    broker = wide.dq._broker
+    careful = replace(broker.options, confirm_replicas=1)
+    ids = send(wide, *[D] * 3)
+
+    def maps_of_others() -> set[bytes]:
+        with opened(wide) as (partitions, client):
+            return {client.hget(each.keys.state, "partitions") for each in partitions[1:]}
+
+    with pytest.raises(OperationalError, match="dq_confirm_replicas = 1, but only 0 replicas had a step"):
+        partition_count.set_partitions(broker, careful, "push", 2)
+    assert maps_of_others() == {b"4"}, "a failover could bring this map back"
+    for _ in range(2):
+        with pytest.raises(OperationalError, match="run it again with"):
+            partition_count.set_partitions(broker, careful, "push", 2)
+        with opened(wide) as (partitions, client):
+            assert not client.exists(partitions[partitions[0].homes.home(D)].keys.messages)
+            assert client.hlen(partitions[3].keys.messages) == 3, "a failover could bring them back"
+    assert maps_of_others() == {b"2<4#1"}
+    assert queue.set_partitions(2, timeout=5).is_complete
+    assert [entry.id for entry in claim_in(wide, D, 9)] == ids

@@ -94,7 +94,7 @@ def test_the_python_layer_sends_the_declared_arguments() -> None:
     calls: list[tuple[ScriptCall[Any], int]] = [
         (partition.declare_partitions(homes), 3),
         (set_map(partition, homes, homes), 3),
-        (export_messages(partition, "t", 2, ["a"]), 3 + 1),
+        (export_messages(partition, "t", 2, ["a"]), 4 + 1),
         (import_messages(partition, partition, outbox, homes, 0), 8 + 2),
         (drop_exported(partition, outbox), 1),
         (departed(partition, [("t", False)]), 1 + 2),

@@ -431,4 +431,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "pass",
         (TESTS + "test_buffered_producer.py", "-k", "broke_off"),
     ),
+    Mutation(
+        "buffer",
+        "the folder of a buffer depends on a password",
+        "app/api/buffer.py",
+        r"(://[^:/@]*):[^/]*(@)|",
+        "()()",
+        (TESTS + "test_calling.py", "-k", "password"),
+    ),
 )

@@ -188,4 +188,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "place = (first.homes.home(tenant_of(record)), False)",
         (*_OPERATIONS, "-k", "moved_and_purged"),
     ),
+    Mutation(
+        "rate",
+        "permits that a share has used come back when it goes",
+        "app/api/map_change.py",
+        "    divide_used_permits(partitions, client)\n",
+        "",
+        ("tests/integration/test_spread_operations.py", "-k", "permits"),
+    ),
 )

@@ -325,6 +325,21 @@ def test_messages_pending_at_the_end_are_sent_by_the_next_app(make_app: MakeApp,
         assert Stored(url).ids("push")[1:] == ids
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "dq-redis://user:{0}@h1:6379/0",
+        "dq-rediscluster://:{0}@h1:7000,h2:7001",
+        "dq-sentinel://:{0}@h1:26379;dq-sentinel://:{0}@h2:26379",
+        "dq-redis://h1/0?password={0};dq-redis://h2/0?password={0}",
+    ],
+)
+def test_the_folder_depends_on_the_servers_and_not_on_their_password(make_app: MakeApp, url: str) -> None:
+    folder = make_app(url.format("old")).dq.buffer.folder
+    assert folder == make_app(url.format("n%40w:")).dq.buffer.folder
+    assert folder != make_app(url.format("old").replace("h1", "h3")).dq.buffer.folder
+
+
 def test_a_forked_child_has_a_buffer_of_its_own(make_app: MakeApp, stored: Stored) -> None:
     app = make_app(dq_buffer_linger="60s")
     notify = tasks(app)

@@ -10,6 +10,7 @@ import pytest
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.redis.store.home import home_of
+from celery_dq.transport.redis.store.move_calls import set_map
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.script_calls import load_scripts
@@ -80,3 +81,28 @@ def test_a_call_finds_the_home_of_its_tenant(
     if way == "dedup":
         again = task.apply_async((TENANTS[0],), **options)
         assert again.covering == results[TENANTS[0]].id
+
+
+def waiting_in(stored: Stored, count: int) -> list[str]:
+    """The message ids in all partitions, each as often as it is stored."""
+    keys = [PartitionKeys("online", "celery", number) for number in range(count)]
+    return sorted(each.decode() for partition in keys for each in stored.client.hkeys(partition.messages))
+
+
+@pytest.mark.parametrize("asks_again", [False, True], ids=["the push", "the look for the map"])
+def test_a_batch_that_two_maps_divide_is_stored_once(
+    app: Any, proxy: Proxy, stored: Stored, asks_again: bool
+) -> None:
+    """A part of it is accepted by the map before, and the answer to the rest is lost."""
+    give_partitions(stored)
+    first = [app.tasks["plain"].apply_async((tenant,), buffered=True).id for tenant in TENANTS]
+    assert app.dq.buffer.flush(30) == 0
+    before = PartitionMap(4)
+    # The others accept messages by the map before until a client tells them the new one.
+    now = before.begin(7)
+    assert set_map(Partition(KEYS[0], load_scripts()), before, now).run(stored.client) == now
+    proxy.drop_answers_to, proxy.drops_left = b"restore" if asks_again else b".7<4#1", 1
+    second = [app.tasks["plain"].apply_async((tenant,), buffered=True).id for tenant in TENANTS]
+    assert app.dq.buffer.flush(30) == 0
+    assert proxy.dropped == 1
+    assert waiting_in(stored, 7) == sorted(first + second)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
-
-from kombu.utils.url import maybe_sanitize_url
 
 from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError, InvalidRequest
@@ -29,6 +28,8 @@ from celery_dq.producer.sender import Sender, State
 __all__ = ["BufferApi"]
 
 Delivered = TypeVar("Delivered", bound=Callable[[Sequence[str]], Any])
+#: The password and the options in each broker URL of a list.
+_SECRETS = re.compile(r"(://[^:/@]*):[^/]*(@)|\?[^;]*")
 Failed = TypeVar("Failed", bound=Callable[[BaseException, Undelivered, State], Any])
 
 
@@ -100,7 +101,8 @@ class BufferApi:
         if not self.options.folder:
             return None
         conf, options = self._app.conf, self._context.options
-        url = maybe_sanitize_url(str(conf.broker_write_url or conf.broker_url or ""))
+        # Not by urllib, which reads no list of servers.
+        url = _SECRETS.sub(r"\1\2", str(conf.broker_write_url or conf.broker_url or ""))
         target = f"{url}\n{options.environment}\n{options.key_prefix}".encode()
         return Path(self.options.folder) / hashlib.blake2b(target, digest_size=6).hexdigest()
 

@@ -17,11 +17,13 @@ from celery_dq.app.api.tenant_settings import (
     align_settings,
     copy_settings,
     divide_quotas,
+    divide_used_permits,
     remove_former_settings,
 )
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.redis_values import Client
-from celery_dq.transport.redis.store.move_calls import set_map
+from celery_dq.options.sections import Options
+from celery_dq.transport.redis.store.move_calls import await_replicas, set_map
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 
@@ -61,12 +63,15 @@ def require_complete(queue: str, homes: PartitionMap) -> None:
         )
 
 
-def begin_change(partitions: Sequence[Partition], client: Client, before: PartitionMap) -> None:
+def begin_change(
+    partitions: Sequence[Partition], client: Client, options: Options, before: PartitionMap
+) -> None:
     """Decide for the map of these partitions.
 
     Args:
         partitions: All partitions that the queue has before or after the change, with the map of the change.
         client: A redis client.
+        options: The app's settings.
         before: The map that the queue has.
 
     Raises:
@@ -74,13 +79,13 @@ def begin_change(partitions: Sequence[Partition], client: Client, before: Partit
     """
     # The quotas are in the future homes before the first message.
     copy_settings(partitions, client)
-    _decide(partitions[0], client, before, partitions[0].homes)
+    _decide(partitions[0], client, options, before, partitions[0].homes)
 
 
 def complete_change(
     partitions: Sequence[Partition],
     client: Client,
-    head_start_us: int,
+    options: Options,
     timeout_s: float,
     on_progress: OnProgress = ignore_progress,
     *,
@@ -91,7 +96,7 @@ def complete_change(
     Args:
         partitions: All partitions that the queue has before or after the change, with the map of the change.
         client: A redis client.
-        head_start_us: By how much each step of priority goes before its time, in µs.
+        options: The app's settings.
         timeout_s: Longest wait, in seconds, for tasks that run.
         on_progress: Called with the number of messages that were moved.
         sleep: Waits between two looks.
@@ -101,24 +106,32 @@ def complete_change(
     # new spread divides it.
     follow(partitions, client)
     align_settings(partitions, client)
-    moves = TenantMoves(client, partitions, head_start_us, on_progress)
+    moves = TenantMoves(client, partitions, options, on_progress)
     waited = 0.0
     while (moving := moves.step()) or not moves.end():
         if waited >= timeout_s:
             return ChangeProgress(moves.moved, moving, False)
         sleep(LOOK_EVERY_S)
         waited += LOOK_EVERY_S
+    divide_used_permits(partitions, client)
     divide_quotas(partitions, client)
-    ended = _decide(partitions[0], client, homes, homes.end())
-    follow([Partition(each.keys, each.scripts, ended) for each in partitions], client)
+    ended = _decide(partitions[0], client, options, homes, homes.end())
+    partitions_now = [Partition(each.keys, each.scripts, ended) for each in partitions]
+    follow(partitions_now, client)
+    # Another mover may have taken something out meanwhile, and cannot any more.
+    TenantMoves(client, partitions_now, options).deliver_outboxes()
     # A share that was set by the map of the change, after the division, is that of the higher spread.
     divide_quotas(partitions, client)
     remove_former_settings(partitions, client)
     return ChangeProgress(moves.moved)
 
 
-def _decide(first: Partition, client: Client, before: PartitionMap, now: PartitionMap) -> PartitionMap:
+def _decide(
+    first: Partition, client: Client, options: Options, before: PartitionMap, now: PartitionMap
+) -> PartitionMap:
     stored = set_map(first, before, now).run(client)
     if stored != now:
         raise MapChanged.of(first.keys.queue)
+    # No partition may know a map that a failover takes away from the one that decides.
+    await_replicas([first], client, options.confirm_replicas)
     return now

@@ -107,12 +107,11 @@ def set_partitions(
         if homes.before is None:
             _check_no_sets(queue, count, partitions_of(channel, queue, homes)[0], client)
             now = homes.begin(count)
-            begin_change(partitions_of(channel, queue, now), client, homes)
+            begin_change(partitions_of(channel, queue, now), client, options, homes)
             homes = now
         partitions = partitions_of(channel, queue, homes)
         audited.count, audited.details = int(is_change), f"{before} -> {count}"
-        head_start_us = options.queue(queue).head_start_us
-        progress = complete_change(partitions, client, head_start_us, timeout_s, on_progress, sleep=sleep)
+        progress = complete_change(partitions, client, options, timeout_s, on_progress, sleep=sleep)
     return PartitionsChange(queue, before, count, *progress)
 
 

@@ -262,7 +262,7 @@ class QueueApi:
     ) -> AbstractContextManager[AuditedChange]:
         """Write a change to the audit stream at its end. It finds what a killed mover had taken out, too."""
         if isinstance(opened, OpenQueue):
-            deliver_outboxes(*opened, self._context.options.queue(self.name).head_start_us)
+            deliver_outboxes(*opened, self._context.options)
         return self._broker.audit.change(opened.client, action, self.name, tenant=tenant, details=details)
 
     # Pausing.

@@ -371,10 +371,9 @@ class QuotasApi:
         if changes_spread:
             # The quota comes first: a process that completes this change divides it among the new shares.
             opened = opened.at(before.begin_spread(tenant, spread))
-            begin_change(opened.partitions, client, before)
+            begin_change(opened.partitions, client, self._broker.options, before)
         if tenant in opened.homes.spreads and opened.homes.moves(tenant):
-            head_start_us = self._broker.options.queue(queue).head_start_us
-            progress = complete_change(opened.partitions, client, head_start_us, timeout_s)
+            progress = complete_change(opened.partitions, client, self._broker.options, timeout_s)
             if not progress.is_complete:
                 raise TenantMoving(
                     f"after timeout = {timeout_s:g} s, tenant {tenant!r} of {queue!r} still runs tasks or "

@@ -24,15 +24,18 @@ from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
+from celery_dq.app.api.broker import MapChanged
 from celery_dq.app.api.progress import OnProgress, ignore_progress
-from celery_dq.errors import CorruptRecord, InvalidRequest
+from celery_dq.errors import CorruptRecord
 from celery_dq.inspector.dedup_locks import tenant_and_key
 from celery_dq.inspector.redis_values import Client, chunks, scan_all, text
+from celery_dq.options.sections import Options
 from celery_dq.transport.message_record import placing_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.move_calls import (
     MOVE_CHUNK,
     Outbox,
+    await_replicas,
     departed,
     drop_exported,
     export_messages,
@@ -41,6 +44,7 @@ from celery_dq.transport.redis.store.move_calls import (
 )
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Rounds, run_one
+from celery_dq.transport.tenant import NO_TENANT
 
 __all__ = ["TenantMoves"]
 
@@ -54,7 +58,7 @@ class TenantMoves:
     Args:
         client: A redis-py client.
         partitions: All partitions that the queue has before or after the change, with its map.
-        head_start_us: By how much each step of priority goes before its time, in µs.
+        options: The app's settings.
         on_progress: Called with the number of messages that were moved.
 
     Attributes:
@@ -65,13 +69,14 @@ class TenantMoves:
         self,
         client: Client,
         partitions: Sequence[Partition],
-        head_start_us: int,
+        options: Options,
         on_progress: OnProgress = ignore_progress,
     ) -> None:
         self._client = client
         self._partitions = partitions
         self._homes = partitions[0].homes
-        self._head_start_us = head_start_us
+        self._head_start_us = options.queue(partitions[0].keys.queue).head_start_us
+        self._replicas = options.confirm_replicas
         #: Tenant and number of a partition in which it keeps a share, once the messages that waited there
         #: were divided among all of its shares.
         self._divided_among_shares: set[tuple[str, int]] = set()
@@ -104,6 +109,7 @@ class TenantMoves:
                 pass
             if expected < 0:
                 return False
+        self._await_replicas(*self._partitions)
         return True
 
     def deliver_outboxes(self) -> None:
@@ -150,24 +156,34 @@ class TenantMoves:
         for start in range(0, len(ids), MOVE_CHUNK):
             call = export_messages(source, tenant, to, ids[start : start + MOVE_CHUNK])
             outbox = call.run(self._client)
-            kept += outbox.kept
             self._deliver(source, outbox)
+            kept += 0 if outbox is None else outbox.kept
         return kept
 
-    def _deliver(self, source: Partition, outbox: Outbox) -> None:
-        """Store an outbox in the partition to which it goes, and delete it."""
+    def _deliver(self, source: Partition, outbox: Outbox | None) -> None:
+        """Store an outbox in the partition to which it goes, and delete it.
+
+        Raises:
+            MapChanged: One of the two partitions has another map.
+        """
+        if outbox is None:
+            raise MapChanged.of(source.keys.queue)
         if outbox.number == "0":
             return
+        # A failover must not bring messages back that were moved, nor lose them with the new home.
+        self._await_replicas(source)
         waits = outbox.to not in self._homes.old_partitions(outbox.tenant)
         store = import_messages(
             self._partitions[outbox.to], source, outbox, self._homes, self._head_start_us, waits=waits
         )
         if not store.run(self._client):
-            raise InvalidRequest(
-                f"Another change of the partitions of queue {source.keys.queue!r} is under way: run it again"
-            )
+            raise MapChanged.of(source.keys.queue)
+        self._await_replicas(self._partitions[outbox.to])
         self.moved += drop_exported(source, outbox).run(self._client)
         self._on_progress(self.moved)
+
+    def _await_replicas(self, *partitions: Partition) -> None:
+        await_replicas(partitions, self._client, self._replicas)
 
     # -- into the new home
 
@@ -255,7 +271,10 @@ class TenantMoves:
             try:
                 tenant, key = placing_of(packed, task_id_of(text(each)))
             except CorruptRecord:
-                continue  # a worker makes a dead letter of it
+                if source.keys.partition < self._homes.count:
+                    continue
+                # Of no known tenant. In a partition that goes, no command would find it.
+                tenant, key = NO_TENANT, ""
             if self._may_belong_elsewhere(source, tenant):
                 place = self._homes.place(tenant, key)
                 if place != source.keys.partition:
@@ -307,13 +326,13 @@ def _put_records(pipe: Any, *, key: str, ids: Sequence[bytes]) -> None:
     pipe.hmget(key, ids)
 
 
-def deliver_outboxes(partitions: Sequence[Partition], client: Client, head_start_us: int) -> None:
+def deliver_outboxes(partitions: Sequence[Partition], client: Client, options: Options) -> None:
     """Store the messages in their homes that a killed mover had taken out, so that others find them.
 
     Args:
         partitions: All partitions of a queue, with its map.
         client: A redis-py client.
-        head_start_us: As for :class:`TenantMoves`.
+        options: The app's settings.
     """
     if partitions[0].homes.before is not None:
-        TenantMoves(client, partitions, head_start_us).deliver_outboxes()
+        TenantMoves(client, partitions, options).deliver_outboxes()

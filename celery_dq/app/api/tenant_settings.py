@@ -14,10 +14,17 @@ from celery_dq.options import Quota
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.quotas import place_held_back
-from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
+from celery_dq.transport.redis.store.rounds import Rounds, run_one, run_rounds
 from celery_dq.transport.redis.store.script_batches import run_all
 
-__all__ = ["StoredSettings", "align_settings", "copy_settings", "divide_quotas", "remove_former_settings"]
+__all__ = [
+    "StoredSettings",
+    "align_settings",
+    "copy_settings",
+    "divide_quotas",
+    "divide_used_permits",
+    "remove_former_settings",
+]
 
 #: Looks at the settings of all partitions. The last one finds a difference only if users still change some.
 MOST_LOOKS = 10
@@ -210,6 +217,38 @@ def divide_quotas(partitions: Sequence[Partition], client: Client) -> None:
                 client.hset(partitions[number].keys.quotas, field_name, divided)
                 changed.append(partitions[number].place_held_back([tenant]))
         run_all(changed, client)
+
+
+def divide_used_permits(partitions: Sequence[Partition], client: Client) -> None:
+    """Charge the permits that a share has used before it goes to those that stay.
+
+    The time after which all permits of a share are back is the same one for the whole quota. So the mean of
+    these times is that of the quota. It delays a share, and never hastens one.
+
+    Args:
+        partitions: All partitions, with the map of the change. No share that goes is served any more.
+        client: A redis client.
+    """
+    homes = partitions[0].homes
+    for tenant, (now, before) in homes.spreads.items():
+        if len(now) >= len(before):
+            continue
+        (at_us, *arrivals) = run_one(client, _read_arrivals([partitions[each] for each in before], tenant))
+        used_us = sum(max(each - at_us, 0) for each in arrivals) // len(before)
+        for number in now if used_us else ():
+            client.zadd(partitions[number].keys.limiter, {tenant: at_us + used_us}, gt=True)
+
+
+def _read_arrivals(partitions: Sequence[Partition], tenant: str) -> Rounds[list[int]]:
+    """Return the time of the server and the theoretical arrival times of the shares, in µs."""
+
+    def read(pipe: Any) -> None:
+        pipe.time()
+        for each in partitions:
+            pipe.zscore(each.keys.limiter, tenant)
+
+    (seconds, micros), *arrivals = yield read
+    return [seconds * 1_000_000 + micros, *(int(each or 0) for each in arrivals)]
 
 
 def _read_quota(partition: Partition, field_name: str) -> Rounds[bytes | None]:

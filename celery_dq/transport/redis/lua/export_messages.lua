@@ -12,11 +12,13 @@
 --   dead_index ZSET
 --   outbox LIST
 -- ARGV
+--   map: the map by which they move
 --   tenant: the tenant
 --   to: the number of the partition that gets the messages
 --   n: number of ids, at most 500
 --   id*: ids of its waiting and delayed messages and dead letters
 -- RETURNS
+--   nil when messages are named and this partition has another map, and nothing was changed; else
 --   an array: the number of the outbox, '0' when it is empty; its tenant; the number of the partition that gets it; how
 --   many of the waiting messages that were named stay; the time to which the clock had run when the present change began,
 --   µs; then per message its packed entry and its record
@@ -28,10 +30,13 @@
 --@include state
 --@include out_of_memory_guard
 --@uses record
+--@uses arrivals
 --@uses tenant_placement
 --@uses wake
-local tenant, to, n = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local tenant, to, n = ARGV[2], ARGV[3], tonumber(ARGV[4])
 if n > 500 then return redis.error_reply('DQINVALID export_messages: at most 500 messages a call') end
+-- A mover that stood still for long must take nothing out: this may be the home of the tenant again.
+if n > 0 and dq.stored_map() ~= ARGV[1] then return nil end
 local kept = 0
 if n > 0 and call('EXISTS', P .. 'outbox') == 0 then
   dq.expand_singles({tenant})
@@ -41,7 +46,7 @@ if n > 0 and call('EXISTS', P .. 'outbox') == 0 then
     entries[#entries + 1] = cmsgpack.pack({id, kind, score, call('HGET', P .. 'deliveries', id) or '', info or ''})
   end
   for i = 1, n do
-    local id = ARGV[3 + i]
+    local id = ARGV[4 + i]
     local record, place = call('HGET', P .. 'messages', id), call('ZSCORE', key, id)
     local due = record and not place and call('ZSCORE', P .. 'delayed', id)
     if place and not record then

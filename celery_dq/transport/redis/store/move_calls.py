@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from celery_dq.errors import TooFewReplicas
 from celery_dq.scripts.loader import Argument
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
@@ -15,6 +17,8 @@ from celery_dq.transport.redis.store.script_calls import ScriptCall
 
 #: Most messages or tenants in one call.
 MOVE_CHUNK = 200
+#: Longest wait for replicas, in milliseconds.
+CONFIRM_TIMEOUT_MS = 2_000
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,10 @@ class Outbox:
     messages: tuple[tuple[bytes, bytes], ...]
 
     @classmethod
-    def read(cls, reply: Any) -> Outbox:
-        """Return the reply of the script."""
+    def read(cls, reply: Any) -> Outbox | None:
+        """Return the reply of the script; None when it has changed nothing because of another map."""
+        if reply is None:
+            return None
         number, tenant, to, kept, sealed = (read_text(each) for each in reply[:5])
         packed = [read_binary(each) for each in reply[5:]]
         messages = tuple(zip(packed[::2], packed[1::2], strict=True))
@@ -58,16 +64,18 @@ def set_map(first: Partition, before: PartitionMap, now: PartitionMap) -> Script
 
 def export_messages(
     partition: Partition, tenant: str, to: int, ids: Sequence[str] = ()
-) -> ScriptCall[Outbox]:
+) -> ScriptCall[Outbox | None]:
     """Put messages of a tenant into the outbox, unless something lies there; the reply is the outbox.
 
+    The reply is None when the partition has another map.
+
     Args:
-        partition: The partition that has them.
+        partition: The partition that has them, with the map by which they move.
         tenant: The tenant.
         to: Number of the partition that gets them.
         ids: Ids of its messages and dead letters, at most :data:`MOVE_CHUNK`.
     """
-    args: tuple[Argument, ...] = (tenant, to, len(ids), *ids)
+    args: tuple[Argument, ...] = (str(partition.homes), tenant, to, len(ids), *ids)
     return ScriptCall(partition.scripts["export_messages"], (partition.keys.state,), args, Outbox.read)
 
 
@@ -139,3 +147,30 @@ def open_tenants(
     """
     args: tuple[Argument, ...] = (str(now), int(everyone), len(tenants), *chain.from_iterable(tenants))
     return ScriptCall(partition.scripts["open_tenants"], (partition.keys.state,), args, int)
+
+
+def await_replicas(partitions: Sequence[Partition], client: Any, replicas: int) -> None:
+    """Wait until replicas have all that is stored in these partitions by now.
+
+    Args:
+        partitions: The partitions.
+        client: A redis client.
+        replicas: The setting ``dq_confirm_replicas``; 0 waits for none.
+
+    Raises:
+        TooFewReplicas: Not as many replicas have confirmed.
+    """
+    if not replicas:
+        return
+    with client.pipeline(transaction=False) as pipe:
+        for each in partitions:
+            # WAIT waits for the last write of its own connection, and so for all writes before that one.
+            pipe.set(each.keys.producer(uuid.uuid4().hex), 0, px=CONFIRM_TIMEOUT_MS)
+        pipe.execute_command("WAIT", replicas, CONFIRM_TIMEOUT_MS)
+        *_, confirmed = pipe.execute()
+    if confirmed < replicas:
+        queue = partitions[0].keys.queue
+        raise TooFewReplicas(
+            f"dq_confirm_replicas = {replicas}, but only {confirmed} replicas had a step of the change of "
+            f"queue {queue!r} within {CONFIRM_TIMEOUT_MS} ms. Nothing is lost: run it again with them"
+        )

@@ -280,7 +280,7 @@ class PartitionMaps:
         self.changes = 0
         self._maps: dict[str, PartitionMap] = {}
         self._doubted: set[str] = set()
-        self._unanswered: dict[tuple[str, str], PartitionMap] = {}
+        self._unanswered: dict[tuple[str, str], list[PartitionMap]] = {}
 
     def get(self, queue: str) -> PartitionMap | None:
         """Return the map of a queue; None before the first look."""
@@ -305,12 +305,12 @@ class PartitionMaps:
             doubted.add(self._doubted.pop())
         return doubted
 
-    def note_unanswered(self, queue: str, sequence: str, used: PartitionMap) -> None:
-        """Note that a push of a producer sequence was not answered, and by which map it was sent."""
-        self._unanswered[queue, sequence] = used
+    def note_unanswered(self, queue: str, sequence: str, tried: list[PartitionMap]) -> None:
+        """Note the maps by which unconfirmed messages of a producer sequence were sent."""
+        self._unanswered[queue, sequence] = tried
         while len(self._unanswered) > MOST_UNANSWERED:
             self._unanswered.pop(next(iter(self._unanswered)), None)
 
-    def take_unanswered(self, queue: str, sequence: str) -> PartitionMap | None:
-        """Return the map of the last push of a producer sequence that was not answered, once."""
-        return self._unanswered.pop((queue, sequence), None)
+    def take_unanswered(self, queue: str, sequence: str) -> list[PartitionMap]:
+        """Return the maps that were noted for a producer sequence, the first one first; forget them."""
+        return self._unanswered.pop((queue, sequence), None) or []

@@ -151,42 +151,55 @@ class RedisPublisher:
         """
         self._reset_after_fork()
         self._pushed_with.clear()
+        # A message that may be stored by an older map is recognised by that map only.
+        tried = self._maps.take_unanswered(name, sequence)
         try:
-            # A message that may be stored by an older map is recognised by that map only.
-            used = self._maps.take_unanswered(name, sequence)
-            queue = self._queues(name, False) if used is None else self._queue_of(name, used)
-            replies = self._route(queue, sequence, messages, marker_ttl_ms)
-            if replies is not None:
-                self._route_again(name, sequence, messages, marker_ttl_ms, replies)
-            if self._options.confirm_replicas:
-                repeats = replies is not None and any(each.status == "seen" for each in replies)
-                self._confirm(self._options.confirm_replicas, repeats)
-        except redis.ResponseError:
-            with refusals_named():
-                raise
-        return replies
+            return self._deliver(name, sequence, messages, marker_ttl_ms, tried)
+        except BaseException as error:
+            if tried:
+                self._maps.note_unanswered(name, sequence, tried)
+            if isinstance(error, redis.ResponseError):
+                with refusals_named():
+                    raise
+            raise
 
-    def _route_again(
+    def _deliver(
         self,
         name: str,
         sequence: str,
         messages: Sequence[OutgoingRecord],
         marker_ttl_ms: int | None,
-        replies: list[PushReply],
-    ) -> None:
-        """Send messages that were misrouted by the present map of the queue, and replace their replies."""
+        tried: list[PartitionMap],
+    ) -> list[PushReply] | None:
+        """Send messages by the maps that were tried before, and then by the present one.
+
+        The list `tried` gets each map before a message is sent by it.
+        """
+        older = iter([*tried])
+        first = next(older, None)
+        queue = self._queues(name, False) if first is None else self._queue_of(name, first)
+        replies = self._route(queue, sequence, messages, marker_ttl_ms, tried)
         routings = 0
-        while left := [place for place, reply in enumerate(replies) if reply.status == "misrouted"]:
-            if routings == ROUTINGS:
+        while replies and (left := [at for at, reply in enumerate(replies) if reply.status == "misrouted"]):
+            homes = next(older, None)
+            if homes is not None:
+                queue = self._queue_of(name, homes)
+            elif routings == ROUTINGS:
                 raise PartitionsChanging(
                     f"queue {name!r} had another number of partitions at each of {ROUTINGS} attempts "
                     f"to send {len(left)} messages, of which none is stored: send them again"
                 )
-            routings += 1
-            again = [messages[place] for place in left]
-            routed = self._route(self._queues(name, True), sequence, again, marker_ttl_ms)
-            for place, reply in zip(left, routed or read_push_reply(len(again), again), strict=True):
-                replies[place] = reply
+            else:
+                routings += 1
+                queue = self._queues(name, True)
+            again = [messages[at] for at in left]
+            routed = self._route(queue, sequence, again, marker_ttl_ms, tried)
+            for at, reply in zip(left, routed or read_push_reply(len(again), again), strict=True):
+                replies[at] = reply
+        if self._options.confirm_replicas:
+            repeats = replies is not None and any(each.status == "seen" for each in replies)
+            self._confirm(self._options.confirm_replicas, repeats)
+        return replies
 
     def _route(
         self,
@@ -194,6 +207,7 @@ class RedisPublisher:
         sequence: str,
         messages: Sequence[OutgoingRecord],
         marker_ttl_ms: int | None,
+        tried: list[PartitionMap],
     ) -> list[PushReply] | None:
         """Send messages to the partitions of their tenants, as far as this process knows them.
 
@@ -205,9 +219,9 @@ class RedisPublisher:
             _, task_id, record = messages[0]  # a buffered one has other names
             home, moving = queue.route(record, task_id)
         else:
-            return self._route_batch(queue, sequence, messages, marker_ttl_ms)
+            return self._route_batch(queue, sequence, messages, marker_ttl_ms, tried)
         call = self._call(home, sequence, messages, marker_ttl_ms, moving)
-        answer = self._send(queue, sequence, _ask, call)
+        answer = self._send(queue, tried, _ask, call)
         return None if type(answer) is int else call.parse(answer)
 
     def _route_batch(
@@ -216,6 +230,7 @@ class RedisPublisher:
         sequence: str,
         messages: Sequence[OutgoingRecord],
         marker_ttl_ms: int | None,
+        tried: list[PartitionMap],
     ) -> list[PushReply] | None:
         routed: dict[tuple[int, bool], tuple[Queue, list[int]]] = {}
         for place, (_, task_id, record) in enumerate(messages):
@@ -227,7 +242,7 @@ class RedisPublisher:
             for (_, moving), (home, places) in routed.items()
         ]
         replies: dict[int, PushReply] = {}
-        answers = self._send(queue, sequence, _ask_together, calls)
+        answers = self._send(queue, tried, _ask_together, calls)
         if all(type(answer) is int for answer in answers):
             return None
         for (_, places), call, answer in zip(routed.values(), calls, answers, strict=True):
@@ -275,15 +290,13 @@ class RedisPublisher:
     def _send(
         self,
         queue: PartitionedQueue,
-        sequence: str,
+        tried: list[PartitionMap],
         converse: Callable[[PipelinedConnection, T], R],
         requests: T,
     ) -> R:
-        try:
-            return self._exchange(converse, requests)
-        except BaseException:
-            self._maps.note_unanswered(queue.name, sequence, queue.homes)
-            raise
+        if queue.homes not in tried:
+            tried.append(queue.homes)
+        return self._exchange(converse, requests)
 
     def _exchange(self, converse: Callable[[PipelinedConnection, T], R], requests: T) -> R:
         """Lend the connection to a function that reads each answer; close it when one may be left.
