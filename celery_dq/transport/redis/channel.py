@@ -311,8 +311,8 @@ class Channel(EventLoopChannel):
             self._consumers.add(consumer_tag)
             self._starting[consumer_tag] = (queue, callback, no_ack)
         if not kwargs.get("nowait"):
-            self.ahead.clear()
             self.start_consumers()
+            self.ahead.clear()
         self.poller.wake()
 
     def basic_cancel(self, consumer_tag: str) -> None:
