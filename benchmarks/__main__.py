@@ -6,8 +6,8 @@ It prints medians with (min-max) and ratios round by round, and writes JSON, reS
 ``--readme`` it writes them, the tables that the guide has marks for, and the curve by tenant count, into
 README.rst and the guide.
 
-``--only`` measures a part of a benchmark with long cases. Its files are called ``NAME-part``, so that no
-table of the guide is made of a part.
+``--only`` measures a part of a benchmark with long cases. Its files are called ``NAME-part-CASE``, and with
+``--readme`` its rows replace those of the same cases in the table of the guide.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from benchmarks.instrumented import instrumented
 from benchmarks.lookups import lookups
 from benchmarks.many_queues import many_queues
 from benchmarks.many_quotas import many_quotas
-from benchmarks.measure import Report
+from benchmarks.measure import Report, UnknownCaseError
 from benchmarks.partitions import partitions
 from benchmarks.peers import peers
 from benchmarks.plots import plot_bars, plot_claims
 from benchmarks.publishing import latency, publishing
 from benchmarks.quotas import quotas
-from benchmarks.readme import write_figures
+from benchmarks.readme import part_of, write_figures
 from benchmarks.scrapes import scrapes
 from benchmarks.script_calls import script_calls
 from benchmarks.singleton import singleton
@@ -134,7 +134,11 @@ def main(arguments: list[str] | None = None) -> int:
     for name in options.names or ([] if options.readme else BENCHMARKS):
         started = time.monotonic()
         if options.only:
-            report, stem = IN_PARTS[name](options.quick, options.only), f"{name}-part"
+            try:
+                report = IN_PARTS[name](options.quick, options.only)
+            except UnknownCaseError as error:
+                parser.error(f"--only {options.only!r}: {error}")
+            stem = part_of(name, options.only)
         else:
             report, stem = BENCHMARKS[name](options.quick), name
         print(report.text(), f"   took {time.monotonic() - started:.0f} s", sep="\n", flush=True)

@@ -36,7 +36,7 @@ def fleet_check(quick: bool) -> Report:
     report.notes.append("one worker, threads pool with 2 slots; one apply_async at a time; idle CPU included")
     report.notes.append(f"no-op tasks of {TENANTS} tenants; µs of CPU: of all masters, of the worker")
     report.notes.append("error: of the model, beside the measured figure")
-    found = interleave(list(CASES), 1 if quick else 3, partial(_round, 4.0 if quick else 20.0), 600)
+    found = interleave(list(CASES), 1 if quick else 3, partial(_round, 4.0 if quick else 15.0), 600)
     for name, row in found.items():
         rate, broker, partitions = CASES[name]
         size = fleet(Plan(name, rate, TENANTS, partitions, on_cluster=broker == "cluster"))

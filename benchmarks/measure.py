@@ -6,7 +6,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,15 +84,19 @@ def ratio(ours: Series, theirs: Series) -> str:
     return f"{Series(pairs)}x" if pairs else "-"
 
 
+class UnknownCaseError(ValueError):
+    """A benchmark has no case of this name."""
+
+
 def chosen(cases: Sequence[str], only: str) -> list[str]:
     """Return the cases whose names contain `only`.
 
     Raises:
-        ValueError: There is none.
+        UnknownCaseError: There is none.
     """
     found = [case for case in cases if only in case]
     if not found:
-        raise ValueError(f"no case contains {only!r}: choose from {'; '.join(cases)}")
+        raise UnknownCaseError(f"no case contains {only!r}: choose from {'; '.join(cases)}")
     return found
 
 
@@ -101,7 +105,8 @@ def interleave(
 ) -> dict[str, dict[str, Series]]:
     """Run all contenders in turn, `rounds` times, so that a slow minute of the machine affects all of them.
 
-    No new round begins after `budget` seconds. Return contender -> quantity -> series.
+    No new round begins after `budget` seconds. The figures of each run are printed when it ends, because a
+    benchmark that is cut off prints no table. Return contender -> quantity -> series.
     """
     found: dict[str, dict[str, Series]] = {name: {} for name in contenders}
     started = time.monotonic()
@@ -111,9 +116,16 @@ def interleave(
         # The order is reversed in every second round.
         for name in contenders if number % 2 == 0 else list(reversed(contenders)):
             gc.collect()
-            for quantity, value in measure(name).items():
+            figures = measure(name)
+            for quantity, value in figures.items():
                 found[name].setdefault(quantity, Series()).values.append(value)
+            print_progress(f"round {number + 1}, {name}", figures)
     return found
+
+
+def print_progress(what: str, figures: Mapping[str, float]) -> None:
+    """Print the figures of one run at once."""
+    print(f"   {what}:", ", ".join(f"{key} {short(value)}" for key, value in figures.items()), flush=True)
 
 
 def percentile(values: Iterable[float], share: float) -> float:

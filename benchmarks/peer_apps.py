@@ -1,4 +1,4 @@
-"""The no-op programs of other task queues on Redis, each with one worker that runs one task at a time."""
+"""The no-op programs of other task queues on Redis, each with one worker process at its defaults."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def dramatiq(port: int) -> PeerApp:
     actors = [module.actor(task, broker=broker) for task in (mark, noop)]
 
     def work() -> None:
-        module.Worker(broker, worker_threads=1).start()
+        # The default of 8 threads. One thread would fetch two messages and sleep until both are done.
+        module.Worker(broker).start()
         threading.Event().wait()
 
     return PeerApp(_calling(*(actor.send for actor in actors)), work)
@@ -84,9 +85,7 @@ def taskiq(port: int) -> PeerApp:
 
     async def work() -> None:
         broker.is_worker_process = True
-        await importlib.import_module("taskiq.api").run_receiver_task(
-            broker, max_async_tasks=1, run_startup=True
-        )
+        await importlib.import_module("taskiq.api").run_receiver_task(broker, run_startup=True)
 
     return PeerApp(lambda arguments: asyncio.run(publish(arguments)), lambda: asyncio.run(work()))
 

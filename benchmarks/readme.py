@@ -27,6 +27,9 @@ HEADLINES = (
 #: The numbers of tenants for which the guide has a row. The curve shows the others.
 TENANTS = ("1", "10", "1,000", "60,000")
 
+#: Benchmarks of which a part can be measured -> the number of columns that name a row of their tables.
+PARTS = {"claims": 2, "trickle": 3, "many_quotas": 3}
+
 _BLOCK = re.compile(r"^\.\. ([a-z_]+)-start\n\n(.*?)^\.\. \1-end$", re.M | re.S)
 _CLAIMS = re.compile(r"(?:claim \+ ack|dwell p99), ([0-9,]+) tenants?,")
 
@@ -35,6 +38,7 @@ def write_figures(folder: Path, readme: Path = README, guide: Path = GUIDE, figu
     """Replace the tables between the marks ``NAME-start`` and ``NAME-end``, and the picture.
 
     The name is that of a benchmark, or ``ratios``. A table or a ratio without a result in the folder stays.
+    The rows of a part of a benchmark replace those of the same cases; the others stay.
 
     Args:
         folder: The results of benchmarks.
@@ -63,14 +67,23 @@ def marked(text: str) -> dict[str, str]:
     return {block[1]: block[2] for block in _BLOCK.finditer(text)}
 
 
+def part_of(name: str, only: str) -> str:
+    """Return the name of the files of a part of a benchmark."""
+    return f"{name}-part-{re.sub('[^a-z0-9]+', '-', only.lower()).strip('-')}"
+
+
 def _replace_tables(file: Path, folder: Path, ratios: Report) -> None:
     def replaced(block: re.Match[str]) -> str:
-        name, result = block[1], folder / f"{block[1]}.rst"
+        name = block[1]
+        results = [*folder.glob(f"{name}.rst"), *folder.glob(f"{name}-part-*.rst")]
         if name == "ratios":
             rows = {row[0]: row for row in [*_rows_of(block[2]), *ratios.rows]}
             table = _with_rows(ratios, list(rows.values())).rst()
-        elif result.exists():
-            table = result.read_text()
+        elif results:
+            table = block[2]
+            for result in sorted(results, key=lambda file: file.stat().st_mtime_ns):
+                is_part = result.stem != name
+                table = _with_part(table, result.read_text(), PARTS[name]) if is_part else result.read_text()
         else:
             return block[0]
         return f".. {name}-start\n\n{table}\n.. {name}-end"
@@ -81,8 +94,30 @@ def _replace_tables(file: Path, folder: Path, ratios: Report) -> None:
 def _rows_of(table: str) -> list[list[str]]:
     """Return the cells below the header of a table that :meth:`Report.rst` has made."""
     lines = table.splitlines()
-    rules = [place for place, line in enumerate(lines) if line.startswith("==")]
+    rules = _rules(lines)
     return [re.split(" {2,}", line) for line in lines[rules[1] + 1 : rules[2]]] if len(rules) == 3 else []
+
+
+def _with_part(table: str, part: str, keys: int) -> str:
+    """Return the table with the rows of a part, whose first `keys` cells name the rows that they replace.
+
+    A table with other columns is replaced by the part.
+    """
+    header, notes = _header_of(part), part.splitlines()
+    notes = [line.removesuffix(".") for line in notes[_rules(notes)[2] + 1 :] if line]
+    old = _rows_of(table) if _header_of(table) == header else []
+    rows = {tuple(row[:keys]): row for row in [*old, *_rows_of(part)]}
+    return Report("", notes, header, list(rows.values())).rst()
+
+
+def _rules(lines: list[str]) -> list[int]:
+    return [place for place, line in enumerate(lines) if line.startswith("=")]
+
+
+def _header_of(table: str) -> list[str]:
+    lines = table.splitlines()
+    rules = _rules(lines)
+    return re.split(" {2,}", lines[rules[0] + 1]) if rules else []
 
 
 def headlines(ratios: Report) -> Report:

@@ -19,7 +19,9 @@ from tests.brokers import ACTIVE, BROKERS
 from tests.workers import ROOT, WorkerProcess, app_from_environment, environment
 
 RATES, QUICK_RATES = (10, 100, 500, 1_000, 5_000), (100, 500)
-WORKERS, QUICK_WORKERS = (1, 4), (1,)
+WORKERS = (1, 4)
+#: The period of a rate, in seconds and in messages, whichever is less.
+PERIOD_S, QUICK_PERIOD_S, PERIOD_MESSAGES = 10.0, 3.0, 4_000
 #: Messages/s of one publishing process. More would measure the publisher.
 PER_PUBLISHER = 1_000
 #: Seconds without a report after which the rest counts as not run.
@@ -28,11 +30,11 @@ PATIENCE_S = 10.0
 
 def trickle(quick: bool, only: str = "") -> Report:
     """Redis CPU, script calls, commands and round trips per message, and its latency, by rate and workers."""
-    rates, amounts = (QUICK_RATES, QUICK_WORKERS) if quick else (RATES, WORKERS)
+    rates = QUICK_RATES if quick else RATES
     cases = {
         f"{rate}/s, {workers} worker{'s' * (workers > 1)}": (rate, workers)
         for rate in rates
-        for workers in amounts
+        for workers in WORKERS
     }
     report = Report("trickle")
     report.header = ["msgs/s", "workers", "broker", "redis µs/msg", "vs stock", "scripts/msg", "commands/msg"]
@@ -50,9 +52,12 @@ def trickle(quick: bool, only: str = "") -> Report:
     report.notes.append(
         "p50, p99: from the call to the first line of the task; run/s: below msgs/s where the CPU is full"
     )
-    seconds = 3.0 if quick else 15.0
+    longest = QUICK_PERIOD_S if quick else PERIOD_S
+    report.notes.append(f"each round: {longest:g} s, or {PERIOD_MESSAGES:,} messages where these are fewer")
     for case in chosen(list(cases), only):
         rate, workers = cases[case]
+        print(f"   {case}", flush=True)
+        seconds = min(longest, PERIOD_MESSAGES / rate)
         found = interleave(ACTIVE, 1 if quick else 3, partial(_round, rate, workers, seconds), 240)
         stock = found.get("stock", {})
         for name in ACTIVE:

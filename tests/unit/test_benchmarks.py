@@ -17,7 +17,7 @@ from benchmarks.measure import Report, Series, chosen
 from benchmarks.peer_apps import PEER_APPS
 from benchmarks.peers import CELERY, PROMISES
 from benchmarks.quotas import rates_of, worst_excess
-from benchmarks.readme import GUIDE, HEADLINES, marked, write_figures
+from benchmarks.readme import GUIDE, HEADLINES, PARTS, marked, write_figures
 from benchmarks.shop import WAIT
 from benchmarks.summary import curve, summary
 from benchmarks.trickle import waits
@@ -62,6 +62,14 @@ def test_the_accuracy_of_quotas() -> None:
     # the message after the late one comes 1.2 s early, beside the burst
     assert found.excess == pytest.approx(-1)
     assert accuracy([[4.0]], 1 / 3, 2, 3.0, 63.0).worst == -1
+
+
+def test_a_quota_that_stops_within_the_window_is_beyond() -> None:
+    # its intervals are exact, but ten messages are missing
+    found = accuracy([[index * 3.0 + 1 for index in range(11)]], rate=1 / 3, burst=2, begin=0.0, end=63.0)
+    assert found.beyond == 1
+    assert found.worst == pytest.approx(0)
+    assert found.off == pytest.approx(-10)
 
 
 def test_rates_add_up() -> None:
@@ -155,7 +163,6 @@ def test_the_guide_shows_the_tables_of_benchmarks(tmp_path: Path) -> None:
         file.write_text(f".. ratios-start\n\n.. ratios-end\n\n{blocks}rest\n")
     (tmp_path / "quotas.json").write_text("{}")
     (tmp_path / "quotas.rst").write_text("====\nnew\n====\n")
-    (tmp_path / "peers-part.rst").write_text("a part\n")
     write_figures(tmp_path, readme, guide, tmp_path / "figures")
     assert guide.read_text().endswith(
         ".. quotas-start\n\n====\nnew\n====\n\n.. quotas-end\n\n.. peers-start\n\n.. peers-end\nrest\n"
@@ -208,7 +215,39 @@ def test_the_files_of_a_part_have_their_own_names(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(IN_PARTS, "trickle", trickled)
     main(["trickle", "--only", "10/s", "--out", str(tmp_path)])
     assert seen == [(False, "10/s")]
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["trickle-part.json", "trickle-part.rst"]
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == ["trickle-part-10-s.json", "trickle-part-10-s.rst"]
+
+
+def test_an_unknown_case_is_an_error_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["trickle", "--only", "3 workers", "--out", str(tmp_path)])
+    assert "error: --only '3 workers': no case contains '3 workers': choose from" in capsys.readouterr().err
+
+
+def test_the_rows_of_a_part_replace_those_of_its_cases(tmp_path: Path) -> None:
+    def table(note: str, *rows: tuple[str, str, str, int]) -> str:
+        report = Report("trickle", [note], ["msgs/s", "workers", "broker", "ms"])
+        for row in rows:
+            report.row(*row)
+        return report.rst()
+
+    guide, old = tmp_path / "guide.rst", table("old", ("10", "1", "dq", 1), ("10", "4", "dq", 2))
+    guide.write_text(f".. ratios-start\n\n.. ratios-end\n\n.. trickle-start\n\n{old}\n.. trickle-end\n")
+    (tmp_path / "trickle-part-4-workers.json").write_text("{}")
+    (tmp_path / "trickle-part-4-workers.rst").write_text(
+        table("new", ("10", "4", "dq", 3), ("500", "4", "dq", 4))
+    )
+    expected = table("new", ("10", "1", "dq", 1), ("10", "4", "dq", 3), ("500", "4", "dq", 4))
+    for _ in range(2):
+        write_figures(tmp_path, guide, guide, tmp_path / "figures")
+        assert marked(guide.read_text())["trickle"].strip() == expected.strip()
+
+
+def test_each_benchmark_in_parts_has_names_of_rows() -> None:
+    assert set(PARTS) == set(IN_PARTS)
 
 
 def test_the_table_of_the_readme_has_every_headline() -> None:
