@@ -97,6 +97,11 @@ class DeclaredAhead:
         """Return whether a partition that was declared ahead stored no message then."""
         return partition.prefix in self._empty
 
+    @property
+    def has_empty(self) -> bool:
+        """Whether :meth:`was_empty` is true of any partition."""
+        return bool(self._empty)
+
     def forget(self, queue: str) -> None:
         """Note that kombu declares a queue by itself from now on."""
         self._sizes.pop(queue, None)

@@ -104,8 +104,9 @@ class EventLoopChannel(RedisChannel):
         for tag, queue in zip(tuple(self._starting), queues, strict=True):
             _, callback, no_ack = self._starting.pop(tag)
             self.consumer.start_consumer(QueueConsumer(tag, queue, callback, no_ack))
-        # The first heartbeat takes the leases on empty partitions, many in a round trip.
-        self.process.heartbeat.wake()
+        if self.ahead.has_empty:
+            # No claim takes the leases there. A heartbeat does, on many partitions in a round trip.
+            self.process.heartbeat.wake()
 
     def tick(self) -> None:
         """Send the due calls; see :class:`~celery_dq.transport.redis.consuming.fetcher.RedisFetcher`."""

@@ -27,6 +27,10 @@ class DeclaredQueues(Protocol):
     def was_empty(self, partition: Queue) -> bool:
         """Return whether a partition stored no message when it was declared, a moment ago."""
 
+    @property
+    def has_empty(self) -> bool:
+        """Whether :meth:`was_empty` is true of any partition."""
+
 
 class SharedContext(Protocol):
     """The state that all channels of a connection share."""
