@@ -105,6 +105,7 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
 IN_PARTS: dict[str, Callable[[bool, str], Report]] = {
     "claims": claims,
     "trickle": trickle,
+    "many_queues": many_queues,
     "many_quotas": many_quotas,
 }
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import psutil
 import redis
 
-from benchmarks.measure import Report, Series, ServerProbe, dump, interleave, ratio
+from benchmarks.measure import Report, Series, ServerProbe, chosen, dump, interleave, ratio
 from benchmarks.postbox import batch_of
 from benchmarks.shop import DEFAULTS, NAME, add_tasks
 from celery_dq.keys import PartitionKeys
@@ -28,51 +27,62 @@ QUEUES, QUICK_QUEUES = (1, 100, 1_000, 3_000), (1, 100)
 IDLE_S, QUICK_IDLE_S = 10.0, 2.0
 #: Most queues that the stock transport is measured with.
 STOCK_QUEUES = 1_000
-#: Seconds after which no further round begins for a number of queues.
-BUDGET_S = 60.0
+#: Seconds after which no further round begins, and the most rounds.
+BUDGET_S, ROUNDS = 360.0, 5
 #: Seconds after which a run counts by the messages that it has done until then.
 LIMIT_S = 20.0
 
 
-def many_queues(quick: bool) -> Report:
+def many_queues(quick: bool, only: str = "") -> Report:
     """Measure one worker on many queues: messages/s, idle cost, a round of the heartbeat, start-up."""
+    amount, idle_s = (1_000, QUICK_IDLE_S) if quick else (12_000, IDLE_S)
     report = Report("many_queues")
     report.header = ["queues", "broker", "spread/s", "vs 1 queue", "in one/s", "vs stock", "cmds/msg"]
     report.header += ["idle CPU %", "idle cmds/s", "idle redis CPU %", "redis MB", "worker MB"]
     report.header += ["heartbeat ms", "start s"]
     report.notes.append("threads pool with 2 slots, Celery's default prefetch multiplier, no events")
     report.notes.append(
-        "spread: a backlog of no-op tasks, the same number in each queue; in one: all of them in one queue"
+        f"spread: a backlog of {amount:,} no-op tasks, the same number in each queue; in one: all of them in "
+        "one queue"
     )
-    report.notes.append("published before the worker starts; the rate counts from the first task on")
+    report.notes.append("published before the worker starts; rate and commands count from the first task on")
+    report.notes.append("one queue is measured in each round; vs 1 queue compares the runs of one round")
     report.notes.append(f"the stock transport is measured with {STOCK_QUEUES:,} queues at most")
-    report.notes.append("cmds: commands that Redis has executed, those inside scripts included")
+    report.notes.append(
+        "cmds: commands that Redis has executed, those inside scripts and of heartbeats included"
+    )
     report.notes.append("heartbeat: one round over all leases; start: from the process to worker_ready")
-    amount, idle_s = (1_000, QUICK_IDLE_S) if quick else (12_000, IDLE_S)
-    alone: dict[str, Series] = {}
-    for queues in QUICK_QUEUES if quick else QUEUES:
-        measure = partial(_round, queues, amount, idle_s)
-        names = [name for name in ACTIVE if name != "stock" or queues <= STOCK_QUEUES]
-        found = interleave(names, 1 if quick else 3, measure, BUDGET_S)
-        stock = found.get("stock", {})
-        for name in names:
-            row = found[name]
-            alone.setdefault(name, row["spread"])
-            against = ratio(row["spread"], alone[name])
-            versus = ratio(row["one"], stock.get("one", Series()))
-            rest = [
-                row[key]
-                for key in ("commands", "idle_cpu", "idle_commands", "idle_redis", "idle_mb", "worker_mb")
-            ]
-            heartbeat = row.get("heartbeat", "-")
-            report.row(
-                queues, name, row["spread"], against, row["one"], versus, *rest, heartbeat, row["start"]
-            )
-        report.data[f"{queues} queues"] = dump(found)
+    runs = contenders(QUICK_QUEUES if quick else QUEUES, only)
+    found = interleave(
+        list(runs), 1 if quick else ROUNDS, lambda run: _round(*runs[run], amount, idle_s), BUDGET_S
+    )
+    for run, (queues, name) in runs.items():
+        row = found[run]
+        versus_one = ratio(row["spread"], found[f"1 queues, {name}"]["spread"])
+        versus = ratio(row["one"], found.get(f"{queues} queues, stock", {}).get("one", Series()))
+        keys = ("commands", "idle_cpu", "idle_commands", "idle_redis", "idle_mb", "worker_mb")
+        rest = [*(row[key] for key in keys), row.get("heartbeat", "-"), row["start"]]
+        report.row(queues, name, row["spread"], versus_one, row["one"], versus, *rest)
+        report.data.setdefault(f"{queues} queues", {}).update(dump({name: row}))
     return report
 
 
-def _round(queues: int, amount: int, idle_s: float, broker: str) -> dict[str, float]:
+def contenders(counts: Sequence[int], only: str) -> dict[str, tuple[int, str]]:
+    """Return the runs of a round: the chosen numbers of queues, and one queue of the same brokers."""
+
+    def by_row(run: tuple[int, str]) -> tuple[int, int]:
+        return run[0], ACTIVE.index(run[1])
+
+    cases = {f"{count} queues": count for count in counts}
+    found: list[tuple[int, str]] = []
+    for case in chosen(list(cases), only):
+        for name in ACTIVE:
+            if name != "stock" or cases[case] <= STOCK_QUEUES:
+                found += [(1, name), (cases[case], name)]
+    return {f"{count} queues, {name}": (count, name) for count, name in sorted(set(found), key=by_row)}
+
+
+def _round(queues: int, broker: str, amount: int, idle_s: float) -> dict[str, float]:
     names = [f"q{number}" for number in range(queues)]
     spread = run_backlog(broker, names, amount, lambda number: {"queue": names[number % queues]}, idle_s)
     one = run_backlog(broker, names, amount, lambda _: {"queue": names[0]})
@@ -122,20 +132,23 @@ def run_backlog(
             loglevel="WARNING",
         )
         probe = _Commands(server.port)
-        before = probe.commands()
         with redis.Redis(port=clock.port, socket_timeout=None) as client:
             started = time.monotonic()
             worker.start()
             try:
                 worker.wait_ready(180.0)
                 start_s = time.monotonic() - started
-                begin = client.blpop(["begin"], timeout=60)
+                begin: Any = client.blpop(["begin"], timeout=60)
+                before = probe.commands()
                 client.blpop(["end"], timeout=LIMIT_S)
-                done = client.get("done")
+                spent, done = probe.commands() - before, client.get("done")
+                if begin is None or done is None:
+                    raise TimeoutError("the worker ran no task")
+                count, at = map(float, done.split())
                 figures = {
                     "start": start_s,
-                    "rate": _rate(begin, done),
-                    "commands": (probe.commands() - before) / amount,
+                    "rate": count / (at - float(begin[1])),
+                    "commands": spent / count,
                 }
                 if idle_s:
                     figures.update(_idle(worker, probe, idle_s))
@@ -147,13 +160,6 @@ def run_backlog(
                 probe.close()
         app.close()
     return figures
-
-
-def _rate(begin: Any, done: Any) -> float:
-    if begin is None or done is None:
-        raise TimeoutError("the worker ran no task")
-    amount, at = done.split()
-    return float(amount) / (float(at) - float(begin[1]))
 
 
 def _idle(worker: WorkerProcess, probe: _Commands, seconds: float) -> dict[str, float]:

@@ -28,7 +28,7 @@ HEADLINES = (
 TENANTS = ("1", "10", "1,000", "60,000")
 
 #: Benchmarks of which a part can be measured -> the number of columns that name a row of their tables.
-PARTS = {"claims": 2, "trickle": 3, "many_quotas": 3}
+PARTS = {"claims": 2, "trickle": 3, "many_queues": 2, "many_quotas": 3}
 
 _BLOCK = re.compile(r"^\.\. ([a-z_]+)-start\n\n(.*?)^\.\. \1-end$", re.M | re.S)
 _CLAIMS = re.compile(r"(?:claim \+ ack|dwell p99), ([0-9,]+) tenants?,")

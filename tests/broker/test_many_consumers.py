@@ -153,6 +153,25 @@ def test_an_error_of_a_queue_stays_with_its_declaration(kombu_client: KombuClien
         assert kombu_client.client.exists("_kombu.binding.q0", "_kombu.binding.q2") == 2
 
 
+def test_a_consumer_claims_nothing_from_queues_that_were_empty(kombu_client: KombuClient) -> None:
+    """A claim from each of many empty queues would be a round trip before the next one from q7."""
+    publish_elsewhere(kombu_client, "q7")
+    queues = [kombu.Queue(name, kombu.Exchange(name), name) for name in NAMES]
+    with kombu_client.connect(lease=3600) as connection:
+        connection.transport_options["dq"].consumed_queues = lambda _: queues
+        got: list[Any] = []
+        connection.Consumer(queues, on_message=got.append).consume()
+        claimed_from = connection.default_channel.process.claim_times
+        drain_until(connection, lambda: got)
+        # The first heartbeat does not wait for its time, a quarter of a lease from now.
+        leases = [PartitionKeys("online", name).leases for name in NAMES]
+        drain_until(connection, lambda: kombu_client.client.exists(*leases) == len(NAMES))
+        assert set(claimed_from) == {"q7"}
+        publish_elsewhere(kombu_client, "q9")
+        drain_until(connection, lambda: len(got) == 2)
+        assert set(claimed_from) == {"q7", "q9"}
+
+
 def test_a_worker_declares_its_queues_together(kombu_client: KombuClient) -> None:
     conf = {"broker_url": kombu_client.broker_url, "dq_default_quota": {"rate": "5/s"}}
     before = reads(kombu_client)

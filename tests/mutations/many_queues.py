@@ -57,6 +57,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "rate",
+        "a consumer claims from each empty queue before the others",
+        "transport/redis/consuming/fetcher.py",
+        "            if is_empty:\n",
+        "            if False:\n",
+        (_CONSUMERS, "-k", "claims_nothing"),
+    ),
+    Mutation(
+        "rate",
+        "the leases on empty queues wait for the second heartbeat",
+        "transport/redis/event_loop.py",
+        "        if self.ahead.has_empty:\n",
+        "        if False:\n",
+        (_CONSUMERS, "-k", "claims_nothing"),
+    ),
+    Mutation(
+        "rate",
         "an answer of before the consumers began is used later",
         "transport/redis/channel.py",
         "            self.ahead.clear()\n",

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS, IN_PARTS, main
 from benchmarks.at_claim import read_held
 from benchmarks.fleet import PLANS, Plan, distinct, fleet, model
+from benchmarks.many_queues import QUEUES, contenders
 from benchmarks.many_quotas import accuracy
 from benchmarks.measure import Report, Series, chosen
 from benchmarks.peer_apps import PEER_APPS
@@ -202,7 +203,7 @@ def test_a_part_of_a_benchmark() -> None:
 def test_only_some_benchmarks_have_parts(names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*names, "--only", "10/s"])
-    assert "--only measures a part of claims, trickle, many_quotas" in capsys.readouterr().err
+    assert "--only measures a part of claims, trickle, many_queues, many_quotas" in capsys.readouterr().err
 
 
 def test_the_files_of_a_part_have_their_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,6 +245,16 @@ def test_the_rows_of_a_part_replace_those_of_its_cases(tmp_path: Path) -> None:
     for _ in range(2):
         write_figures(tmp_path, guide, guide, tmp_path / "figures")
         assert marked(guide.read_text())["trickle"].strip() == expected.strip()
+
+
+def test_many_queues_are_measured_beside_one() -> None:
+    assert list(contenders(QUEUES, "3000").values()) == [(1, "dq"), (3000, "dq")]
+    assert list(contenders(QUEUES, "100 ")) == [
+        "1 queues, stock",
+        "1 queues, dq",
+        "100 queues, stock",
+        "100 queues, dq",
+    ]
 
 
 def test_each_benchmark_in_parts_has_names_of_rows() -> None:

@@ -52,6 +52,7 @@ class Channel(EventLoopChannel):
     QoS = QoS
     queue_bind = refusals_named()(EventLoopChannel.queue_bind)
     supports_batch_publish = True
+    ahead: DeclaredAhead
     #: Seconds. A hung server must not hang its clients, but by default kombu waits without a limit.
     socket_timeout = 15.0
     socket_connect_timeout = 5.0
@@ -311,8 +312,8 @@ class Channel(EventLoopChannel):
             self._consumers.add(consumer_tag)
             self._starting[consumer_tag] = (queue, callback, no_ack)
         if not kwargs.get("nowait"):
-            self.ahead.clear()
             self.start_consumers()
+            self.ahead.clear()
         self.poller.wake()
 
     def basic_cancel(self, consumer_tag: str) -> None:

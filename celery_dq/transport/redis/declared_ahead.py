@@ -17,6 +17,7 @@ from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.event_loop import EventLoopChannel
+    from celery_dq.transport.redis.store.queue import Queue
 
 
 class DeclaredAhead:
@@ -33,6 +34,8 @@ class DeclaredAhead:
         self._sizes: dict[str, int] = {}
         #: Bindings that kombu has not written yet: exchange and member of its table.
         self._bindings: set[tuple[str, str]] = set()
+        #: Prefixes of the partitions that stored no message.
+        self._empty: set[str] = set()
 
     def declare_with(self, queue: str | None, passive: bool) -> None:
         """Declare all queues that the worker consumes if this is one of them, once.
@@ -77,12 +80,27 @@ class DeclaredAhead:
         ]
         calls = [each.partition.depth() for each in found.partitions]
         answers = iter((yield partial(_put, members=members, calls=calls))[len(members) :])
-        self._sizes[queue.name] = sum(call.parse([next(answers) for _ in call.commands]) for call in calls)
+        size = 0
+        for each, call in zip(found.partitions, calls, strict=True):
+            counts = [next(answers) for _ in call.commands]
+            size += call.parse(counts)
+            if not counts[0]:
+                self._empty.add(each.prefix)
+        self._sizes[queue.name] = size
         self._bindings.add((exchange, member))
 
     def size(self, queue: str) -> int | None:
         """Return how many messages wait in a queue that was declared ahead; None for other queues."""
         return self._sizes.get(queue)
+
+    def was_empty(self, partition: Queue) -> bool:
+        """Return whether a partition that was declared ahead stored no message then."""
+        return partition.prefix in self._empty
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether :meth:`was_empty` is true of any partition."""
+        return bool(self._empty)
 
     def forget(self, queue: str) -> None:
         """Note that kombu declares a queue by itself from now on."""
@@ -98,6 +116,7 @@ class DeclaredAhead:
         """Let kombu declare all queues by itself."""
         self._sizes.clear()
         self._bindings.clear()
+        self._empty.clear()
 
 
 def _put(pipe: Any, *, members: list[tuple[str, str]], calls: list[DepthCall]) -> None:

@@ -14,7 +14,7 @@ import redis
 from celery_dq.compat.redis_sockets import reporting_connection
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.redis.bases import RedisChannel
-from celery_dq.transport.redis.consuming.consuming_channel import WatchedSocket
+from celery_dq.transport.redis.consuming.consuming_channel import DeclaredQueues, WatchedSocket
 from celery_dq.transport.redis.consuming.partition_consumers import QueueConsumer
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
@@ -49,6 +49,7 @@ class EventLoopChannel(RedisChannel):
     _starting: dict[str, tuple[str, Callable[[Any], Any], bool]]
     queues: Callable[..., PartitionedQueue]
     _broken: bool
+    ahead: DeclaredQueues
     context: ConnectionContext
 
     def _apply_environment_prefix(self) -> None:
@@ -103,6 +104,9 @@ class EventLoopChannel(RedisChannel):
         for tag, queue in zip(tuple(self._starting), queues, strict=True):
             _, callback, no_ack = self._starting.pop(tag)
             self.consumer.start_consumer(QueueConsumer(tag, queue, callback, no_ack))
+        if self.ahead.has_empty:
+            # No claim takes the leases there. A heartbeat does, on many partitions in a round trip.
+            self.process.heartbeat.wake()
 
     def tick(self) -> None:
         """Send the due calls; see :class:`~celery_dq.transport.redis.consuming.fetcher.RedisFetcher`."""

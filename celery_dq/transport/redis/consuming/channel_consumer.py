@@ -108,7 +108,7 @@ class ChannelConsumer:
                 self._singleton_delivery_of(leaderships).add(each)
             else:
                 self._process.heartbeat.keep_lease(each, self._channel.heartbeat_clients)
-                self.fetcher.subscribe(each)
+                self.fetcher.subscribe(each, is_empty=self._channel.ahead.was_empty(each))
 
     def stop_consumer(self, tag: str) -> None:
         """Stop one consumer. Where it was the last one, undelivered messages are released."""

@@ -21,6 +21,17 @@ from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
 from celery_dq.transport.redis.store.queue import Queue
 
 
+class DeclaredQueues(Protocol):
+    """The queues that a channel has declared together, as its consumer uses them."""
+
+    def was_empty(self, partition: Queue) -> bool:
+        """Return whether a partition stored no message when it was declared, a moment ago."""
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether :meth:`was_empty` is true of any partition."""
+
+
 class SharedContext(Protocol):
     """The state that all channels of a connection share."""
 
@@ -125,6 +136,10 @@ class ConsumingChannel(Protocol):
     @property
     def poller(self) -> ChannelPoller:
         """The poller of the connection."""
+
+    @property
+    def ahead(self) -> DeclaredQueues:
+        """The queues that were declared together."""
 
     @property
     def in_flight(self) -> InFlightMessages:

@@ -108,6 +108,7 @@ class RedisFetcher:
         queue: Queue,
         limit: Callable[[], int] | None = None,
         claimed: Callable[[], None] | None = None,
+        is_empty: bool = False,
     ) -> Subscription:
         """Start fetching from *queue*.
 
@@ -115,6 +116,8 @@ class RedisFetcher:
             queue: The queue.
             limit: Returns the maximum number of messages to claim; see :class:`Subscription`.
             claimed: Called after each claim; see :class:`Subscription`.
+            is_empty: Whether the queue stored no message a moment ago, so that its next message comes with a
+                wake-up. A claim from each of thousands of empty queues would delay those of the others.
 
         Returns:
             The subscription, which exists already for a queue that is fetched from.
@@ -123,6 +126,8 @@ class RedisFetcher:
         if source is None:
             self._subscriptions[queue.prefix] = source = Subscription(queue, limit, claimed)
             self.handovers.restart_wait(self.wakeups.join(source))
+            if is_empty:
+                return source
             self._ready.wake(source)
             if self._process.may_have_claimed(queue):
                 # An earlier connection may have taken a wake-up, or have been assigned the next look.
