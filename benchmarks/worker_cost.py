@@ -54,7 +54,7 @@ def _compare(
 ) -> Report:
     report = Report("worker_cost")
     report.header = ["pool", "acks", "broker", *COLUMNS.values(), f"worker vs {base}", f"redis vs {base}"]
-    report.notes.append(f"{amount} no-op tasks without arguments, published first; no events")
+    report.notes.append(f"{amount} no-op tasks with one argument, published first; no events")
     report.notes.append(f"prefetch multiplier {prefetch}")
     report.notes.append(
         "per task, from the first to the last; µs of CPU: main process of the worker, its pool, Redis"
@@ -110,8 +110,8 @@ def _round(broker: str, pool: str, acks: str, amount: int, prefetch: int) -> dic
         app = add_tasks(make_app(NAME, BROKERS[broker], conf), clock.port)
         with app.producer_pool.acquire(block=True) as producer:
             app.tasks["mark"].apply_async(("begin",), producer=producer)
-            for _ in range(amount):
-                app.tasks["noop"].apply_async(producer=producer)
+            for number in range(amount):
+                app.tasks["noop"].apply_async((number,), producer=producer)
             app.tasks["mark"].apply_async(("end",), producer=producer)
         worker = WorkerProcess(
             "benchmarks.shop",

@@ -20,8 +20,6 @@ _JOB = {
     "_error_callback": "on_failure",
     "_timeout_callback": "on_timeout",
 }
-#: A request keeps these methods of its message.
-_REQUEST = {"_on_ack": "ack_log_error", "_on_reject": "reject_log_error"}
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -114,8 +112,6 @@ def replaced_in_worker(consumer: Any) -> Iterator[Replaced]:
     for request in list(state.active_requests):
         yield from replaced_on(request, "request")
         yield from replaced_on(request.message, "message")
-        for name, of in _REQUEST.items():
-            yield Replaced(f"request.{name}", getattr(request.message, of), getattr(request, name))
         job = request._apply_result and request._apply_result()
         for name, of in _JOB.items():
             if hasattr(job, name):

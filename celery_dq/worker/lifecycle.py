@@ -71,7 +71,6 @@ class TaskLifecycle(TaskSubscriber):
             # For a task that calls back after its start, this is the last check.
             self._veto(request, message, starts=not self.asks_first)
         self._in_pool[message.delivery_tag] = self._clock.monotonic()
-        _answer_at_once(request, message)
 
     def refused(self, request: Any) -> None:
         """See :class:`TaskSubscriber`."""
@@ -175,25 +174,6 @@ class TaskLifecycle(TaskSubscriber):
         """Stop counting a message as in the pool; return the time of its start, or of its entry."""
         self._started.pop(tag, None)
         return self._in_pool.pop(tag, None)
-
-
-def _answer_at_once(request: Any, message: Message) -> None:
-    """Put the request's ack or reject into the in-flight messages when Celery decides on it.
-
-    Celery passes it to the event loop as a promise, and may drop promises when a connection breaks.
-    """
-    ack, reject = request._on_ack, request._on_reject
-
-    def on_ack(*args: Any, **options: Any) -> Any:
-        if not message.settles:
-            message.finish()
-        return ack(*args, **options)
-
-    def on_reject(logger: Any, errors: Any, requeue: bool = False) -> Any:
-        message.record_reject(requeue)
-        return reject(logger, errors, requeue=requeue)
-
-    request._on_ack, request._on_reject = on_ack, on_reject
 
 
 def _dead_letter_failure(message: Message, exc: BaseException | None) -> None:

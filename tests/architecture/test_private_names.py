@@ -41,8 +41,6 @@ LEFT = {
     ("worker/discards.py", "_context"),
     ("worker/followers.py", "_payload"),
     ("worker/followers.py", "_request_dict"),
-    ("worker/lifecycle.py", "_on_ack"),
-    ("worker/lifecycle.py", "_on_reject"),
     ("worker/singleton_message.py", "_already_revoked"),
 }
 

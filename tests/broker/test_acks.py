@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadPool
+from kombu import Message as KombuMessage
 from kombu.asynchronous import Hub
 
 from celery_dq.clock import ManualClock
@@ -22,9 +24,11 @@ from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.in_flight.script_pipeline import RETRY_AFTER_REFUSAL_S
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.worker.lifecycle import TaskLifecycle
+from celery_dq.worker.task_events import promise_of_answer
 from tests.broker.kombu_client import KombuClient
 from tests.lua.partition_scripts import PartitionScripts
 
+LOGGER = logging.getLogger(__name__)
 #: No heartbeat comes by itself before the end of the test.
 LONG: dict[str, Any] = {"lease": "60s", "watchdog": 0}
 #: In the past, so that nothing is overdue. Rounding makes ``START_S + RIDE_ALONG_S - START_S`` too small.
@@ -162,6 +166,21 @@ def test_the_event_loop_wakes_for_a_settle(consumer: TwoMessages) -> None:
     assert consumer.ahead_s(poller._timer_at) == SETTLE_WAIT_S
     poller.unregister()
     loop.close()
+
+
+def test_celery_passes_no_ack_or_reject_of_ours_to_its_event_loop(consumer: TwoMessages) -> None:
+    passed: list[Any] = []
+    answers = consumer.first.ack_log_error, consumer.second.reject_log_error
+    ack, reject = (promise_of_answer(lambda *args: passed.append(args), (each,)) for each in answers)
+    fulfilled: list[Any] = []
+    ack.then(fulfilled.append)
+    ack(LOGGER, ())
+    reject(LOGGER, (), requeue=True)
+    assert (passed, fulfilled) == ([], [None])
+    assert (consumer.first.acknowledged, consumer.places()) == (True, ["gone", "unsettled"])
+    other = KombuMessage(channel=consumer.channel)
+    promise_of_answer(lambda *args: passed.append(args), (other.ack_log_error,))(LOGGER, ())
+    assert passed == [(other.ack_log_error, LOGGER, ())]
 
 
 def test_the_settles_of_several_queues_wait_for_one_answer(

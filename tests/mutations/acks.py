@@ -118,6 +118,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/broker/test_acks.py",),
     ),
     Mutation(
+        "recovery",
+        "Celery's event loop gets each ack, and drops it with the connection",
+        "worker/task_events.py",
+        "return promise(answer, **options)",
+        "return promise(call_soon, args, **options)",
+        ("tests/broker/test_acks.py", "-k", "to_its_event_loop"),
+    ),
+    Mutation(
         "heartbeat",
         "a finish at the end of its wait may wait on, by a rounding error",
         "transport/redis/consuming/fetcher.py",

@@ -27,8 +27,8 @@ EVERYWHERE = {
 @pytest.mark.parametrize(
     ("broker", "pool", "expected"),
     [
-        ("dq", "prefork", {"job._timeout_callback", "request._on_ack", "children._track_child_process"}),
-        ("dq", "threads", {"pool.on_stop", "request.cancel", "request._on_reject"}),
+        ("dq", "prefork", {"job._timeout_callback", "children._track_child_process"}),
+        ("dq", "threads", {"pool.on_stop", "request.cancel"}),
         ("stock", "prefork", {"job._timeout_callback", "job._accept_callback", "pool.flush", "message.ack"}),
         ("zookeeper", "prefork", {"job._error_callback", "job._callback", "consumer.add_task_queue"}),
     ],

@@ -130,13 +130,14 @@ class InFlightMessages:
             may_wait: the broker may learn it up to :data:`SETTLE_WAIT_S` later.
         """
         if (held := self._messages.get(tag)) is not None and not held.settled:
-            held.settled = True
+            held.settled, within_s = True, RIDE_ALONG_S
             if may_wait:
-                held.settle_by = self._clock.monotonic() + SETTLE_WAIT_S
+                held.settle_by, within_s = self._clock.monotonic() + SETTLE_WAIT_S, SETTLE_WAIT_S
             box = self.pending_acks(held.partition)
             box.settles.append(held)
             self._with_acks[held.partition] = box
-            self.notify_listeners(SETTLE_WAIT_S)
+            # The loop sends a settle that may not wait before its next wait, so that needs no earlier timer.
+            self.notify_listeners(within_s)
 
     def finish(self, tag: str) -> None:
         """End this message and free its slot. A second call does nothing."""

@@ -168,10 +168,6 @@ class Message(StoredMessage):
         """
         self.channel.qos.release(self.delivery_tag, mode)
 
-    def record_reject(self, requeue: bool) -> None:
-        """Reject the message, without sending the ack at once; callable from any thread."""
-        self.channel.qos.reject_message(self, requeue)
-
     def dead_letter(self, reason: str) -> None:
         """Move the message to the dead letters with *reason*; a later ack or reject has no effect."""
         self.dead_letter_reason = reason
