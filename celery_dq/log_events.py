@@ -114,6 +114,10 @@ EVENTS: Final[dict[str, str]] = {
     "zookeeper_listener_failed": "A listener of a session raised an error, and the session continues.",
     "zookeeper_message_dead_lettered": "A message lost too many consumers and became a dead letter.",
     "zookeeper_message_unreadable": "A message cannot be decoded and was moved to the unreadable items.",
+    "zookeeper_outage_began": (
+        "No server of ZooKeeper accepts a process; what the process holds there ends with its session."
+    ),
+    "zookeeper_outage_over": "A server accepts the process again after ``zookeeper_outage_began``.",
     "zookeeper_sweep_failed": "The sweep of transient queues failed and is tried again later.",
     "zookeeper_transient_queue_deleted": "A transient queue without a user was deleted.",
     "zookeeper_zxid_forgotten": "No server accepted the client for long, so it forgets the latest change.",

@@ -10,6 +10,9 @@ the session timeout:
 * The server that was left last is tried last.
 * A client that no server has accepted for two session timeouts forgets the latest change that it has seen. A
   server that was rebuilt, or restored from an older backup, refuses clients that have seen later changes.
+
+kazoo logs each failed attempt as a warning. Here these records have the level DEBUG, and the caller hears of
+each round in which no server accepted the client.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Any
 from kazoo.client import KazooClient, _prefix_root
 from kazoo.exceptions import ConnectionDropped
 from kazoo.protocol.connection import ConnectionHandler
-from kazoo.retry import KazooRetry
+from kazoo.retry import ForceRetryError, KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from celery_dq.clock import SystemClock
@@ -60,6 +63,7 @@ def new_client(
     acl: Sequence[Any] | None,
     on_connected: Callable[[Any, float], None],
     on_failure: Callable[[Any, Address, Exception], Exception],
+    on_unreachable: Callable[[], None],
 ) -> Any:
     """Create a kazoo client; the caller starts it.
 
@@ -74,6 +78,7 @@ def new_client(
         on_connected: Called with the client and the negotiated session timeout in seconds.
         on_failure: Called with the client, an address and the error of an attempt to connect to it. Returns
             the error that kazoo receives.
+        on_unreachable: Called after each round over all servers in which none accepted the client.
     """
     options: dict[str, Any] = {}
     if acl:
@@ -95,10 +100,11 @@ def new_client(
             sleep_func=handler.sleep_func,
         ),
         command_retry=KazooRetry(max_tries=1, ignore_expire=False, sleep_func=handler.sleep_func),
+        logger=_AttemptLogger(logging.getLogger("kazoo.client"), {}),
         **options,
     )
     sasl_options = dict(sasl) if sasl else None
-    client._connection = WatchedConnection(client, sasl_options, on_connected, on_failure)
+    client._connection = WatchedConnection(client, sasl_options, on_connected, on_failure, on_unreachable)
     return client
 
 
@@ -119,6 +125,14 @@ def send_request(client: Any, request: Any, result: Any) -> None:
     client._call(request, result)
 
 
+class _AttemptLogger(logging.LoggerAdapter):  # type: ignore[type-arg]  # no subscript before Python 3.11
+    """Logs at level DEBUG what kazoo logs as a warning: the end of each connection and of each attempt."""
+
+    def warning(self, msg: object, *args: Any, **kwargs: Any) -> None:
+        """Log at level DEBUG."""
+        self.debug(msg, *args, **kwargs)
+
+
 class WatchedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo ships no types
     """The connection of one client."""
 
@@ -128,10 +142,12 @@ class WatchedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo ships
         sasl_options: dict[str, Any] | None,
         on_connected: Callable[[Any, float], None],
         on_failure: Callable[[Any, Address, Exception], Exception],
+        on_unreachable: Callable[[], None],
     ) -> None:
         super().__init__(client, client._conn_retry.copy(), logger=client.logger, sasl_options=sasl_options)
         self._on_connected = on_connected
         self._on_failure = on_failure
+        self._on_unreachable = on_unreachable
         self._clock = SystemClock()
         self._session_s = client._session_timeout / 1000.0
         self._patience_s = self._session_s
@@ -141,6 +157,8 @@ class WatchedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo ships
         self._lost_at: float | None = None
         #: Rounds over all servers since the last connection.
         self._rounds = 0
+        #: Whether a server has accepted the client in the current round.
+        self._was_accepted = False
         self._left_at: dict[Address, float] = {}
         self.handler.watch = self._select
 
@@ -151,8 +169,13 @@ class WatchedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo ships
         return sorted(super()._expand_client_hosts(), key=lambda each: self._left_at.get(each[1:], 0.0))
 
     def _connect_loop(self, retry: Any) -> Any:
+        self._was_accepted = False
         try:
             return super()._connect_loop(retry)
+        except ForceRetryError:
+            if not self._was_accepted:
+                self._on_unreachable()
+            raise
         finally:
             self._rounds += 1
 
@@ -175,7 +198,7 @@ class WatchedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo ships
             if reported is error:
                 raise
             raise reported from error
-        self._lost_at, self._rounds = None, 0
+        self._lost_at, self._rounds, self._was_accepted = None, 0, True
         self._session_s = answer[0] / READ_SHARE / 1000.0
         self._patience_s = self._session_s * LONGEST_SILENCE
         self._on_connected(self.client, self._session_s)

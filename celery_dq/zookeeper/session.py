@@ -50,6 +50,7 @@ from kazoo.protocol.states import KazooState
 
 from celery_dq.compat.kazoo_connection import Address, new_client, session_id_of
 from celery_dq.errors import AccessDenied, ConfigurationError, ZooKeeperUnreachable
+from celery_dq.outage import Outage
 from celery_dq.per_process import PerProcess
 from celery_dq.zookeeper.credentials import OURS, Spelling, check, is_refusal, why_refused
 from celery_dq.zookeeper.handler import bounded_handler
@@ -103,6 +104,7 @@ class _SessionProcess:
         self.refusals: dict[tuple[str, int], str] = {}
         #: Whether kazoo has stopped to connect.
         self.ended = False
+        self.outage = Outage(logger, "zookeeper_outage")
 
     @property
     def has_chroot(self) -> bool:
@@ -346,6 +348,7 @@ class Session:
             acl=self._acl,
             on_connected=lambda client, session_s: self._connected(own, client, session_s),
             on_failure=lambda client, address, error: self._not_connected(own, client, address, error),
+            on_unreachable=lambda: self._warn(own),
         )
         client.add_listener(lambda state: self._on_kazoo_state(own, state))
         own.state, own.ended, own.refusals = SessionState.SUSPENDED, False, {}
@@ -358,6 +361,7 @@ class Session:
         own.negotiated_s = round(session_s, 3)
         if client.state == KazooState.CONNECTED:
             self._become(own, SessionState.CONNECTED)
+        own.outage.over("ZooKeeper at %s accepts the connections of this process again.", self.hosts)
 
     def _not_connected(
         self, own: _SessionProcess, client: Any, address: Address, error: Exception
@@ -371,11 +375,18 @@ class Session:
             own.wake()
         if is_refusal(error):
             # This is the only error that ends kazoo's loop without a traceback.
-            own.ended = True
-            reported = AuthFailedError(why)
+            own.ended, reported = True, AuthFailedError(why)
+            self._warn(own)
         elif not isinstance(error, (*ENDINGS, client.handler.timeout_exception)):
             reported = ConnectionDropped(own.trouble)
         return reported
+
+    def _warn(self, own: _SessionProcess) -> None:
+        text = (
+            "ZooKeeper at %s accepts no connection of this process (%s). Until one answers, requests fail; "
+            "after %g s, leaderships and locks end. Check that the servers run and this list is right."
+        )
+        own.outage.began(text, self.hosts, own.trouble or "no host name resolves", self.timeout_s)
 
     def _on_kazoo_state(self, own: _SessionProcess, state: str) -> None:
         # kazoo reports CONNECTED before the timeout is known; `_connected` reports it instead.

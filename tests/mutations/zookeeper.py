@@ -11,6 +11,22 @@ BASE = "tests/zookeeper/"
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "zookeeper",
+        "kazoo logs a warning for each attempt to connect",
+        "compat/kazoo_connection.py",
+        "        self.debug(msg, *args, **kwargs)\n",
+        "        super().warning(msg, *args, **kwargs)\n",
+        (BASE + "test_session.py", "-k", "one_warning"),
+    ),
+    Mutation(
+        "zookeeper",
+        "no warning says that no server accepts the process",
+        "compat/kazoo_connection.py",
+        "            if not self._was_accepted:\n",
+        "            if False:\n",
+        (BASE + "test_session.py", "-k", "one_warning"),
+    ),
+    Mutation(
+        "zookeeper",
         "an operator cancels a message that a worker has",
         "app/api/zookeeper_queues.py",
         "steps = [create(lock), delete(path), delete(lock)]",

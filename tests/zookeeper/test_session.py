@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -90,6 +91,46 @@ def test_a_paused_server_is_noticed_and_nothing_is_queued_for_it(own_zookeeper: 
     finally:
         own_zookeeper.resume()
         session.close()
+
+
+def test_an_outage_costs_the_log_one_warning_and_not_one_for_each_attempt(
+    own_zookeeper: ZooKeeperServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "kazoo")
+    session = Session(own_zookeeper.hosts, timeout_s=2)
+    try:
+        session.open()
+        own_zookeeper.kill()
+        wait_until(lambda: sum("Connection dropped" in text for text in caplog.messages) >= 4)
+        own_zookeeper.restart()
+        wait_until(lambda: session.state is SessionState.CONNECTED)
+    finally:
+        session.close()
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [vars(record).get("event") for record in warnings] == [
+        "zookeeper_outage_began",
+        "zookeeper_outage_over",
+    ]
+    began = warnings[0].getMessage()
+    assert own_zookeeper.hosts in began
+    assert "Connection refused" in began
+    assert "Until one answers, requests fail" in began, "the consequence"
+    assert "Check that the servers run" in began, "the remedy"
+
+
+def test_an_outage_of_names_that_do_not_resolve_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "kazoo")
+    session = Session("no-such-host.invalid:2181", timeout_s=2)
+    try:
+        with pytest.raises(ZooKeeperUnreachable):
+            session.open(0.0)
+        wait_until(lambda: sum("Cannot resolve" in text for text in caplog.messages) >= 3)
+    finally:
+        session.close()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "no-such-host.invalid:2181" in warnings[0]
+    assert "no host name resolves" in warnings[0]
 
 
 def test_a_host_that_drops_packets_costs_two_seconds_at_most(zookeeper: ZooKeeperServer) -> None:
