@@ -19,6 +19,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kazoo.exceptions import NoNodeError
+
 from celery_dq.allocation.assignment import RunningWorker
 from celery_dq.allocation.members import Registration
 from celery_dq.allocation.published import Generation, PublishedAssignment
@@ -65,6 +67,7 @@ class Follower:
     ) -> None:
         self.worker = worker
         self._session = session
+        self._nodes = nodes
         self._registration = Registration(session, nodes, worker)
         self._published = PublishedAssignment(session, nodes)
         self._is_allocated = is_allocated
@@ -139,6 +142,23 @@ class Follower:
             self.worker,
             extra={"event": "allocation_draining"},
         )
+
+    def running(self, timeout_s: float) -> set[str]:
+        """Return the names of the workers that share partitions.
+
+        Args:
+            timeout_s: Seconds to wait for a connection, and then for the answer.
+
+        Raises:
+            ZooKeeperUnreachable: No answer came.
+        """
+        try:
+            children = self._session.ask(
+                lambda client: client.get_children_async(self._nodes.running), timeout_s
+            )
+        except NoNodeError:
+            return set()
+        return {self._nodes.worker_of(child) for child in children}
 
     def report(self) -> dict[str, Any]:
         """Return what the worker serves, for remote control."""

@@ -8,6 +8,10 @@ from typing import Any
 from celery.worker.control import control_command, inspect_command
 
 from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.errors import DQError
+
+#: Seconds that a command waits for ZooKeeper: `celery control` waits a second for its answers.
+LOOK_TIMEOUT_S = 0.4
 
 
 @inspect_command()
@@ -41,13 +45,21 @@ def allocation(state: Any) -> dict[str, Any]:
 @control_command(args=[("worker", str)], signature="<worker>")
 def drain(state: Any, worker: str) -> Any:
     """Give the partitions of a worker to other workers, until it ends."""
-    if worker != state.hostname:
-        return {"ok": f"this is {state.hostname}, which goes on"}
     found = _allocation(state)
     if found is None:
         return {"error": "this worker has no allocated partitions (dq_allocation)"}
-    found.drain()
-    return {"ok": "this worker gives its partitions away"}
+    if worker == state.hostname:
+        found.drain()
+        return {"ok": "this worker gives its partitions away"}
+    try:
+        names = found.running(LOOK_TIMEOUT_S)
+    except (OSError, DQError):
+        return {
+            "ok": f"this worker goes on; it cannot look for {worker!r}, because ZooKeeper does not answer"
+        }
+    if worker not in names:
+        return {"error": f"no worker {worker!r} shares partitions; these do: {', '.join(sorted(names))}"}
+    return {"ok": f"{worker} is asked to drain, and this worker goes on"}
 
 
 def _moment(since: float) -> str | None:

@@ -66,10 +66,17 @@ def test_workers_of_each_pool_follow_the_allocation_and_drain(shared_queue: Shar
             assert answers == [{worker.name: {"ok": "this worker gives its partitions away"}}]
             shared_queue.wait_assigned(*names[number + 1 :])
             shared_queue.wait_leased_once()
-        answers = control.broadcast("drain", arguments={"worker": "other"}, reply=True, timeout=20, limit=4)
-        assert {next(iter(each.values()))["ok"].partition(",")[0] for each in answers} == {
-            f"this is {name}" for name in names
-        }
+        others = names[:3]
+        for asked, answer in {
+            names[3]: {"ok": f"{names[3]} is asked to drain, and this worker goes on"},
+            "nosuch": {
+                "error": f"no worker 'nosuch' shares partitions; these do: {', '.join(sorted(names))}"
+            },
+        }.items():
+            found = control.broadcast(
+                "drain", {"worker": asked}, destination=others, reply=True, timeout=20, limit=len(others)
+            )
+            assert sorted(map(str, found)) == [str({name: answer}) for name in others]
         # A worker waits a moment before it serves partitions that others have just given away.
         wait_until(lambda: partitions_of(control, names[3]) == {QUEUE: list(range(8))})
         for tenant in TENANTS:
