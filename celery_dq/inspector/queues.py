@@ -55,8 +55,9 @@ class QueueSnapshot:
         consumers: The processes that consume the queue.
         counters: The numbers of messages that the broker has handled since the first one.
         oldest_waiting_s: How long its oldest waiting message has waited, in seconds; None without one.
-            Delayed messages and those that wait for a dedup lock do not count. With more than 4,000 tenants
-            it is that of the next 4,000 in turn; a tenant that moves during the call may be missed. With
+            Delayed messages and those that wait for a dedup lock do not count. It is read after the counts,
+            so a message that was counted may have been claimed in between. With more than 4,000 tenants it
+            is that of the next 4,000 in turn; a tenant that moves during the call may be missed. With
             aging priorities another message may have waited longer, by at most nine steps.
         pause: The pause of the whole queue; None when it is not paused. Of a queue with several partitions,
             the time in which all of them are paused.
