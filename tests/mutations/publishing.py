@@ -225,6 +225,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "calls",
+        "a message without its replicas opens the breaker",
+        "app/publishing/direct_stage.py",
+        "        if isinstance(cause, TooFewReplicas):\n",
+        "        if False:\n",
+        (TESTS + "test_direct_calls.py", "-k", "without_its_replicas"),
+    ),
+    Mutation(
+        "calls",
         "a probe that failed for another reason holds the next call back",
         "app/publishing/direct_stage.py",
         "                    breaker.abstained()",

@@ -31,6 +31,7 @@ from celery_dq.app.timeouts import Deadline, LimitedCall
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.compat.celery_calls import running_task
 from celery_dq.compat.kombu_publishing import open_default_channel
+from celery_dq.errors import TooFewReplicas
 from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.errors import BrokerUnavailable
@@ -267,6 +268,9 @@ class DirectStage:
         if not isinstance(error, OperationalError):
             return False
         cause = error.__cause__
+        if isinstance(cause, TooFewReplicas):
+            # A master has answered, and others may have their replicas.
+            return False
         return cause is None or isinstance(cause, (OperationalError, *self._connection_errors))
 
     @cached_property

@@ -283,8 +283,10 @@ class RedisPublisher:
         confirmed = self._exchange(_ask_last, [*writes, ("WAIT", replicas, CONFIRM_TIMEOUT_MS)])
         if confirmed < replicas:
             raise TooFewReplicas(
-                f"dq_confirm_replicas = {replicas}, but only {confirmed} replicas had the message within "
-                f"{CONFIRM_TIMEOUT_MS} ms: it is stored on the master and possibly sent"
+                f"dq_confirm_replicas = {replicas}, but {confirmed} replicas confirmed the message within "
+                f"{CONFIRM_TIMEOUT_MS} ms. It is stored on its master and will run, unless the master is "
+                "lost first; a second call is a second message. Start replicas ('celery dq doctor' names the "
+                "masters that lack them), or lower the setting"
             )
 
     def _send(
