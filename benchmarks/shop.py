@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import os
@@ -83,6 +84,7 @@ def _record(path: str) -> int:
 COUNTED = itertools.count(1)
 #: Any process of a pool may send from its copy.
 REPORTS = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+atexit.register(REPORTS.close)
 #: When the first and last marks of the floor ran; only its single process writes here.
 MARKS: list[float] = []
 
