@@ -13,6 +13,7 @@ from celery.result import EagerResult
 
 from celery_dq.dedup.machine import Verdict
 from celery_dq.protocols import DELIVERIES_HEADER, QUEUE_HEADER, RESOURCE_HEADER, TOKEN_HEADER
+from celery_dq.transport.resource_set import resources_of
 
 __all__ = ["define_attributes"]
 
@@ -21,17 +22,28 @@ def define_attributes() -> None:
     """Give Celery's classes the defaults. Idempotent."""
     # Celery leaves attributes of the class out of request.headers, so that a retry inherits none of these.
     request: Any = Context
-    for name, default in (
+    defaults: tuple[tuple[str, Any], ...] = (
         (TOKEN_HEADER, 0),
         (DELIVERIES_HEADER, 0),
         (QUEUE_HEADER, ""),
-        (RESOURCE_HEADER, ""),
-    ):
+        (RESOURCE_HEADER, _OnlyResource()),
+    )
+    for name, default in defaults:
         setattr(request, name, default)
     eager: Any = EagerResult
     # An eager task always runs, whatever its key is.
     eager.verdict = Verdict.ACCEPT
     eager.covering = property(_own_id)
+
+
+class _OnlyResource:
+    """The resource of a message that no set has: its tenant. The header of a message of a set hides this."""
+
+    def __get__(self, request: Any, owner: object = None) -> str:
+        """Return the tenant that the caller has named."""
+        properties = None if request is None else request.properties
+        tenant = str((properties or {}).get("tenant") or "")
+        return tenant if resources_of(tenant) is None else ""
 
 
 def _own_id(result: Any) -> Any:

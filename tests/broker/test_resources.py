@@ -84,4 +84,8 @@ def test_a_retry_keeps_the_set_and_not_the_choice(worker_app: WorkerApp) -> None
         worker_app.witness.release("gpu-1")
         worker_app.witness.release("gpu-2")
         worker_app.ran(1, subject="left")
-    assert worker_app.witness.reports("took") == ["k gpu-1", "k gpu-2"]
+        # The task finds its resource in the same place when the caller names it.
+        worker_app.send("use", "l", tenant="gpu-2")
+        worker_app.witness.release("gpu-2")
+        worker_app.ran(2, subject="left")
+    assert worker_app.witness.reports("took") == ["k gpu-1", "k gpu-2", "l gpu-2"]
