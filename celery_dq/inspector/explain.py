@@ -175,9 +175,8 @@ def _eligible(tenant: TenantSnapshot, partition: Partition, client: Client) -> _
 
 
 def _throttled(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
-    rate = tenant.quota.rate
     part = f"its share, 1 of {tenant.quota.spread}," if tenant.quota.spread > 1 else "its rate"
-    spelled = part if rate is None else f"{part} of {rate:g}/s"
+    spelled = part if tenant.quota.rate is None else f"{part} of {tenant.quota.rate_text}"
     return "rate", f"{spelled} is used up, the next may start at {_clock(tenant.until)}", tenant.until
 
 

@@ -28,7 +28,6 @@ __all__ = [
     "live_quotas",
     "read_document",
     "refuse_default_spread",
-    "spelled_rate",
     "written",
 ]
 
@@ -107,19 +106,10 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def spelled_rate(rate: float | None) -> str | float | None:
-    """Return a rate as a text such as ``50/m``, or as the number per second if that has no short form."""
-    for unit, seconds in (("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)):
-        number = round((rate or 0) * seconds)
-        if number and Quota(rate=number / seconds).pack() == Quota(rate=rate).pack():
-            return f"{number}/{unit}"
-    return rate
-
-
 def _line(quota: Quota | None) -> str:
     if quota is None:
         return "null"
-    parts: dict[str, Any] = {"rate": spelled_rate(quota.rate)}
+    parts: dict[str, Any] = {"rate": quota.spelled_rate}
     parts |= {"burst": quota.burst, "weight": quota.weight, "concurrency": quota.concurrency}
     if quota.spread > 1:
         parts["spread"] = quota.spread

@@ -6,6 +6,7 @@ form.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -105,12 +106,30 @@ class Quota:
 
     def __str__(self) -> str:
         """Return all parts, in the form of the options of ``celery dq quotas set``."""
-        rate = "unlimited" if self.rate is None else f"{self.rate:g}/s"
         concurrency = "unlimited" if self.concurrency is None else str(self.concurrency)
         paused = " paused" if self.paused else ""
         spread = f" spread={self.spread}" if self.spread > 1 else ""
-        parts = f"rate={rate} burst={self.burst:g} weight={self.weight:g} concurrency={concurrency}"
+        parts = f"rate={self.rate_text} burst={self.burst:g} weight={self.weight:g} concurrency={concurrency}"
         return parts + spread + paused
+
+    @property
+    def spelled_rate(self) -> str | float | None:
+        """The rate as a text such as ``50/m``, or as the number per second if that has no short form."""
+        for unit, seconds in (("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)):
+            exact = (self.rate or 0) * seconds
+            # A stored rate is a little lower than the one that was given, because its interval is rounded up.
+            for number in (round(exact), math.ceil(exact)):
+                if number and interval_us(number / seconds) == self.interval_us:
+                    return f"{number}/{unit}"
+        return self.rate
+
+    @property
+    def rate_text(self) -> str:
+        """The rate as a text: ``unlimited``, such as ``50/m``, or per second, rounded."""
+        if self.rate is None:
+            return "unlimited"
+        spelled = self.spelled_rate
+        return spelled if isinstance(spelled, str) else f"{self.rate:g}/s"
 
     @property
     def interval_us(self) -> int:

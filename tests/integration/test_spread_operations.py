@@ -115,7 +115,7 @@ def test_limits_of_a_spread_tenant_are_exact(heavy: Any, queue: Any) -> None:
     assert ": 3 of 3 run at once" in queue.explain(A).sentence
     heavy.dq.quotas.set("push", A, concurrency=None, rate="1/h", burst=9)
     assert len(claim_everywhere(heavy)) == 9
-    assert "its share, 1 of 3, of 0.000277778/s is used up" in queue.explain(A).sentence
+    assert "its share, 1 of 3, of 1/h is used up" in queue.explain(A).sentence
 
 
 def test_limits_are_exact_when_a_share_has_moved(heavy: Any, queue: Any) -> None:

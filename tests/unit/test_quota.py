@@ -35,6 +35,21 @@ def test_unpacking_and_packing_again_changes_nothing(quota: Quota) -> None:
     assert Quota.unpack(quota.pack()).pack() == quota.pack()
 
 
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (5 / 3600, "rate=5/h"),
+        (50 / 60, "rate=50/m"),
+        # One message in 1,112 whole µs is stored for it.
+        (900.0, "rate=900/s"),
+        (0.123456789, "rate=0.123457/s"),
+        (None, "rate=unlimited"),
+    ],
+)
+def test_the_text_of_a_stored_quota_has_the_rate_that_a_person_wrote(rate: float | None, text: str) -> None:
+    assert str(Quota.unpack(Quota(rate=rate).pack())).startswith(text)
+
+
 @pytest.mark.parametrize("rate", [50, 3, 0.5, 7 / 60, 10 / 3600, 1 / 86_400, 1000, None])
 def test_a_rate_that_a_person_wrote_comes_back(rate: float | None) -> None:
     assert Quota.unpack(Quota(rate=rate).pack()).rate == rate

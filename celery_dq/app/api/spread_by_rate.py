@@ -49,7 +49,6 @@ def follows_rate(opened: OpenQueue, tenant: str, base: Quota, above_per_s: int) 
 def log_new_spread(queue: str, tenant: str, before: Quota, after: Quota, above_per_s: int) -> None:
     """Log that the rate of a tenant changes its spread; nothing if it does not."""
     if after.spread != before.spread:
-        rate = "unlimited" if after.rate is None else f"{after.rate:g}/s"
         logger.info(
             "Tenant %r of queue %s gets %d partitions in place of %d: its rate is %s, and "
             "dq_queues[%r]['spread_above_per_s'] is %d.",
@@ -57,7 +56,7 @@ def log_new_spread(queue: str, tenant: str, before: Quota, after: Quota, above_p
             queue,
             after.spread,
             before.spread,
-            rate,
+            after.rate_text,
             queue,
             above_per_s,
             extra={"event": "tenant_spread_by_rate", "queue": queue, "tenant": tenant},

@@ -11,7 +11,6 @@ from celery_dq.app.api.api import DQ
 from celery_dq.contrib.django.dashboard.numbers import exact
 from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, required
 from celery_dq.errors import InvalidQuota, InvalidRequest
-from celery_dq.inspector.live_quotas import spelled_rate
 from celery_dq.options import Quota
 from celery_dq.transport.tenant import check_tenant
 
@@ -174,7 +173,7 @@ def _number(text: str) -> int | float | str:
 
 def spelled(quota: Quota, part: str) -> str:
     """Return a part of a quota as a form has it; "unlimited" for None."""
-    value = spelled_rate(quota.rate) if part == "rate" else getattr(quota, part)
+    value = quota.spelled_rate if part == "rate" else getattr(quota, part)
     return "unlimited" if value is None else exact(value) if isinstance(value, float) else str(value)
 
 

@@ -14,7 +14,7 @@ from celery_dq.contrib.django.dashboard.links import link_to
 from celery_dq.contrib.django.dashboard.numbers import exact
 from celery_dq.contrib.django.dashboard.plots import plots
 from celery_dq.inspector.claim_rates import spelled_share, spelled_speed
-from celery_dq.inspector.live_quotas import spelled_rate
+from celery_dq.options import Quota
 
 register = template.Library()
 register.simple_tag(asset_address)
@@ -70,7 +70,7 @@ def rate(value: float | None) -> str:
     """Return a rate as it is written in a quota."""
     if value is None:
         return "unlimited"
-    text = spelled_rate(value)
+    text = Quota(rate=value).spelled_rate
     return text if isinstance(text, str) else f"{exact(value)}/s"
 
 
