@@ -144,6 +144,18 @@ def test_a_tenant_is_explained(shop: Any, operator: Any) -> None:
     assert data_of(operator, "tenant/", queue="push", tenant="")["explanation"]["reason"] == "empty"
 
 
+def test_a_set_of_resources_leads_to_them_and_offers_no_quota(shop: Any, operator: Any) -> None:
+    """A set has no quota and no pause of its own: both would be refused."""
+    of_set = {"queue": "push", "tenant": "any_of(a,b)"}
+    send(shop, of_set["tenant"])
+    assert data_of(operator, "tenant/", **of_set)["resources"] == ["a", "b"]
+    text = page_of(operator, "tenant/", **of_set)
+    assert "?queue=push&amp;tenant=a" in text
+    assert "Preview the change" not in text
+    assert "Pause the tenant" not in text
+    assert "Preview the change" in page_of(operator, "tenant/", queue="push", tenant="a")
+
+
 def test_a_message_is_explained_with_its_times(shop: Any, operator: Any) -> None:
     (task_id,) = send(shop, "a", expires=3600)
     (place,) = data_of(operator, "message/", id=task_id)["places"]

@@ -16,6 +16,7 @@ from celery_dq.contrib.django.dashboard.sampler import Sampler
 from celery_dq.contrib.django.dashboard.views import PageView, required
 from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
 from celery_dq.inspector.tenants import QuotaOrigin, TenantSnapshot
+from celery_dq.transport.resource_set import resources_of
 from celery_dq.transport.tenant import check_tenant
 
 __all__ = ["QueueView", "TenantView"]
@@ -112,6 +113,8 @@ class TenantView(PageView):
             "queue": name,
             "row": TenantRow(queue.tenant(tenant), origin),
             "is_known": queue.has_tenant(tenant),
+            # A set of resources has no quota and no pause of its own.
+            "resources": resources_of(tenant) or (),
             "queue_pause": queue.snapshot(ages=False).pause,
             "explanation": queue.explain(tenant),
             "next": shown(queue.peek(NEXT_MESSAGES, tenant=tenant), arguments),
