@@ -18,6 +18,8 @@ from celery_dq.keys import history_stream
 from celery_dq.testing.waiting import wait_until
 from tests.integration.shop import claim, send
 
+NOON = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
+
 
 def sample(at_s: int, published: int, claimed: int, *, bucket: int = 0) -> HistorySample:
     """Return a sample; all messages were claimed within the time of one bucket."""
@@ -86,8 +88,7 @@ def test_a_queue_that_does_not_exist_is_not_sampled(shop: Any, operator: Any, re
 
 def points(*rates: float | None, step: timedelta = timedelta(seconds=15)) -> list[HistoryPoint]:
     """Return points with a rate each; None leaves one out."""
-    end = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
-    begin = end - step * (len(rates) - 1)
+    begin = NOON - step * (len(rates) - 1)
     return [
         HistoryPoint(begin + step * number, 3, None, rate, rate, rate, 0.1, 2.0, math.inf)
         for number, rate in enumerate(rates)
@@ -96,8 +97,8 @@ def points(*rates: float | None, step: timedelta = timedelta(seconds=15)) -> lis
 
 
 def test_a_plot_has_its_axes_and_a_line_without_the_gaps() -> None:
-    assert plots(points(1.0)) == []
-    rates, waits, counts = plots(points(1, 4, 0, None, 2, step=timedelta(minutes=2)))
+    assert plots(points(1.0), NOON) == []
+    rates, waits, counts = plots(points(1, 4, 0, None, 2, step=timedelta(minutes=2)), NOON)
     assert [level for level, _ in rates.levels] == [0, 2.5, 5]
     assert [label for label, _ in rates.times] == ["11:00", "11:15", "11:30", "11:45", "12:00"]
     # Four minutes without a sample are no line.
@@ -109,6 +110,16 @@ def test_a_plot_has_its_axes_and_a_line_without_the_gaps() -> None:
     # The longest waits are at the top.
     assert waits.lines[2].path.split("M")[-1] == "382.0 8.0"
     assert counts.lines[0].latest == 3
+
+
+def test_an_old_sample_is_not_shown_as_the_present() -> None:
+    (rates, *_) = plots(points(1, 2, 3), NOON + timedelta(minutes=30))
+    assert [label for label, _ in rates.times][-1] == "12:30"
+    assert rates.lines[0].latest is None
+    assert rates.lines[0].path
+    assert plots(points(1, 2, 3), NOON + timedelta(hours=1, minutes=5)) == []
+    # Without a time, the plots end now.
+    assert plots(points(1, 2, 3)) == []
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_a_tenant_is_explained(shop: Any, operator: Any) -> None:
 
 def test_a_set_of_resources_leads_to_them_and_offers_no_quota(shop: Any, operator: Any) -> None:
     """A set has no quota and no pause of its own: both would be refused."""
-    of_set = {"queue": "push", "tenant": "any_of(a,b)"}
+    of_set: dict[str, Any] = {"queue": "push", "tenant": "any_of(a,b)"}
     send(shop, of_set["tenant"])
     assert data_of(operator, "tenant/", **of_set)["resources"] == ["a", "b"]
     text = page_of(operator, "tenant/", **of_set)

@@ -27,7 +27,7 @@ class Line:
         style: Name of its colour.
         label: Its name.
         path: The commands of its SVG path.
-        latest: Its last value.
+        latest: Its present value; None if the last sample is too old.
     """
 
     style: str
@@ -78,12 +78,13 @@ def plots(points: Sequence[HistoryPoint], now: datetime | None = None) -> list[P
 
     Args:
         points: The history, the earliest point first.
-        now: The right end of the plots; default: the last point.
+        now: The right end of the plots, unless the clock of Redis is ahead; default: the present time.
     """
-    known = [point for point in points if point.at is not None]
+    now = now or datetime.now(timezone.utc)
+    known = [point for point in points if point.at is not None and point.at >= now - SPAN]
     if len(known) < 2:
         return []
-    end = now or known[-1].at or datetime.now(timezone.utc)
+    end = max(now, known[-1].at or now)
     return [
         _plot("Messages per second", "rate", RATES, known, end, _linear(RATES, known)),
         _plot("Waiting times", "wait", WAITS, known, end, (_waiting_place, WAIT_LEVELS)),
@@ -103,8 +104,11 @@ def _plot(
     scale: Scale,
 ) -> Plot:
     place, levels = scale
+    last = points[-1]
+    # While nothing was sampled, no value is the present one.
+    is_present = last.at is not None and end - last.at <= GAP
     lines = [
-        Line(style, label, _path(points, value, end, place), value(points[-1]))
+        Line(style, label, _path(points, value, end, place), value(last) if is_present else None)
         for style, label, value in series
     ]
     quarters = [end - SPAN * part / 4 for part in (4, 3, 2, 1, 0)]
@@ -149,7 +153,7 @@ def _path(
     for point in points:
         number = value(point)
         assert point.at is not None
-        if number is None or point.at < end - SPAN:
+        if number is None:
             before = None
             continue
         letter = "L" if before is not None and point.at - before <= GAP else "M"
