@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 from celery_dq.errors import ConfigurationError
 from celery_dq.keys import PartitionKeys, queue_registry
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.script_batches import run_all
+from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.broker.kombu_client import KombuClient
 from tests.brokers import BROKERS
 from tests.workers import WorkerProcess
@@ -71,6 +75,24 @@ def test_many_consumers_begin_in_few_round_trips(kombu_client: KombuClient, quot
         drain_until(connection, lambda: len(got) == len(NAMES))
         stored = [kombu_client.client.keys(f"*{name}*quotas*") for name in NAMES]
         assert all(stored) if quota else not any(stored)
+
+
+def evaluations(client: Any, run: Callable[[], object]) -> int:
+    """Return how many scripts a server without scripts receives as text during a call."""
+    client.script_flush()
+    client.config_resetstat()
+    run()
+    return int(client.info("commandstats")["cmdstat_eval"]["calls"])
+
+
+def test_a_script_that_the_server_lacks_is_sent_to_it_once(kombu_client: KombuClient) -> None:
+    partitions = [Partition(PartitionKeys("online", name), load_scripts()) for name in NAMES]
+    calls = [each.heartbeat("consumer", lease_ms=1000) for each in partitions]
+    assert evaluations(kombu_client.client, lambda: run_all(calls, kombu_client.client)) == 1
+    with kombu_client.connect(default_quota={"rate": "5/s"}) as connection:
+        consumer = connection.Consumer([kombu.Queue(name) for name in NAMES])
+        # The thread of the heartbeat may begin, with its script.
+        assert evaluations(kombu_client.client, consumer.consume) <= 2
 
 
 def test_the_queues_of_a_worker_are_declared_in_few_round_trips(kombu_client: KombuClient) -> None:

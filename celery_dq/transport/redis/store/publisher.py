@@ -31,7 +31,7 @@ from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnec
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.refusals import PartitionsChanging, refusals_named
 from celery_dq.transport.redis.store.replies import read_push_reply
-from celery_dq.transport.redis.store.script_calls import ScriptCall
+from celery_dq.transport.redis.store.script_calls import ScriptCall, commands_with_sources
 from celery_dq.transport.stamped_message import StampedMessage, stamp
 
 T = TypeVar("T")
@@ -359,9 +359,8 @@ def _ask_together(connection: PipelinedConnection, calls: Sequence[ScriptCall[An
     unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
     if unknown:
         with connection.together:
-            for place in unknown:
-                # The first one brings the script to the server, and the others find it there.
-                connection.send(calls[place].command(full=place == unknown[0]))
+            for command in commands_with_sources([calls[place] for place in unknown]):
+                connection.send(command)
         for place in unknown:
             answers[place] = _read(connection)
     for answer in answers:

@@ -15,7 +15,7 @@ import redis
 from redis.exceptions import NoScriptError
 
 from celery_dq.transport.redis.store.full_server import is_full
-from celery_dq.transport.redis.store.script_calls import ScriptCall
+from celery_dq.transport.redis.store.script_calls import ScriptCall, commands_with_sources
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -124,11 +124,11 @@ def _send(client: Any, rounds: Sequence[Round], *, transaction: bool) -> list[An
         calls: dict[int, ScriptCall[Any]] = {}
         ends = [_put(pipe, each, calls) for each in rounds]
         answers = pipe.execute(raise_on_error=False)
-    unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-    if unknown:
+    # Each node of a cluster may lack a script, and each pass brings it to one more.
+    while unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
         with client.pipeline(transaction=False) as pipe:
-            for place in unknown:
-                pipe.execute_command(*calls[place].command(full=True))
+            for command in commands_with_sources([calls[place] for place in unknown]):
+                pipe.execute_command(*command)
             for place, answer in zip(unknown, pipe.execute(raise_on_error=False), strict=True):
                 answers[place] = answer
     for answer in answers:

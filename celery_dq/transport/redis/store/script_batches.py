@@ -10,7 +10,7 @@ from redis.exceptions import NoScriptError
 
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.script_calls import ScriptCall
+from celery_dq.transport.redis.store.script_calls import ScriptCall, commands_with_sources
 
 _T = TypeVar("_T")
 
@@ -44,7 +44,7 @@ def run_together(calls: Sequence[ScriptCall[Any]], client: redis.Redis) -> list[
     unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
     if unknown:
         try:
-            again = _exchange([calls[place].command(full=True) for place in unknown], client)
+            again = _exchange(commands_with_sources([calls[place] for place in unknown]), client)
         except (redis.RedisError, OSError) as exc:
             again = [exc] * len(unknown)
         for place, answer in zip(unknown, again, strict=True):

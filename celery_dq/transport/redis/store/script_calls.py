@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -67,6 +67,19 @@ class ScriptCall(Generic[T]):
     def run(self, client: Redis) -> T:
         """Send the call on ``client``, wait, and return the parsed reply."""
         return self.parse(self.script.run(client, self.keys, self.args))
+
+
+def commands_with_sources(calls: Sequence[ScriptCall[Any]]) -> list[tuple[Argument, ...]]:
+    """Return the words that send these calls, in this order, to a server that lacks their scripts.
+
+    Only the first call of each script carries the source: it brings the script to the server.
+    """
+    brought: set[str] = set()
+    commands = []
+    for call in calls:
+        commands.append(call.command(full=call.script.sha1 not in brought))
+        brought.add(call.script.sha1)
+    return commands
 
 
 @functools.cache  # to put them together takes six times as long as the rest of a new connection
