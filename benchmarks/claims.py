@@ -8,7 +8,7 @@ import time
 from functools import partial
 
 from benchmarks.measure import Report, Series, ServerProbe, chosen, dump, interleave, percentile, ratio
-from benchmarks.postbox import Sink, connect, publish_many
+from benchmarks.postbox import Sink, connect, producer_of, publish_batch, publish_many
 from benchmarks.quotas import idle_bytes, quota_error
 from benchmarks.summary import curve
 from celery_dq.testing.servers import RedisServer
@@ -97,12 +97,14 @@ def _dwell(broker: str, port: int, tenants: int, rate: float, seconds: float) ->
 
     def publish() -> None:
         with connect(broker, port) as own:
+            producer = producer_of(own)
             # Small batches at a steady rate, because one publish call per message would measure the
             # publisher.
             beat = 0.01
             due = time.monotonic()
             while not stop.is_set():
-                publish_many(own, [f"t{draw.randrange(tenants)}" for _ in range(max(1, int(rate * beat)))])
+                names = [f"t{draw.randrange(tenants)}" for _ in range(max(1, int(rate * beat)))]
+                publish_batch(producer, names)
                 due += beat
                 stop.wait(max(0.0, due - time.monotonic()))
 

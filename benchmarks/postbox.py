@@ -32,16 +32,28 @@ def connect(broker: str, port: int) -> Connection:
 
 
 def publish_many(connection: Connection, tenants: Iterable[str], queue: str = QUEUE, **options: Any) -> int:
-    """Publish one message per name in `tenants`, in batches where kombu has them; return the number."""
+    """Publish one message per name in `tenants` on a channel of its own; return the number."""
+    producer = producer_of(connection, queue)
+    amount = publish_batch(producer, tenants, queue, **options)
+    channel: Any = producer.channel
+    channel.close()
+    return amount
+
+
+def producer_of(connection: Connection, queue: str = QUEUE) -> Producer:
+    """Return a producer with a channel of its own, on which the queue is declared."""
     channel: Any = connection.channel()
-    producer = Producer(channel)
     Queue(queue)(channel).declare()
+    return Producer(channel)
+
+
+def publish_batch(producer: Producer, tenants: Iterable[str], queue: str = QUEUE, **options: Any) -> int:
+    """Publish one message per name in `tenants`, in batches where kombu has them; return the number."""
     amount = 0
     with batch_of(producer):
         for tenant in tenants:
             publish_one(producer, tenant, queue, **options)
             amount += 1
-    channel.close()
     return amount
 
 
