@@ -33,6 +33,9 @@ class Proxy:
         self.holds_left = 0
         self.held = 0
         self.release_answers = threading.Event()
+        #: A request that contains these bytes is forwarded only after `release_request` is set, once.
+        self.delay_request: bytes = b""
+        self.release_request = threading.Event()
         #: After a request that contains these bytes, its connection forwards nothing, and stays open.
         self.swallow: bytes = b""
         self.swallows_left = 0
@@ -73,6 +76,9 @@ class Proxy:
                 if self.hold_answers_to and self.hold_answers_to in data and self.holds_left > 0:
                     self.holds_left -= 1
                     held.set()
+                if self.delay_request and self.delay_request in data:
+                    self.delay_request = b""
+                    self.release_request.wait()
                 if self.swallow and self.swallow in data and self.swallows_left > 0:
                     self.swallows_left -= 1
                     self.swallowed += 1
@@ -113,6 +119,10 @@ class Proxy:
         """Return the broker URL, through this proxy, of the redis-py URL `direct`."""
         return f"dq-redis://127.0.0.1:{self.port}/{direct.rsplit('/', 1)[1]}"
 
+    def redis_url(self, direct: str) -> str:
+        """Return the redis-py URL, through this proxy, of the redis-py URL `direct`."""
+        return self.url(direct).removeprefix("dq-")
+
     def cut_all(self) -> None:
         """Cut all connections through the proxy."""
         sockets, self._sockets = self._sockets, []
@@ -125,6 +135,7 @@ class Proxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release_answers.set()
+        self.release_request.set()
         self._cut(self._listener)
         self._listener.close()
         self.cut_all()

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from threading import Thread
 from typing import Any
 
 import kombu
 import pytest
 
 from celery_dq.keys import wait_end
+from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.consuming import claim_limits, wakeups
 from tests.broker.fetcher_harness import FetcherHarness, turn_until
 from tests.broker.kombu_client import KombuClient
+from tests.broker.proxy import Proxy
 from tests.lua.partition_scripts import PartitionScripts
 
 FIRST, SECOND = "first", "second"
 NAMES = [f"q{number}" for number in range(100)]
 #: Script calls of the claims, acks and handovers of one task, at most, however many queues there are.
 FEW_CALLS = 10
+#: Seconds by which a lost TCP segment may delay a request.
+LATE_S = 1.5
 #: No heartbeat runs within the test.
 LEASE = "10m"
 
@@ -114,6 +120,31 @@ def test_a_wakeup_that_came_before_the_wait_ended_is_handed_over(
     (end,) = kombu_client.client.keys(wait_end("online", "*"))
     assert 0 < kombu_client.client.pttl(end) <= wakeups.END_LIFE_MS
     turn_until(lambda: solo.got == ["a"] and solo.is_quiet, solo)
+
+
+def test_a_wait_that_reaches_redis_after_its_end_is_over_at_once(
+    redis_server: RedisServer, kombu_client: KombuClient
+) -> None:
+    client = kombu_client.client
+
+    def release_a_second_later() -> None:
+        wait_until(lambda: client.keys(wait_end("online", "*")))
+        (end,) = client.keys(wait_end("online", "*"))
+        begun = time.monotonic()
+        wait_until(lambda: not client.exists(end) or time.monotonic() > begun + LATE_S)
+        proxy.release_request.set()
+
+    with Proxy(redis_server.port) as proxy:
+        proxy.delay_request = b"BLPOP"
+        late = FetcherHarness(proxy.redis_url(kombu_client.url), 10, (FIRST,), holds=False)
+        turn_until(lambda: late.fetcher.wakeups.is_waiting and not late.fetcher.expects_answer, late)
+        released = Thread(target=release_a_second_later)
+        released.start()
+        # Without its end, the wait outlasts the socket timeout.
+        late.fetcher.handovers.send_before_blocking()
+        released.join()
+        assert not client.keys(wait_end("online", "*"))
+        late.close()
 
 
 def test_waits_end_while_redis_is_full(scripts: list[PartitionScripts], solo: FetcherHarness) -> None:

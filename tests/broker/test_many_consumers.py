@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from celery_dq.errors import ConfigurationError
 from celery_dq.keys import PartitionKeys, queue_registry
+from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.script_batches import run_all
@@ -85,14 +86,23 @@ def evaluations(client: Any, run: Callable[[], object]) -> int:
     return int(client.info("commandstats")["cmdstat_eval"]["calls"])
 
 
-def test_a_script_that_the_server_lacks_is_sent_to_it_once(kombu_client: KombuClient) -> None:
+@pytest.fixture
+def alone() -> Iterator[KombuClient]:
+    """A queue on a server of its own: no heartbeat of an earlier test calls there."""
+    with RedisServer() as server:
+        client = KombuClient(server.url())
+        yield client
+        client.close()
+
+
+def test_a_script_that_the_server_lacks_is_sent_to_it_once(alone: KombuClient) -> None:
     partitions = [Partition(PartitionKeys("online", name), load_scripts()) for name in NAMES]
     calls = [each.heartbeat("consumer", lease_ms=1000) for each in partitions]
-    assert evaluations(kombu_client.client, lambda: run_all(calls, kombu_client.client)) == 1
-    with kombu_client.connect(default_quota={"rate": "5/s"}) as connection:
+    assert evaluations(alone.client, lambda: run_all(calls, alone.client)) == 1
+    with alone.connect(default_quota={"rate": "5/s"}) as connection:
         consumer = connection.Consumer([kombu.Queue(name) for name in NAMES])
         # The thread of the heartbeat may begin, with its script.
-        assert evaluations(kombu_client.client, consumer.consume) <= 2
+        assert evaluations(alone.client, consumer.consume) <= 2
 
 
 def test_the_queues_of_a_worker_are_declared_in_few_round_trips(kombu_client: KombuClient) -> None:

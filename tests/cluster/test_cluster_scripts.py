@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import kombu
 import pytest
 import redis
+from kombu import Connection
 
+from celery_dq.context import AppContext
 from celery_dq.hash_slots import SLOTS
 from celery_dq.keys import PartitionKeys
+from celery_dq.options.resolve import resolve
 from celery_dq.testing.redis_cluster import ClusterNode, RedisCluster
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.cluster_client import ClusterClient, cluster_pool, slots_of
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.script_batches import run_all
+from celery_dq.transport.redis.store.script_calls import load_scripts
 
 RECORD = MessageRecord(
     tenant="t", task="shop.send", priority=0, due_us=0, expires_us=0, envelope=b"{}", body=b"[]", dedup=b""
@@ -55,6 +63,38 @@ def test_a_wake_up_is_announced_and_announced_again_by_heartbeats(
         partition.claim("w1", lease_ms=60_000, want=2).run(client)
         partition.heartbeat("w1", lease_ms=60_000).run(client)
         assert subscriber.get_message(timeout=0.1) is None
+
+
+@pytest.fixture
+def partitions(queue_name: str, redis_cluster: RedisCluster) -> list[Partition]:
+    """The partitions of a queue, on all masters."""
+    keys = [PartitionKeys("online", queue_name, number, on_cluster=True) for number in range(12)]
+    assert len({redis_cluster.master_of(each.slot).port for each in keys}) == 3
+    return [Partition(each, load_scripts(on_cluster=True)) for each in keys]
+
+
+def test_heartbeats_bring_their_script_to_all_nodes(
+    client: ClusterClient, partitions: list[Partition]
+) -> None:
+    client.script_flush()
+    replies = run_all([each.heartbeat("w1", lease_ms=60_000) for each in partitions], client)
+    assert len(replies) == len(partitions)
+
+
+def test_a_batch_brings_its_script_to_all_nodes(
+    client: ClusterClient, connection: Connection, queue_name: str
+) -> None:
+    context = AppContext("dq", lambda: resolve({"dq_queues": {queue_name: {"partitions": 12}}}))
+    options = {"dq": context}
+    with kombu.Connection(connection.as_uri(include_password=True), transport_options=options) as own:
+        channel: Any = own.default_channel
+        producer: Any = own.Producer()
+        kombu.Queue(queue_name)(channel).declare()
+        client.script_flush()
+        with producer.batch():
+            for number in range(60):
+                producer.publish("task", routing_key=queue_name, serializer="json", tenant=f"t{number}")
+        assert channel.queue_declare(queue_name, passive=True).message_count == 60
 
 
 @pytest.mark.parametrize("moved", ["no key", "some keys", "all keys"])

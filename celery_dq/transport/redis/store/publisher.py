@@ -356,8 +356,8 @@ def _ask_together(connection: PipelinedConnection, calls: Sequence[ScriptCall[An
     """Send the calls together. When one is refused, its error is raised, and the others were executed."""
     connection.send_all([call.command() for call in calls], check_health=True)
     answers = [_read(connection) for _ in calls]
-    unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-    if unknown:
+    # Each node of a cluster may lack the script, and each pass brings it to one more.
+    while unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
         with connection.together:
             for command in commands_with_sources([calls[place] for place in unknown]):
                 connection.send(command)

@@ -41,8 +41,8 @@ def run_together(calls: Sequence[ScriptCall[Any]], client: redis.Redis) -> list[
         redis.RedisError: no connection; no call was sent.
     """
     answers = _exchange([call.command() for call in calls], client)
-    unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-    if unknown:
+    # Each node of a cluster may lack a script, and each pass brings it to one more.
+    while unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
         try:
             again = _exchange(commands_with_sources([calls[place] for place in unknown]), client)
         except (redis.RedisError, OSError) as exc:
