@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from celery_dq.errors import TooFewReplicas
 from celery_dq.producer.errors import BrokerUnavailable
 
 __all__ = ["AMQP", "Deadline", "LimitedCall", "connection_with_timeout", "unchanged_attempts"]
@@ -60,10 +62,14 @@ class Deadline:
 
         Raises:
             BrokerUnavailable: The deadline is over.
+            TooFewReplicas: The message is stored, but too few replicas have it. Another attempt would only
+                wait for them again, so a call with a deadline makes none.
         """
         call = self.call.get()
         if call is None:
             return
+        if isinstance(error, TooFewReplicas) and call.latest < math.inf:
+            raise error
         if time.monotonic() >= call.latest:
             raise BrokerUnavailable(
                 f"the broker did not answer within dq_publish_timeout: {str(error) or repr(error)}"

@@ -1,4 +1,4 @@
-"""The push script and its short path for a plain message."""
+"""The push script, its short path for a plain message, and the wait for replicas."""
 
 from __future__ import annotations
 
@@ -68,5 +68,37 @@ MUTATIONS: tuple[Mutation, ...] = (
         "      call('SET', marker, last, 'PX', marker_ttl_ms)\n",
         "",
         ("tests/lua/test_plain.py",),
+    ),
+    Mutation(
+        "calls",
+        "a push waits for replicas longer than for an answer of the server",
+        "transport/redis/store/publisher.py",
+        "max(1, min(CONFIRM_TIMEOUT_MS, int(socket_timeout_s * 1000 * CONFIRM_SHARE)))",
+        "CONFIRM_TIMEOUT_MS",
+        ("tests/producer/test_confirm_replicas.py", "-k", "short_timeout"),
+    ),
+    Mutation(
+        "calls",
+        "a call waits for absent replicas again and again",
+        "app/timeouts.py",
+        "if isinstance(error, TooFewReplicas) and call.latest < math.inf:",
+        "if False:",
+        ("tests/producer/test_confirm_replicas.py", "-k", "waits_once"),
+    ),
+    Mutation(
+        "calls",
+        "a call of a running task does not wait for absent replicas",
+        "app/timeouts.py",
+        "if isinstance(error, TooFewReplicas) and call.latest < math.inf:",
+        "if isinstance(error, TooFewReplicas):",
+        ("tests/producer/test_confirm_replicas.py", "-k", "running_task"),
+    ),
+    Mutation(
+        "buffer",
+        "the buffer gives up a message that its replicas did not confirm",
+        "app/senders.py",
+        "raise BrokerUnreachable(described(error)) from error",
+        "raise (PublishRefused if 'replicas' in str(error) else BrokerUnreachable)(described(error))",
+        ("tests/producer/test_confirm_replicas.py", "-k", "buffer"),
     ),
 )

@@ -37,8 +37,10 @@ from celery_dq.transport.stamped_message import StampedMessage, stamp
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Milliseconds that a push waits for replicas to confirm.
+#: Maximum number of milliseconds that a push waits for replicas to confirm.
 CONFIRM_TIMEOUT_MS = 2_000
+#: Maximum share of the socket timeout for that wait, so that the answer of ``WAIT`` is still read.
+CONFIRM_SHARE = 0.8
 #: Lifetime, in milliseconds, of a producer's markers after it was closed without an error.
 RETIRED_MARKER_MS = 60_000
 
@@ -280,14 +282,23 @@ class RedisPublisher:
         """Wait for replicas. `repeats`: messages were stored before, perhaps over another connection."""
         # WAIT waits for the writes of its own connection, and a message that was seen is no write.
         writes = [("PEXPIRE", *each) for each in self._pushed_with.items()] if repeats else []
-        confirmed = self._exchange(_ask_last, [*writes, ("WAIT", replicas, CONFIRM_TIMEOUT_MS)])
+        timeout_ms = self._confirm_timeout_ms()
+        confirmed = self._exchange(_ask_last, [*writes, ("WAIT", replicas, timeout_ms)])
         if confirmed < replicas:
+            longer = "; a longer dq_publish_timeout or socket_timeout gives them more time"
             raise TooFewReplicas(
                 f"dq_confirm_replicas = {replicas}, but {confirmed} replicas confirmed the message within "
-                f"{CONFIRM_TIMEOUT_MS} ms. It is stored on its master and will run, unless the master is "
+                f"{timeout_ms} ms. It is stored on its master and will run, unless the master is "
                 "lost first; a second call is a second message. Start replicas ('celery dq doctor' names the "
-                "masters that lack them), or lower the setting"
+                f"masters that lack them), or lower the setting{longer * (timeout_ms < CONFIRM_TIMEOUT_MS)}"
             )
+
+    def _confirm_timeout_ms(self) -> int:
+        socket_timeout_s = self._pool().connection_kwargs.get("socket_timeout")
+        if socket_timeout_s is None:
+            return CONFIRM_TIMEOUT_MS
+        # WAIT with a timeout of 0 would wait for ever.
+        return max(1, min(CONFIRM_TIMEOUT_MS, int(socket_timeout_s * 1000 * CONFIRM_SHARE)))
 
     def _send(
         self,
