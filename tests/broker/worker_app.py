@@ -121,6 +121,12 @@ def add_tasks(app: Celery, port: int) -> Celery:
         own_witness(port).hold(key)
         note.delay(key)
 
+    @app.task(name="hold_then_reject", acks_late=True)
+    def hold_then_reject(key: str) -> None:
+        report("began", key)
+        own_witness(port).hold(key)
+        raise Reject(key)
+
     for ending, late in (("", False), ("_late", True)):
         app.task(name=f"hold_then_retry{ending}", bind=True, max_retries=1, acks_late=late)(hold_then_retry)
         app.task(name=f"hold_then_call{ending}", acks_late=late)(hold_then_call)

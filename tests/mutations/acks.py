@@ -126,6 +126,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/broker/test_acks.py", "-k", "to_its_event_loop"),
     ),
     Mutation(
+        "poison",
+        "a reject after a lost connection forgets a crash and the dead letters",
+        "transport/in_flight/message.py",
+        "            if tag in running:\n",
+        "            if tag in running and (self.forget(tag) or True):\n",
+        ("tests/broker/test_reconnects.py", "-k", "crash_after"),
+    ),
+    Mutation(
         "heartbeat",
         "a finish at the end of its wait may wait on, by a rounding error",
         "transport/redis/consuming/fetcher.py",
