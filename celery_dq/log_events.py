@@ -14,6 +14,9 @@ __all__ = ["EVENTS"]
 EVENTS: Final[dict[str, str]] = {
     # Broker on Redis.
     "audit_not_written": "A change through app.dq was made, and could not be written to the audit stream.",
+    "ack_failed": (
+        "An ack or a reject raised an error; a recorded one is sent again, otherwise the task may run again."
+    ),
     "acks_lost_at_exit": "A worker could not send its last acks at its exit; the tasks may run again.",
     "batch_sent_again": "A batch of messages got no answer from Redis; it is sent again and stored once.",
     "broker_given_up": (

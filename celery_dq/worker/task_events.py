@@ -23,10 +23,9 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import TaskRevokedError, WorkerTerminate
 from celery.platforms import EX_FAILURE
 from celery.worker import state
-from vine import promise
 
 from celery_dq.compat.prefork_pool import deliver_results_promptly, guard_flush, notice_deaths
-from celery_dq.transport.in_flight.message import Message
+from celery_dq.worker.ack_promise import ack_promise
 
 __all__ = ["ORDER", "TaskEvents", "TaskEventsStep", "TaskSubscriber", "task_events"]
 
@@ -272,7 +271,7 @@ class TaskEvents:
         header of another type, raises any error and ends the worker. The message would return to its place
         and end the next worker.
         """
-        handle = self._make_handler(*args, **{"promise": promise_of_answer, **options})
+        handle = self._make_handler(*args, **{"promise": ack_promise, **options})
 
         def on_task_received(message: Any) -> Any:
             try:
@@ -426,18 +425,6 @@ def is_crash(info: Any) -> bool:
     exc = getattr(info, "exception", None)
     # billiard wraps an exception even if it did not come from another process.
     return isinstance(getattr(exc, "exc", exc), (WorkerLostError, SystemExit, KeyboardInterrupt))
-
-
-def promise_of_answer(call_soon: Any, args: tuple[Any, ...], **options: Any) -> Any:
-    """Return Celery's promise to acknowledge or reject a message, which a message of ours does at once.
-
-    Celery passes the answer to its event loop, because other transports write to their connection. Here an
-    ack is recorded for the next script, from any thread. Celery may drop it when a connection breaks.
-    """
-    (answer,) = args
-    if isinstance(answer.__self__, Message):
-        return promise(answer, **options)
-    return promise(call_soon, args, **options)
 
 
 def _nothing(*args: Any, **options: Any) -> None:

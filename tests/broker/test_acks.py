@@ -23,8 +23,8 @@ from celery_dq.transport.message_record import DedupSection, MessageRecord
 from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.in_flight.script_pipeline import RETRY_AFTER_REFUSAL_S
 from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.worker.ack_promise import ack_promise
 from celery_dq.worker.lifecycle import TaskLifecycle
-from celery_dq.worker.task_events import promise_of_answer
 from tests.broker.kombu_client import KombuClient
 from tests.lua.partition_scripts import PartitionScripts
 
@@ -171,7 +171,7 @@ def test_the_event_loop_wakes_for_a_settle(consumer: TwoMessages) -> None:
 def test_celery_passes_no_ack_or_reject_of_ours_to_its_event_loop(consumer: TwoMessages) -> None:
     passed: list[Any] = []
     answers = consumer.first.ack_log_error, consumer.second.reject_log_error
-    ack, reject = (promise_of_answer(lambda *args: passed.append(args), (each,)) for each in answers)
+    ack, reject = (ack_promise(lambda *args: passed.append(args), (each,)) for each in answers)
     fulfilled: list[Any] = []
     ack.then(fulfilled.append)
     ack(LOGGER, ())
@@ -179,8 +179,25 @@ def test_celery_passes_no_ack_or_reject_of_ours_to_its_event_loop(consumer: TwoM
     assert (passed, fulfilled) == ([], [None])
     assert (consumer.first.acknowledged, consumer.places()) == (True, ["gone", "unsettled"])
     other = KombuMessage(channel=consumer.channel)
-    promise_of_answer(lambda *args: passed.append(args), (other.ack_log_error,))(LOGGER, ())
+    ack_promise(lambda *args: passed.append(args), (other.ack_log_error,))(LOGGER, ())
     assert passed == [(other.ack_log_error, LOGGER, ())]
+
+
+@pytest.mark.logged_error("The ack or reject of message")
+def test_an_ack_that_the_broker_refuses_is_logged_and_stays_pending(
+    kombu_client: KombuClient, consumer: TwoMessages, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, state, errors = kombu_client.client, kombu_client.keys.state, list[Any]()
+    client.rename(state, "aside")
+    client.set(state, "of another program")
+    ack_promise(None, (consumer.first.ack_log_error,), on_error=errors.append)(LOGGER, ())
+    client.rename("aside", state)
+    (record,) = (each for each in caplog.records if getattr(each, "event", "") == "ack_failed")
+    assert consumer.first.message_id in record.getMessage()
+    assert record.exc_info is not None
+    assert [record.exc_info[1]] == errors
+    consumer.tick()
+    assert consumer.places() == ["gone", "unsettled"]
 
 
 def test_the_settles_of_several_queues_wait_for_one_answer(

@@ -215,6 +215,15 @@ def test_a_request_that_the_pool_cannot_take_keeps_no_slot(worker_app: WorkerApp
         worker_app.settled()
 
 
+def test_a_message_whose_ack_another_library_replaces_is_a_valid_task(worker_app: WorkerApp) -> None:
+    worker_app.conf["wraps_acks"] = True
+    with worker_app.worker("threads", 1):
+        worker_app.send("note", "fine")
+        worker_app.settled()
+    assert (worker_app.dead(), worker_app.witness.reports("ran")) == ({}, ["fine"])
+    assert worker_app.witness.reports("acked") == ["note"]
+
+
 def test_cancel_waiting_delayed_and_running(worker_app: WorkerApp) -> None:
     waiting, delayed = worker_app.send("note", "waiting"), worker_app.send("note", "delayed", countdown=60)
     expired = worker_app.send("note", "expired", expires=0.2)

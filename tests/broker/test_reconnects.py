@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.broker.proxy import Proxy
@@ -114,4 +116,38 @@ def test_a_task_that_celery_cancels_at_a_lost_connection_has_survived_no_crash(
         worker_app.witness.release("a")
         assert result.get(timeout=DEADLINE_S) == "a"
         assert not worker_app.dead()
+    far.close()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_message_that_is_rejected_after_a_lost_connection_becomes_a_dead_letter(
+    worker_app: WorkerApp, proxy: Proxy, redis_server: RedisServer, pool: str
+) -> None:
+    conf = {"dq_dead_letter_failures": True}
+    far = WorkerApp(redis_server, proxy.port, task_default_queue=worker_app.queue, **conf)
+    with far.worker(pool, 1) as worker:
+        worker_app.send("hold_then_reject", "a")
+        worker_app.ran(1, DEADLINE_S, subject="began")
+        proxy.cut_all()
+        worker.wait_for_log("Connected to", DEADLINE_S, occurrences=2)
+        worker_app.witness.release("a")
+        worker_app.settled()
+        assert [b"rejected" in info for info in worker_app.dead().values()] == [True]
+    far.close()
+
+
+def test_a_crash_after_a_lost_connection_counts(
+    worker_app: WorkerApp, proxy: Proxy, redis_server: RedisServer
+) -> None:
+    far = WorkerApp(redis_server, proxy.port, task_default_queue=worker_app.queue, dq_max_deliveries=1)
+    with far.worker("prefork", 1) as worker:
+        worker_app.send("hold_late", "a")
+        worker_app.ran(1, DEADLINE_S, subject="began")
+        proxy.cut_all()
+        worker.wait_for_log("Connected to", DEADLINE_S, occurrences=2)
+        for child in worker.children():
+            child.kill()
+        reports = worker_app.witness.reports
+        wait_until(lambda: worker_app.dead() or len(reports("began")) > 1, DEADLINE_S, what="its end")
+        assert (len(worker_app.dead()), reports("began")) == (1, ["a"])
     far.close()

@@ -121,6 +121,12 @@ def add_tasks(app: Celery, port: int) -> Celery:
         own_witness(port).hold(key)
         note.delay(key)
 
+    @app.task(name="hold_then_reject", acks_late=True)
+    def hold_then_reject(key: str) -> None:
+        report("began", key)
+        own_witness(port).hold(key)
+        raise Reject(key)
+
     for ending, late in (("", False), ("_late", True)):
         app.task(name=f"hold_then_retry{ending}", bind=True, max_retries=1, acks_late=late)(hold_then_retry)
         app.task(name=f"hold_then_call{ending}", acks_late=late)(hold_then_call)
@@ -168,6 +174,31 @@ class Stumble(bootsteps.StartStopStep):
     def start(self, consumer: Any) -> None:
         if not next(self._starts):
             raise ConnectionError("stumbled")
+
+
+class WrapAcks(bootsteps.Step):
+    """Replaces the method by which Celery acknowledges a message, as other people's plugins may."""
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        make_handler = consumer.create_task_handler
+
+        def create_task_handler(*args: Any, **options: Any) -> Any:
+            handle = make_handler(*args, **options)
+
+            def on_task_received(message: Any) -> Any:
+                ack = message.ack_log_error
+
+                def wrapped(*args: Any, **options: Any) -> None:
+                    own_witness(consumer.app.conf["witness_port"]).report("acked", message.headers["task"])
+                    ack(*args, **options)
+
+                message.ack_log_error = wrapped
+                return handle(message)
+
+            return on_task_received
+
+        consumer.create_task_handler = create_task_handler
 
 
 class _ShortLived(WorkerProcess):
@@ -270,5 +301,6 @@ if ENVIRONMENT in os.environ:
     #: Blocks the main thread until "main thread" is released; the other threads go on.
     signal.signal(signal.SIGRTMIN, lambda *_: Witness(app.conf["witness_port"]).hold("main thread"))
 
-    if app.conf.get("stumbles"):
-        app.steps["consumer"].add(Stumble)
+    for step, setting in ((Stumble, "stumbles"), (WrapAcks, "wraps_acks")):
+        if app.conf.get(setting):
+            app.steps["consumer"].add(step)

@@ -278,40 +278,33 @@ class QoS(PrefetchCount):
             requeue: Whether the message returns to its place in the queue. Otherwise it ends here.
         """
         message = self._delivered.get(delivery_tag)
-        if isinstance(message, Message):
-            self.reject_message(message, requeue)
-        elif message is not None:
+        if not isinstance(message, Message):
             self.forget(delivery_tag)
-            if requeue:
+            if message is not None and requeue:
                 self.channel.requeue_transient(message)
         elif requeue:
-            # The message is no longer counted, because its channel was closed while it ran.
-            self.channel.in_flight.release(delivery_tag, "requeue")
-        else:
-            self.channel.in_flight.finish(delivery_tag)
-        self.channel.send_acks_now()
-
-    def reject_message(self, message: Message, requeue: bool) -> None:
-        """Reject *message* without sending the ack at once; callable from any thread."""
-        tag = message.delivery_tag
-        if requeue:
-            self.release(tag, "crashed" if message.crashed else "requeue")
+            self.release(delivery_tag, "crashed" if message.crashed else "requeue")
         elif message.dead_letter_reason or self.channel.context.options.dead_letter_failures:
             message.dead_letter(message.dead_letter_reason or "rejected")
         else:
-            self.forget(tag)
-            self.channel.in_flight.finish(tag)
+            self.forget(delivery_tag)
+            self.channel.in_flight.finish(delivery_tag)
+        self.channel.send_acks_now()
 
     def restore_unacked(self) -> list[tuple[BaseException, Any]]:
-        """Return all unacknowledged messages to their queues, except those whose tasks run."""
+        """Return all unacknowledged messages to their queues, except those whose tasks run.
+
+        Running messages stay here, so that a reject finds them after the channel was closed.
+        """
         running = self.channel.running_tags()
         for tag in list(self._delivered):
+            if tag in running:
+                continue
             message = self._delivered.get(tag)
-            if message is not None and tag not in running:
-                if isinstance(message, Message):
-                    self.channel.in_flight.release(tag, "requeue" if message.started else "unstarted")
-                else:
-                    self.channel.requeue_transient(message)
+            if isinstance(message, Message):
+                self.channel.in_flight.release(tag, "requeue" if message.started else "unstarted")
+            elif message is not None:
+                self.channel.requeue_transient(message)
             self.forget(tag)
         return []
 
