@@ -61,4 +61,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "            pass\n",
         ("tests/cluster/test_cluster_consumers.py", "-k", "takes_its_consumers"),
     ),
+    Mutation(
+        "heartbeat",
+        "a trip brings a script to one node of a cluster only",
+        "transport/redis/store/script_batches.py",
+        "    while unknown := ",
+        "    if unknown := ",
+        ("tests/cluster/test_cluster_scripts.py", "-k", "heartbeats_bring"),
+    ),
+    Mutation(
+        "custody",
+        "a batch of messages brings its script to one node of a cluster only",
+        "transport/redis/store/publisher.py",
+        "    while unknown := ",
+        "    if unknown := ",
+        ("tests/cluster/test_cluster_scripts.py", "-k", "batch_brings"),
+    ),
 )

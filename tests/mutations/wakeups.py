@@ -141,4 +141,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         ")",
         ("tests/broker/test_lost_wakeups.py", "-k", "withhold"),
     ),
+    Mutation(
+        "recovery",
+        "the end of a wait is forgotten before the wait has reached Redis",
+        "transport/redis/consuming/wakeups.py",
+        "END_LIFE_MS = round((BLPOP_TIMEOUT_S + OVERDUE_S) * 1000)",
+        "END_LIFE_MS = 1000",
+        ("tests/broker/test_blocking_tasks.py", "-k", "reaches"),
+    ),
 )
