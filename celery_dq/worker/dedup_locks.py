@@ -39,7 +39,8 @@ from celery_dq.worker.declined_calls import DeclinedCalls, wants_result
 from celery_dq.worker.dedup_requests import WorkerDedupRequest, announce
 from celery_dq.worker.followers import Followers
 from celery_dq.worker.outside_prefetch import OutsidePrefetch
-from celery_dq.worker.task_events import TaskSubscriber, task_events
+from celery_dq.worker.task_events import task_events
+from celery_dq.worker.task_subscriber import TaskSubscriber
 from celery_dq.worker.unanswered_calls import UnansweredCall, UnansweredCalls
 
 logger = logging.getLogger(__name__)

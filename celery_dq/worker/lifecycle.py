@@ -21,7 +21,7 @@ from celery.worker import state
 
 from celery_dq.clock import Clock
 from celery_dq.transport.in_flight.message import Message
-from celery_dq.worker.task_events import TaskSubscriber
+from celery_dq.worker.task_subscriber import TaskSubscriber
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,11 @@ class TaskLifecycle(TaskSubscriber):
         self._forget(request.message.delivery_tag)
 
     def failed_to_start(self, request: Any) -> None:
-        """See :class:`TaskSubscriber`."""
-        self._forget(request.message.delivery_tag)
+        """Finish a message that was settled already; another one is released with its channel."""
+        message: Message = request.message
+        self._forget(message.delivery_tag)
+        if message.settles:
+            message.finish()
 
     def accepted(self, request: Any) -> None:
         """Settle the message, unless its ack comes late."""

@@ -34,7 +34,8 @@ from celery_dq.outage import Outage
 from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER, Leaderships
 from celery_dq.waker import Waker
 from celery_dq.worker.singleton_message import SingletonMessage
-from celery_dq.worker.task_events import TaskSubscriber, task_events
+from celery_dq.worker.task_events import task_events
+from celery_dq.worker.task_subscriber import TaskSubscriber
 
 logger = logging.getLogger(__name__)
 

@@ -8,15 +8,17 @@
 
 Celery and billiard call back in several places, and differently for each pool. This module wraps each of
 those places once, and reports one event to every subscriber that follows the task, in the order of
-:data:`ORDER`.
+:data:`celery_dq.worker.task_subscriber.ORDER`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
+from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
 from celery import bootsteps
 from celery.concurrency.solo import TaskPool as SoloPool
@@ -26,74 +28,14 @@ from celery.worker import state
 
 from celery_dq.compat.prefork_pool import deliver_results_promptly, guard_flush, notice_deaths
 from celery_dq.worker.ack_promise import ack_promise
+from celery_dq.worker.task_subscriber import ORDER, TaskSubscriber
 
-__all__ = ["ORDER", "TaskEvents", "TaskEventsStep", "TaskSubscriber", "task_events"]
+__all__ = ["TaskEvents", "TaskEventsStep", "TaskInPool", "task_events"]
 
-#: The order in which a request passes the gates, and in which the subscribers get each event.
-ORDER = (
-    "zookeeper",  # counts a crash, before Celery requeues the message
-    "lease",  # ends the message on a tenant broker
-    "ready_requests",  # starts the next request, after the message of this one has ended
-    "dedup_locks",  # releases the lock of the task, before its message is released
-    "singleton_queues",  # starts the next message, after the lock of this one was released
-    "tracing",  # records what the others have done
-)
+logger = logging.getLogger(__name__)
 
-
-class TaskSubscriber:
-    """A part of the worker that takes part in the life of tasks. A method that is not defined does nothing.
-
-    Attributes:
-        role: its place in :data:`ORDER`.
-    """
-
-    role: ClassVar[str]
-
-    def follows(self, request: Any) -> bool:
-        """Return whether the subscriber gets the events of this task; asked when the pool is offered it."""
-        raise NotImplementedError
-
-    def offered(self, request: Any) -> None:
-        """Prepare a request for the pool, before Celery's own check of revoked tasks.
-
-        Raises:
-            TaskRevokedError: the pool must not get the request. Celery frees its slot.
-        """
-
-    def refused(self, request: Any) -> None:
-        """Note that the pool does not get the request: it is revoked, invalid, or a subscriber refused it."""
-
-    def failed_to_start(self, request: Any) -> None:
-        """Note that Celery or the pool raised an error on the way to the pool."""
-
-    def dead_letter_invalid(self, message: Any, error: Exception) -> bool:
-        """Dead-letter a message that has raised an error in Celery or the pool; return whether it did."""
-        return False
-
-    def accepted(self, request: Any) -> None:
-        """Note that the task starts, or has started in a child process.
-
-        Raises:
-            TaskRevokedError: a task of a thread or greenlet must not start.
-        """
-
-    def ending(self, request: Any, info: Any, crashed: bool) -> None:
-        """Note the outcome, before Celery acknowledges or rejects the message.
-
-        Args:
-            request: the request.
-            info: the ``ExceptionInfo`` of a task that has failed; None after a success.
-            crashed: the process of the task was lost.
-        """
-
-    def ended(self, request: Any, info: Any) -> None:
-        """Note the end of a task that was in the pool: once, after Celery's bookkeeping."""
-
-    def forgotten(self, request: Any) -> None:
-        """Note that the pool has dropped the task, which does not run."""
-
-    def exhausted(self, message: Any, why: str) -> None:
-        """Note that a message became a dead letter, because its deliveries have lost their workers."""
+#: Returned in the place of a result of a task whose error was reported.
+_REPORTED = object()
 
 
 class TaskInPool:
@@ -147,9 +89,32 @@ class TaskInPool:
                 self._end(None)
             raise
 
+    def run(self, target: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Run the task in a pool without processes, and report an error that Celery's trace lets through.
+
+        The result backend raises one when it is away. Billiard reports it as a failure. A pool of threads or
+        greenlets would drop it, and a solo pool would pass it to the consumer's loop.
+        """
+        try:
+            return target(*args, **options)
+        except Exception:
+            try:
+                self.on_failure(ExceptionInfo())
+            except Exception:
+                logger.exception(
+                    "The failure of task %s[%s] could not be recorded. The task is over, and the result "
+                    "backend may lack its state.",
+                    self.request.name,
+                    self.request.id,
+                    extra={"event": "task_end_not_recorded"},
+                )
+            return _REPORTED
+
     def on_success(self, failed__retval__runtime: Any, **options: Any) -> Any:
         """Report the end of a task that has returned, or has raised an exception in its child."""
         result = failed__retval__runtime
+        if result is _REPORTED:
+            return None
         if not isinstance(result, tuple) and hasattr(result, "exception"):
             # Pools without processes report a task that calls sys.exit() here, with the error of a lost
             # process, which Celery's own callback cannot read.
@@ -307,10 +272,10 @@ class TaskEvents:
         except BaseException as error:
             self._tasks.pop(id(req), None)
             _report(followers, lambda each: each.failed_to_start(req))
+            state.task_ready(req)
             if not self._dead_letters(req.message, error):
                 self._release_slot()
                 raise
-            state.task_ready(req)
         self.refuse(req)
         self._release_slot()
         return None
@@ -332,8 +297,9 @@ class TaskEvents:
         task = self._tasks.get(id(getattr(options.get("callback"), "__self__", None)))
         if task is None:
             return self._apply(target, args, kwargs, **options)
-        options = task.wrap(options, cancel=not self._pool.uses_semaphore)
-        job = self._apply(target, args, kwargs, **options)
+        has_processes = self._pool.uses_semaphore
+        options = task.wrap(options, cancel=not has_processes)
+        job = self._apply(target if has_processes else partial(task.run, target), args, kwargs, **options)
         if self.has(task):
             task.job = job
         return job

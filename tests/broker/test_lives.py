@@ -269,3 +269,17 @@ def test_an_autoscaled_pool_grows_to_its_maximum_and_no_further(worker_app: Work
         for key in "abcd":
             worker_app.witness.release(key)
         worker_app.ran(3, subject="ended")
+
+
+@pytest.mark.parametrize(("task", "runs"), [("stumble", []), ("stumble_late", ["first"])])
+def test_a_connection_that_is_lost_when_a_solo_task_starts_holds_no_slot(
+    worker_app: WorkerApp, task: str, runs: list[str]
+) -> None:
+    limit(worker_app, "7", concurrency=1)
+    with worker_app.worker("solo", 1) as worker:
+        worker_app.send(task, "first", tenant="7")
+        worker.wait_for_log("Connected to", 30, occurrences=2)
+        worker_app.send("note", "next", tenant="7")
+        # A message without an ack comes back, and one that was acknowledged early is over.
+        assert worker_app.ran(len(runs) + 1) == [*runs, "next"]
+        worker_app.settled()

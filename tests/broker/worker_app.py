@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 import redis
 from celery import Celery, bootsteps
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.signals import worker_process_init
+from celery.worker.request import Request
 from kombu import Consumer, Queue
 
 from celery_dq.keys import PartitionKeys
@@ -38,6 +40,10 @@ def add_tasks(app: Celery, port: int) -> Celery:
     def note(what: Any) -> Any:
         report("ran", what)
         return what
+
+    @app.task(name="note_late", acks_late=True)
+    def note_late(what: Any) -> None:
+        report("ran", what)
 
     @app.task(name="timed")
     def timed(due: float) -> None:
@@ -127,7 +133,11 @@ def add_tasks(app: Celery, port: int) -> Celery:
         own_witness(port).hold(key)
         raise Reject(key)
 
+    def stumble(what: Any) -> None:
+        report("ran", what)
+
     for ending, late in (("", False), ("_late", True)):
+        app.task(name=f"stumble{ending}", acks_late=late, Request=StumblingRequest)(stumble)
         app.task(name=f"hold_then_retry{ending}", bind=True, max_retries=1, acks_late=late)(hold_then_retry)
         app.task(name=f"hold_then_call{ending}", acks_late=late)(hold_then_call)
 
@@ -160,6 +170,17 @@ def add_tasks(app: Celery, port: int) -> Celery:
         report("errback", task_id)
 
     return app
+
+
+class StumblingRequest(Request):
+    """A request at the start of whose first task the connection is lost, after an early ack."""
+
+    _starts: ClassVar[Iterator[int]] = count()
+
+    def on_accepted(self, pid: Any, time_accepted: float) -> None:
+        super().on_accepted(pid, time_accepted)
+        if not next(self._starts):
+            raise ConnectionError("stumbled")
 
 
 class Stumble(bootsteps.StartStopStep):

@@ -127,4 +127,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         'message.release("crashed")',
         ("tests/broker/test_reconnects.py", "-k", "celery_cancels"),
     ),
+    Mutation(
+        "concurrency",
+        "a result backend that is away keeps the slots of a task",
+        "worker/task_events.py",
+        "target if has_processes else partial(task.run, target)",
+        "target",
+        ("tests/broker/test_absent_backend.py", "-k", "threads"),
+    ),
+    Mutation(
+        "concurrency",
+        "a lost connection at the start of a task keeps the slot of an early ack",
+        "worker/lifecycle.py",
+        "        if message.settles:\n            message.finish()\n\n    def accepted",
+        "\n    def accepted",
+        (LIVES, "-k", "solo_task"),
+    ),
 )
