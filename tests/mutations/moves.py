@@ -1,10 +1,11 @@
-"""Changes of the partitions of a queue, and what a failover does to them."""
+"""Changes of the partitions of a queue, and what a failover or noise does to them."""
 
 from __future__ import annotations
 
 from tests.mutations.mutation import Mutation
 
 _FAILOVERS = ("tests/integration/test_moves_and_failovers.py",)
+_NOISE = ("tests/integration/test_moves_of_noise.py",)
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -46,5 +47,21 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        marker = partition.keys.producer(uuid.uuid4().hex)\n",
         "        connection.close()\n        connection.open()\n        marker = 'm'\n",
         _FAILOVERS,
+    ),
+    Mutation(
+        "shared",
+        "a delayed message that cannot be read keeps its partition until it is due",
+        "transport/redis/lua/export_messages.lua",
+        "elseif due and (not dq.header(record) or not dq.is_keyed(record)) then",
+        "elseif due and not dq.is_keyed(record) then",
+        (*_NOISE, "-k", "leaves"),
+    ),
+    Mutation(
+        "shared",
+        "a delayed message that cannot be read holds calls without a tenant up",
+        "app/api/tenant_moves.py",
+        '_UNREADABLE = "\\0"',
+        '_UNREADABLE = ""',
+        (*_NOISE, "-k", "cut"),
     ),
 )

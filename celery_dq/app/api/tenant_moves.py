@@ -45,12 +45,13 @@ from celery_dq.transport.redis.store.move_calls import (
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Rounds, run_one
 from celery_dq.transport.redis.store.script_calls import ScriptCall
-from celery_dq.transport.tenant import NO_TENANT
 
 __all__ = ["TenantMoves"]
 
 _T = TypeVar("_T")
 
+#: The tenant of records that cannot be read. No message has it, so none waits until they have moved.
+_UNREADABLE = "\0"
 #: Tenant -> number of another partition -> ids of messages that belong there.
 _ByPlace: TypeAlias = "defaultdict[str, defaultdict[int, list[str]]]"
 
@@ -267,7 +268,9 @@ class TenantMoves:
         found: dict[bytes, bytes] = {}
         for part in chunks([*ids]):
             records = run_one(self._client, _records(source.keys.messages, part))
-            found.update({each: record for each, record in zip(part, records, strict=True) if record})
+            found.update(
+                {each: record for each, record in zip(part, records, strict=True) if record is not None}
+            )
         return self._by_place(source, found)
 
     def _by_place(self, source: Partition, records: Mapping[bytes, bytes]) -> _ByPlace:
@@ -279,8 +282,8 @@ class TenantMoves:
             except CorruptRecord:
                 if source.keys.partition < self._homes.count:
                     continue
-                # Of no known tenant. In a partition that goes, no command would find it.
-                tenant, key = NO_TENANT, ""
+                # In a partition that goes, no command would find it.
+                tenant, key = _UNREADABLE, ""
             if self._may_belong_elsewhere(source, tenant):
                 place = self._homes.place(tenant, key)
                 if place != source.keys.partition:
