@@ -6,6 +6,7 @@ from tests.mutations.mutation import Mutation
 
 _FAILOVERS = ("tests/integration/test_moves_and_failovers.py",)
 _NOISE = ("tests/integration/test_moves_of_noise.py",)
+_REPLICAS = ("tests/integration/test_missing_replicas.py",)
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -63,5 +64,21 @@ MUTATIONS: tuple[Mutation, ...] = (
         '_UNREADABLE = "\\0"',
         '_UNREADABLE = ""',
         (*_NOISE, "-k", "cut"),
+    ),
+    Mutation(
+        "shared",
+        "a cancellation fails while replicas are missing",
+        "app/api/tenant_moves.py",
+        "if missing is not None and wants_all:",
+        "if missing is not None:",
+        (*_REPLICAS, "-k", "cancellation"),
+    ),
+    Mutation(
+        "shared",
+        "a purge that misses an outbox says that it is complete",
+        "app/api/tenant_moves.py",
+        "if missing is not None and wants_all:",
+        "if False:",
+        (*_REPLICAS, "-k", "purge"),
     ),
 )

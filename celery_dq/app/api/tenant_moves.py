@@ -18,15 +18,17 @@ last number from each other partition, and stores no outbox twice.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
-from celery_dq.app.api.broker import MapChanged
+from celery_dq.app.api.broker import MapChanged, OpenQueue
 from celery_dq.app.api.progress import OnProgress, ignore_progress
-from celery_dq.errors import CorruptRecord
+from celery_dq.errors import CorruptRecord, TooFewReplicas
 from celery_dq.inspector.dedup_locks import tenant_and_key
 from celery_dq.inspector.redis_values import Client, chunks, scan_all, text
 from celery_dq.options.sections import Options
@@ -47,6 +49,8 @@ from celery_dq.transport.redis.store.rounds import Rounds, run_one
 from celery_dq.transport.redis.store.script_calls import ScriptCall
 
 __all__ = ["TenantMoves"]
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -335,13 +339,33 @@ def _put_records(pipe: Any, *, key: str, ids: Sequence[bytes]) -> None:
     pipe.hmget(key, ids)
 
 
-def deliver_outboxes(partitions: Sequence[Partition], client: Client, options: Options) -> None:
-    """Store the messages in their homes that a killed mover had taken out, so that others find them.
+@contextmanager
+def outboxes_delivered(opened: OpenQueue, options: Options, *, wants_all: bool) -> Iterator[None]:
+    """Store the messages in their homes that a killed mover had taken out, so that the block finds them.
+
+    When replicas are missing, the block runs without some of these messages, which is logged.
 
     Args:
-        partitions: All partitions of a queue, with its map.
-        client: A redis-py client.
+        opened: A queue.
         options: The app's settings.
+        wants_all: Whether the block is not complete without these messages.
+
+    Raises:
+        TooFewReplicas: The block has run, and is not complete.
     """
-    if partitions[0].homes.before is not None:
-        TenantMoves(client, partitions, options).deliver_outboxes()
+    missing = None
+    if opened.homes.before is not None:
+        try:
+            TenantMoves(opened.client, opened.partitions, options).deliver_outboxes()
+        except TooFewReplicas as exc:
+            missing, queue = exc, opened.partitions[0].keys.queue
+            logger.warning(
+                "Queue %s: messages that a change of its partitions has taken out stay out of their homes, "
+                "and a command goes on without them: %s",
+                queue,
+                exc,
+                extra={"event": "outbox_not_delivered", "queue": queue},
+            )
+    yield
+    if missing is not None and wants_all:
+        raise TooFewReplicas(f"The command is done, except for some messages: {missing}") from missing
