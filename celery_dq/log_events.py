@@ -50,6 +50,9 @@ EVENTS: Final[dict[str, str]] = {
     "older_settings_quota": (
         "A worker's settings have a quota that was replaced a short while ago; it is not applied."
     ),
+    "outbox_not_delivered": (
+        "Replicas are missing, and a command goes on without messages that a change of partitions took out."
+    ),
     "partition_gone": (
         "A worker was started for one partition of a queue, which has fewer now; it gets no messages."
     ),

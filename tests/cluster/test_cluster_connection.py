@@ -5,16 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
 import redis
 
 from celery_dq.hash_slots import slot_of
+from celery_dq.keys import PartitionKeys
 from celery_dq.testing.redis_cluster import ClusterNode, RedisCluster
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.store import move_calls
 from celery_dq.transport.redis.store.cluster_client import ClusterClient, cluster_pool, slots_of
+from celery_dq.transport.redis.store.move_calls import run_confirmed
+from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
+from celery_dq.transport.redis.store.script_calls import load_scripts
 from celery_dq.transport.redis.store.slot_map import NodeUnreachable
 
 #: Keys of all three masters.
@@ -150,6 +156,36 @@ def test_replicas_of_all_written_nodes_are_waited_for(
     finally:
         stopped.resume()
         wire.close()
+
+
+def test_a_step_of_a_change_is_confirmed_by_replicas_of_its_own_node(
+    client: ClusterClient, redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(move_calls, "CONFIRM_TIMEOUT_MS", 100)
+    keys = (PartitionKeys("online", f"confirmed-{number}") for number in count())
+    first = Partition(next(keys), load_scripts(on_cluster=True))
+    master = redis_cluster.master_of(first.keys.slot)
+    elsewhere = next(each for each in keys if redis_cluster.master_of(each.slot) is not master)
+    other = Partition(elsewhere, first.scripts)
+    step = first.heartbeat("w", lease_ms=1000)
+    parse = step.parse
+
+    def lose_connection(reply: Any) -> Any:
+        # The connections to the other nodes stay, and a WAIT may go to them.
+        master.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        return parse(reply)
+
+    stopped = redis_cluster.replica_of(master)
+    stopped.pause()
+    try:
+        for each in (first, other):
+            each.heartbeat("w", lease_ms=1000).run(client)
+        step.parse = lose_connection
+        with pytest.raises(NodeUnreachable):
+            run_confirmed(step, first, client, 1)
+    finally:
+        stopped.resume()
+    assert run_confirmed(other.heartbeat("w", lease_ms=1000), other, client, 1)
 
 
 def test_a_killed_node_costs_its_own_answers_only(client: ClusterClient, redis_cluster: RedisCluster) -> None:

@@ -412,22 +412,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         (*_MOVES, "-k", "readable_tenant"),
     ),
     Mutation(
-        "shared",
-        "partitions learn a map that a failover takes away from the one that decides",
-        "app/api/map_change.py",
-        "    await_replicas([first], client, options.confirm_replicas)\n",
-        "",
-        (*_MOVES, "-k", "replicas"),
-    ),
-    Mutation(
-        "shared",
-        "a failover brings messages back that have moved",
-        "app/api/tenant_moves.py",
-        "        self._await_replicas(source)\n",
-        "",
-        (*_MOVES, "-k", "replicas"),
-    ),
-    Mutation(
         "calls",
         "a late client brings an old map back",
         "transport/redis/lua/declare_partitions.lua",

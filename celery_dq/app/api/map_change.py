@@ -23,7 +23,7 @@ from celery_dq.app.api.tenant_settings import (
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.redis_values import Client
 from celery_dq.options.sections import Options
-from celery_dq.transport.redis.store.move_calls import await_replicas, set_map
+from celery_dq.transport.redis.store.move_calls import run_confirmed, set_map
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 
@@ -129,9 +129,8 @@ def complete_change(
 def _decide(
     first: Partition, client: Client, options: Options, before: PartitionMap, now: PartitionMap
 ) -> PartitionMap:
-    stored = set_map(first, before, now).run(client)
+    # No partition may know a map that a failover takes away from the one that decides.
+    stored = run_confirmed(set_map(first, before, now), first, client, options.confirm_replicas)
     if stored != now:
         raise MapChanged.of(first.keys.queue)
-    # No partition may know a map that a failover takes away from the one that decides.
-    await_replicas([first], client, options.confirm_replicas)
     return now

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from celery_dq.app.api import message_edits as edits, pauses
 from celery_dq.app.api.audit import AuditedChange
-from celery_dq.app.api.broker import BrokerAccess, OpenPartition, OpenQueue
+from celery_dq.app.api.broker import BrokerAccess, OpenQueue
 from celery_dq.app.api.cancel import (
     cancel_all_of_tenant,
     cancel_everywhere,
@@ -22,7 +23,7 @@ from celery_dq.app.api.move import movable, move_chosen
 from celery_dq.app.api.partition_count import PartitionsChange, set_partitions
 from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.api.task_body import check_changes
-from celery_dq.app.api.tenant_moves import deliver_outboxes
+from celery_dq.app.api.tenant_moves import outboxes_delivered
 from celery_dq.context import AppContext
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector import messages, queues, tenants
@@ -191,7 +192,7 @@ class QueueApi:
         ttl_ms = self._context.options.tombstone_ttl_us // 1000
         with (
             self._broker.open(self.name, declare=True) as opened,
-            self._change(opened, "cancelled", details=task_id) as change,
+            self._change(opened, "cancelled", details=task_id, bulk=False) as change,
         ):
             ((outcome,),) = cancel_everywhere([opened], [task_id], ttl_ms)
             change.count = int(outcome in ("waiting", "delayed"))
@@ -257,13 +258,14 @@ class QueueApi:
             purge_all(*opened, change, on_progress)
             return change.count
 
+    @contextmanager
     def _change(
-        self, opened: OpenPartition | OpenQueue, action: str, tenant: str | None = None, *, details: str = ""
-    ) -> AbstractContextManager[AuditedChange]:
+        self, opened: OpenQueue, action: str, tenant: str | None = None, details: str = "", bulk: bool = True
+    ) -> Iterator[AuditedChange]:
         """Write a change to the audit stream at its end. It finds what a killed mover had taken out, too."""
-        if isinstance(opened, OpenQueue):
-            deliver_outboxes(*opened, self._context.options)
-        return self._broker.audit.change(opened.client, action, self.name, tenant=tenant, details=details)
+        change = self._broker.audit.change(opened.client, action, self.name, tenant=tenant, details=details)
+        with change as audited, outboxes_delivered(opened, self._context.options, wants_all=bulk):
+            yield audited
 
     # Pausing.
 
@@ -392,7 +394,7 @@ class QueueApi:
         check_text("task_id", task_id)
         with (
             self._broker.open(self.name) as opened,
-            self._change(opened, action, details=f"{task_id}: {new}") as change,
+            self._change(opened, action, details=f"{task_id}: {new}", bulk=False) as change,
         ):
             outcome = edit(*opened, task_id)
             change.count = int(outcome in edits.CHANGED)
@@ -441,6 +443,6 @@ class QueueApi:
                 return movable(source, task_id, name)
             self._broker.declare(source.client, to)
             details = f"to {to}" if task_id is None else f"to {to}: {task_id}"
-            with self._change(source, "moved", name, details=details) as change:
+            with self._change(source, "moved", name, details=details, bulk=task_id is None) as change:
                 move_chosen(source, destination, task_id, name, head_start, change, on_progress)
             return change.count

@@ -18,15 +18,17 @@ last number from each other partition, and stores no outbox twice.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from celery_dq.app.api.broker import MapChanged
+from celery_dq.app.api.broker import MapChanged, OpenQueue
 from celery_dq.app.api.progress import OnProgress, ignore_progress
-from celery_dq.errors import CorruptRecord
+from celery_dq.errors import CorruptRecord, TooFewReplicas
 from celery_dq.inspector.dedup_locks import tenant_and_key
 from celery_dq.inspector.redis_values import Client, chunks, scan_all, text
 from celery_dq.options.sections import Options
@@ -35,19 +37,25 @@ from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.move_calls import (
     MOVE_CHUNK,
     Outbox,
-    await_replicas,
     departed,
     drop_exported,
     export_messages,
     import_messages,
     open_tenants,
+    run_confirmed,
 )
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Rounds, run_one
-from celery_dq.transport.tenant import NO_TENANT
+from celery_dq.transport.redis.store.script_calls import ScriptCall
 
 __all__ = ["TenantMoves"]
 
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+#: The tenant of records that cannot be read. No message has it, so none waits until they have moved.
+_UNREADABLE = "\0"
 #: Tenant -> number of another partition -> ids of messages that belong there.
 _ByPlace: TypeAlias = "defaultdict[str, defaultdict[int, list[str]]]"
 
@@ -103,13 +111,14 @@ class TenantMoves:
         for gone in self._partitions[self._homes.count :]:
             if self._client.hlen(gone.keys.messages) or self._client.hlen(gone.keys.dead):
                 return False
+            # An outbox that is deleted must not come back after the change.
+            self._run_confirmed(gone, export_messages(gone, "", 0))
         for partition in self._partitions[: self._homes.count]:
             call = open_tenants(partition, self._homes, (), everyone=True)
-            while (expected := call.run(self._client)) > 0:
+            while (expected := self._run_confirmed(partition, call)) > 0:
                 pass
             if expected < 0:
                 return False
-        self._await_replicas(*self._partitions)
         return True
 
     def deliver_outboxes(self) -> None:
@@ -120,7 +129,10 @@ class TenantMoves:
     # -- out of the former home
 
     def _deliver_outbox(self, source: Partition) -> None:
-        self._deliver(source, export_messages(source, "", 0).run(self._client))
+        call = export_messages(source, "", 0)
+        found = call.run(self._client)
+        if found is not None and found.number != "0":
+            self._deliver(source, self._run_confirmed(source, call))
 
     def _empty(self, source: Partition) -> set[str]:
         """Move what can be moved out of a partition; return the tenants of which something may be left."""
@@ -155,13 +167,16 @@ class TenantMoves:
         kept = 0
         for start in range(0, len(ids), MOVE_CHUNK):
             call = export_messages(source, tenant, to, ids[start : start + MOVE_CHUNK])
-            outbox = call.run(self._client)
+            outbox = self._run_confirmed(source, call)
             self._deliver(source, outbox)
             kept += 0 if outbox is None else outbox.kept
         return kept
 
     def _deliver(self, source: Partition, outbox: Outbox | None) -> None:
         """Store an outbox in the partition to which it goes, and delete it.
+
+        A failover must not bring messages back that were moved, nor lose them with the new home. So replicas
+        have the outbox by now, and they have what the new home stores before the outbox is deleted.
 
         Raises:
             MapChanged: One of the two partitions has another map.
@@ -170,20 +185,16 @@ class TenantMoves:
             raise MapChanged.of(source.keys.queue)
         if outbox.number == "0":
             return
-        # A failover must not bring messages back that were moved, nor lose them with the new home.
-        self._await_replicas(source)
+        to = self._partitions[outbox.to]
         waits = outbox.to not in self._homes.old_partitions(outbox.tenant)
-        store = import_messages(
-            self._partitions[outbox.to], source, outbox, self._homes, self._head_start_us, waits=waits
-        )
-        if not store.run(self._client):
+        store = import_messages(to, source, outbox, self._homes, self._head_start_us, waits=waits)
+        if not self._run_confirmed(to, store):
             raise MapChanged.of(source.keys.queue)
-        self._await_replicas(self._partitions[outbox.to])
         self.moved += drop_exported(source, outbox).run(self._client)
         self._on_progress(self.moved)
 
-    def _await_replicas(self, *partitions: Partition) -> None:
-        await_replicas(partitions, self._client, self._replicas)
+    def _run_confirmed(self, partition: Partition, call: ScriptCall[_T]) -> _T:
+        return run_confirmed(call, partition, self._client, self._replicas)
 
     # -- into the new home
 
@@ -261,7 +272,9 @@ class TenantMoves:
         found: dict[bytes, bytes] = {}
         for part in chunks([*ids]):
             records = run_one(self._client, _records(source.keys.messages, part))
-            found.update({each: record for each, record in zip(part, records, strict=True) if record})
+            found.update(
+                {each: record for each, record in zip(part, records, strict=True) if record is not None}
+            )
         return self._by_place(source, found)
 
     def _by_place(self, source: Partition, records: Mapping[bytes, bytes]) -> _ByPlace:
@@ -273,8 +286,8 @@ class TenantMoves:
             except CorruptRecord:
                 if source.keys.partition < self._homes.count:
                     continue
-                # Of no known tenant. In a partition that goes, no command would find it.
-                tenant, key = NO_TENANT, ""
+                # In a partition that goes, no command would find it.
+                tenant, key = _UNREADABLE, ""
             if self._may_belong_elsewhere(source, tenant):
                 place = self._homes.place(tenant, key)
                 if place != source.keys.partition:
@@ -326,13 +339,33 @@ def _put_records(pipe: Any, *, key: str, ids: Sequence[bytes]) -> None:
     pipe.hmget(key, ids)
 
 
-def deliver_outboxes(partitions: Sequence[Partition], client: Client, options: Options) -> None:
-    """Store the messages in their homes that a killed mover had taken out, so that others find them.
+@contextmanager
+def outboxes_delivered(opened: OpenQueue, options: Options, *, wants_all: bool) -> Iterator[None]:
+    """Store the messages in their homes that a killed mover had taken out, so that the block finds them.
+
+    When replicas are missing, the block runs without some of these messages, which is logged.
 
     Args:
-        partitions: All partitions of a queue, with its map.
-        client: A redis-py client.
+        opened: A queue.
         options: The app's settings.
+        wants_all: Whether the block is not complete without these messages.
+
+    Raises:
+        TooFewReplicas: The block has run, and is not complete.
     """
-    if partitions[0].homes.before is not None:
-        TenantMoves(client, partitions, options).deliver_outboxes()
+    missing = None
+    if opened.homes.before is not None:
+        try:
+            TenantMoves(opened.client, opened.partitions, options).deliver_outboxes()
+        except TooFewReplicas as exc:
+            missing, queue = exc, opened.partitions[0].keys.queue
+            logger.warning(
+                "Queue %s: messages that a change of its partitions has taken out stay out of their homes, "
+                "and a command goes on without them: %s",
+                queue,
+                exc,
+                extra={"event": "outbox_not_delivered", "queue": queue},
+            )
+    yield
+    if missing is not None and wants_all:
+        raise TooFewReplicas(f"The command is done, except for some messages: {missing}") from missing

@@ -223,7 +223,8 @@ def divide_used_permits(partitions: Sequence[Partition], client: Client) -> None
     """Charge the permits that a share has used before it goes to those that stay.
 
     The time after which all permits of a share are back is the same one for the whole quota. So the mean of
-    these times is that of the quota. It delays a share, and never hastens one.
+    these times is that of the quota. It delays a share, and never hastens one. A second call, after a crash,
+    charges the same permits again.
 
     Args:
         partitions: All partitions, with the map of the change. No share that goes is served any more.

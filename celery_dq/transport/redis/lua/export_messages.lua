@@ -26,7 +26,7 @@
 --   some 20 commands, and at most four per id
 -- GUARANTEE
 --   A message in the outbox is not served here, and counts as claimed for a cancellation. A message with a dedup key stays,
---   because its lock is here.
+--   because its lock is here. A delayed message without a readable header leaves.
 --@include state
 --@include out_of_memory_guard
 --@uses record
@@ -56,7 +56,7 @@ if n > 0 and call('EXISTS', P .. 'outbox') == 0 then
     elseif place then
       add(id, 'waiting', place)
       waiting[#waiting + 1] = id
-    elseif due and not dq.is_keyed(record) then
+    elseif due and (not dq.header(record) or not dq.is_keyed(record)) then
       add(id, 'delayed', due)
       delayed[#delayed + 1] = id
     end

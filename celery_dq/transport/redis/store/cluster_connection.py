@@ -285,7 +285,10 @@ class ClusterConnection:
         return parts, join
 
     def _for_nodes(self, name: str, command: Sequence[Any], deadline: float) -> _Request:
-        """Send a command to several nodes: ``WAIT`` to those that have executed commands, others to all."""
+        """Send a command to several nodes: ``WAIT`` to those that have executed commands, others to all.
+
+        ``WAIT`` does not see commands that are sent with it: the answers to its writes must be read before.
+        """
         if name == "WAIT":
             lines = [line for line in self._lines.values() if line.has_written]
             parts = [_Part([command], None, deadline, False) for _ in lines]

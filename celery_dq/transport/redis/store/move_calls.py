@@ -6,14 +6,17 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from celery_dq.errors import TooFewReplicas
 from celery_dq.scripts.loader import Argument
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
+from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.replies import read_binary, read_flag, read_text
 from celery_dq.transport.redis.store.script_calls import ScriptCall
+
+T = TypeVar("T")
 
 #: Most messages or tenants in one call.
 MOVE_CHUNK = 200
@@ -149,28 +152,43 @@ def open_tenants(
     return ScriptCall(partition.scripts["open_tenants"], (partition.keys.state,), args, int)
 
 
-def await_replicas(partitions: Sequence[Partition], client: Any, replicas: int) -> None:
-    """Wait until replicas have all that is stored in these partitions by now.
+def run_confirmed(call: ScriptCall[T], partition: Partition, client: Any, replicas: int) -> T:
+    """Run a step, and wait until replicas have it, and all that its server has stored before.
+
+    The step and ``WAIT`` share a connection. Another one may reach the master that a failover has promoted,
+    whose replicas would confirm a ``WAIT`` although it lacks the step.
 
     Args:
-        partitions: The partitions.
+        call: The step. It may have found that an earlier attempt has made it.
+        partition: Its partition.
         client: A redis client.
         replicas: The setting ``dq_confirm_replicas``; 0 waits for none.
 
     Raises:
-        TooFewReplicas: Not as many replicas have confirmed.
+        redis.RedisError: The connection was lost. The step may have been made.
+        TooFewReplicas: The step was made, and not as many replicas have confirmed it.
     """
     if not replicas:
-        return
-    with client.pipeline(transaction=False) as pipe:
-        for each in partitions:
-            # WAIT waits for the last write of its own connection, and so for all writes before that one.
-            pipe.set(each.keys.producer(uuid.uuid4().hex), 0, px=CONFIRM_TIMEOUT_MS)
-        pipe.execute_command("WAIT", replicas, CONFIRM_TIMEOUT_MS)
-        *_, confirmed = pipe.execute()
+        return call.run(client)
+    connection, is_reusable = PipelinedConnection(client.connection_pool), False
+    try:
+        connection.open()
+        answer = call.parse(connection.ask_script(call))
+        marker = partition.keys.producer(uuid.uuid4().hex)
+        # WAIT waits for the last write of its own connection, and a step that was made before is no write. On
+        # a cluster, it goes to the nodes whose answers were read. A check of health could connect again.
+        connection.send(("SET", marker, 0, "PX", CONFIRM_TIMEOUT_MS))
+        connection.read()
+        connection.send(("WAIT", replicas, CONFIRM_TIMEOUT_MS))
+        confirmed = connection.read()
+        is_reusable = True
+    finally:
+        connection.close(is_reusable)
     if confirmed < replicas:
-        queue = partitions[0].keys.queue
+        queue, count = partition.keys.queue, partition.homes.count
         raise TooFewReplicas(
             f"dq_confirm_replicas = {replicas}, but only {confirmed} replicas had a step of the change of "
-            f"queue {queue!r} within {CONFIRM_TIMEOUT_MS} ms. Nothing is lost: run it again with them"
+            f"queue {queue!r} within {CONFIRM_TIMEOUT_MS} ms. Nothing is lost: connect the replicas, and "
+            f"complete the change with: celery dq partitions {queue} --set {count}"
         )
+    return answer

@@ -223,7 +223,7 @@ class RedisPublisher:
         else:
             return self._route_batch(queue, sequence, messages, marker_ttl_ms, tried)
         call = self._call(home, sequence, messages, marker_ttl_ms, moving)
-        answer = self._send(queue, tried, _ask, call)
+        answer = self._send(queue, tried, PipelinedConnection.ask_script, call)
         return None if type(answer) is int else call.parse(answer)
 
     def _route_batch(
@@ -354,13 +354,6 @@ class RedisPublisher:
                     pipe.pexpire(marker, RETIRED_MARKER_MS)
                 pipe.execute()
             self._markers.clear()
-
-
-def _ask(connection: PipelinedConnection, call: ScriptCall[Any]) -> Any:
-    try:
-        return connection.ask(call.command())
-    except NoScriptError:
-        return connection.ask(call.command(full=True))
 
 
 def _ask_together(connection: PipelinedConnection, calls: Sequence[ScriptCall[Any]]) -> list[Any]:
