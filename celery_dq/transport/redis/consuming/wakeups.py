@@ -41,8 +41,8 @@ GROUP_SIZE = 100
 MAX_GROUPS = 30
 #: Seconds from one question of a group to its next, and to the next question of any group.
 ASK_EVERY_S, ASK_SPACING_S = 0.1, 0.03
-#: Milliseconds after which the end of a wait is forgotten that has found its wait already over. Until then, it
-#: ends a wait that reaches the server after it.
+#: Milliseconds after which the end of a wait is forgotten that has found its wait already over. Until then,
+#: it ends a wait that reaches the server after it.
 END_LIFE_MS = round((BLPOP_TIMEOUT_S + OVERDUE_S) * 1000)
 
 
