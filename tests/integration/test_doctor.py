@@ -22,6 +22,7 @@ from kombu import Connection
 import celery_dq
 from celery_dq.app.checks import server_checks
 from celery_dq.app.checks.doctor import Finding, check_server, check_settings
+from celery_dq.app.checks.status import read_status
 from celery_dq.cli import dq
 from celery_dq.clock import SystemClock
 from celery_dq.compat.table import READ_VERSIONS
@@ -223,6 +224,33 @@ def test_servers_that_do_not_answer(
     found = faults(check_server(app))
     assert words in found[code]
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("database", "words"), [("banana", "broker_url cannot be used"), ("99", "The database in broker_url")]
+)
+def test_a_database_that_does_not_exist(
+    make_app: MakeApp, broker_url: str, database: str, words: str
+) -> None:
+    app = make_app(f"{broker_url.rpartition('/')[0]}/{database}")
+    assert words in faults(check_server(app))["E002"]
+    assert words in faults(list(read_status(app).findings))["E002"]
+    result = CliRunner().invoke(dq, ["doctor"], obj=CLIContext(app=app, no_color=True, workdir=None))
+    assert (result.exit_code, result.output.count(words)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("broker", "conf"),
+    [
+        ("dq_redis://localhost/0", {}),
+        ("dq-redis://localhost?heartbeat=10", {}),
+        ("dq-redis://", {"dq_leese": 5}),
+    ],
+)
+def test_the_checks_of_the_server_repeat_no_fault_of_the_settings(
+    make_app: MakeApp, broker: str, conf: dict[str, Any]
+) -> None:
+    assert check_server(make_app(broker, **conf)) == []
 
 
 def test_a_server_that_does_not_answer_in_tls(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
