@@ -65,6 +65,10 @@ def work(merchant: str) -> None:
     """A task."""
 
 
+def notify(merchant: str) -> None:
+    """A task that no test gives a dedup key."""
+
+
 def faults(found: list[Finding]) -> dict[str, str]:
     """The problems by code. Checks that every error and warning has a remedy."""
     assert [each for each in found if each.level != "ok" and not (each.remedy or each.code == "W013")] == []
@@ -197,6 +201,26 @@ def test_the_tenants_of_tasks_on_a_broker_without(make_app: MakeApp) -> None:
     app = make_app("redis://localhost/0")
     app.task(shared=False, name="notify", tenant="{merchant}")(work)
     assert "the tenant of task 'notify' is ignored" in faults(check_settings(app))["W005"]
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [("tenat", "tenant"), ("tenent", "tenant"), ("dedupe", "dedup"), ("bufferd", "buffered")],
+)
+def test_a_misspelt_option_of_a_task(make_app: MakeApp, option: str, meant: str) -> None:
+    app = make_app("dq-redis://localhost/0")
+    app.task(shared=False, name="notify", **{option: True})(notify)
+    found = faults(check_settings(app))
+    assert found.keys() == {"W034"}
+    assert f"Task 'notify' has the option {option!r}, which" in found["W034"]
+    assert f"did you mean {meant!r}?" in found["W034"]
+
+
+def test_other_attributes_of_a_task(make_app: MakeApp) -> None:
+    app = make_app("dq-redis://localhost/0")
+    options = {"tenant_id": 1, "debug": True, "setup": True, "dedup": True, "buffered": True, "tenant": "a"}
+    app.task(shared=False, name="notify", **options)(notify)
+    assert faults(check_settings(app)) == {}
 
 
 def test_dedup_without_a_redis(make_app: MakeApp) -> None:

@@ -21,6 +21,7 @@ SETTINGS_CHECKS = (
     settings_checks.library_versions,
     settings_checks.tenant_options,
     settings_checks.dedup_keys,
+    settings_checks.misspelt_options,
     settings_checks.tenants_and_quotas,
     settings_checks.elections,
     settings_checks.dedup,
