@@ -31,19 +31,20 @@ def moment(time_us: float) -> datetime | None:
     return datetime.fromtimestamp(time_us / 1e6, timezone.utc) if time_us else None
 
 
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Check a requested number of rows, and return it.
+def check_count(name: str, value: Any, least: int = 1, most: int = MOST) -> int:
+    """Check a requested number, of rows by default, and return it.
 
     Args:
         name: Name of the argument, for the error.
         value: The number.
         least: Smallest allowed number.
+        most: Largest allowed number.
 
     Raises:
-        InvalidRequest: `value` is not a whole number from `least` to :data:`MOST`.
+        InvalidRequest: `value` is not a whole number from `least` to `most`.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-        raise InvalidRequest(f"{name} = {value!r}: give a whole number from {least} to {MOST}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidRequest(f"{name} = {value!r}: give a whole number from {least} to {most}")
     return value
 
 
@@ -62,12 +63,13 @@ def check_seconds(name: str, value: Any) -> float:
     return value
 
 
-def check_moment(name: str, value: Any) -> int:
+def check_moment(name: str, value: Any, instead: str = "") -> int:
     """Check a time from 1970 to 2255, and return it in µs since 1970; without a zone it is local time.
 
     Args:
         name: Name of the argument, for the error.
         value: The time.
+        instead: What may be given in place of a time, for the error.
 
     Raises:
         InvalidRequest: `value` is not such a time.
@@ -77,7 +79,7 @@ def check_moment(name: str, value: Any) -> int:
     except (ValueError, OverflowError):  # The years 1 and 9999, in some zones.
         time_us = 0
     if not 0 < time_us < LATEST_US:
-        raise InvalidRequest(f"{name} = {value}: give a datetime of the years 1970 to 2254")
+        raise InvalidRequest(f"{name} = {value}: give a datetime of the years 1970 to 2254{instead}")
     return time_us
 
 

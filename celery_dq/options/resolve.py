@@ -23,9 +23,11 @@ from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS, Options, QueueO
 from celery_dq.options.singleton import read_election, read_singletons
 from celery_dq.options.web import web_options
 
-__all__ = ["resolve"]
+__all__ = ["REDIS_URLS", "resolve"]
 
 _PREFIX = "dq_"
+#: What the URL of a Redis begins with, for redis-py.
+REDIS_URLS = ("redis://", "rediss://", "unix://")
 
 
 def resolve(conf: Mapping[str, Any]) -> Options:
@@ -67,7 +69,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
         producer_marker_ttl_us=values["dq_producer_marker_ttl"],
         tombstone_ttl_us=values["dq_tombstone_ttl"],
         probe_file=values["dq_probe_file"],
-        dedup_url=values["dq_dedup_url"],
+        dedup_url=_dedup_url(values["dq_dedup_url"]),
         buffer=buffer_options(values),
         publishing=publishing_options(values),
         metrics=metrics_options(values),
@@ -185,6 +187,19 @@ def _key_prefix(prefix: str) -> str:
     if any(unicodedata.category(character).startswith("C") for character in prefix):
         raise ConfigurationError(f"dq_key_prefix = {prefix!r} holds a control character: leave it out")
     return prefix
+
+
+def _dedup_url(url: str) -> str:
+    """Return `url` after checking that it names a Redis, or nothing."""
+    if not url or url.startswith(REDIS_URLS):
+        return url
+    plain = url.removeprefix("dq-")
+    if plain.startswith(REDIS_URLS):
+        raise ConfigurationError(f"dq_dedup_url = {url!r} is the URL of a broker: give {plain!r}")
+    raise ConfigurationError(
+        f"dq_dedup_url = {url!r} names no Redis: give redis://host/db, rediss://host/db, unix://path?db=0, "
+        "or '' for the Redis of the broker or the results"
+    )
 
 
 def _refuse_contradictions(options: Options) -> None:

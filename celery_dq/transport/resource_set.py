@@ -15,6 +15,9 @@ __all__ = ["AnyOf", "resources_of"]
 _BEGIN: Final = "any_of("
 _END: Final = ")"
 
+#: What is wrong with a tenant that :func:`is_unclosed`.
+UNCLOSED: Final = "begins like a set of resources, and has no ')' at its end: add it, or give AnyOf('a', 'b')"
+
 
 class AnyOf(str):
     """The tenant of a message that any one of these tenants, its resources, may take.
@@ -62,10 +65,19 @@ def named_set(tenant: str) -> str:
     """Return the name of a set as :class:`AnyOf` writes it; any other tenant as it is.
 
     Raises:
-        InvalidTenant: The tenant has the form of a set, but is none.
+        InvalidTenant: The tenant has the form of a set, or its beginning, but is none.
     """
+    if not tenant.startswith(_BEGIN):
+        return tenant
     resources = resources_of(tenant)
-    return tenant if resources is None else str.__str__(AnyOf(*(each.strip() for each in resources)))
+    if resources is None:
+        raise InvalidTenant(f"{tenant!r} {UNCLOSED}")
+    return str.__str__(AnyOf(*(each.strip() for each in resources)))
+
+
+def is_unclosed(tenant: str) -> bool:
+    """Return whether a tenant, or the template of one, begins as a set and does not end as one."""
+    return tenant.startswith(_BEGIN) and not tenant.endswith(_END)
 
 
 def _checked(resource: Any, resources: tuple[Any, ...]) -> str:

@@ -12,7 +12,7 @@ from string import Formatter
 from typing import Any, NamedTuple
 
 from celery_dq.errors import ConfigurationError, InvalidPriority, InvalidTenant
-from celery_dq.transport.resource_set import named_set, resources_of
+from celery_dq.transport.resource_set import UNCLOSED, is_unclosed, named_set, resources_of
 
 #: The tenant of a message without a named tenant.
 NO_TENANT = ""
@@ -168,6 +168,8 @@ class TenantTemplate:
             parts = list(Formatter().parse(self.template))
         except ValueError as exc:
             raise self._error(f"is not a format template ({exc})") from exc
+        if is_unclosed(self.template):
+            raise self._error(UNCLOSED)
         pending = ""
         for literal, field, spec, conversion in parts:
             pending += literal

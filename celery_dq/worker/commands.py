@@ -23,8 +23,10 @@ def leaders(state: Any) -> list[dict[str, Any]]:
 
 
 @control_command(args=[("queue", str)], signature="<queue>")
-def resign(state: Any, queue: str) -> Any:
+def resign(state: Any, queue: str = "") -> Any:
     """Hand a singleton queue over to the next candidate when the running message has ended."""
+    if not queue:
+        return {"error": "name the singleton queue to hand over, such as: celery control resign ledger"}
     leaderships = _terms(state)
     leads = {row.queue: bool(row.token) for row in leaderships.report()} if leaderships is not None else {}
     if queue not in leads:
@@ -43,11 +45,17 @@ def allocation(state: Any) -> dict[str, Any]:
 
 
 @control_command(args=[("worker", str)], signature="<worker>")
-def drain(state: Any, worker: str) -> Any:
+def drain(state: Any, worker: str = "") -> Any:
     """Give the partitions of a worker to other workers, until it ends."""
+    if not worker:
+        example = "celery control drain celery@host-7"
+        return {"error": f"name the worker that is to be emptied, such as: {example}"}
     found = _allocation(state)
     if found is None:
-        return {"error": "this worker has no allocated partitions (dq_allocation)"}
+        return {
+            "error": "this worker has no allocated partitions (dq_allocation): to empty it, stop it with "
+            "SIGTERM; it ends its running tasks and releases its other messages"
+        }
     if worker == state.hostname:
         found.drain()
         return {"ok": "this worker gives its partitions away"}

@@ -22,6 +22,7 @@ from kombu import Connection
 import celery_dq
 from celery_dq.app.checks import server_checks
 from celery_dq.app.checks.doctor import Finding, check_server, check_settings
+from celery_dq.app.checks.status import read_status
 from celery_dq.cli import dq
 from celery_dq.clock import SystemClock
 from celery_dq.compat.table import READ_VERSIONS
@@ -62,6 +63,10 @@ def make_app() -> Iterator[MakeApp]:
 
 def work(merchant: str) -> None:
     """A task."""
+
+
+def notify(merchant: str) -> None:
+    """A task that no test gives a dedup key."""
 
 
 def faults(found: list[Finding]) -> dict[str, str]:
@@ -198,6 +203,26 @@ def test_the_tenants_of_tasks_on_a_broker_without(make_app: MakeApp) -> None:
     assert "the tenant of task 'notify' is ignored" in faults(check_settings(app))["W005"]
 
 
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [("tenat", "tenant"), ("tenent", "tenant"), ("dedupe", "dedup"), ("bufferd", "buffered")],
+)
+def test_a_misspelt_option_of_a_task(make_app: MakeApp, option: str, meant: str) -> None:
+    app = make_app("dq-redis://localhost/0")
+    app.task(shared=False, name="notify", **{option: True})(notify)
+    found = faults(check_settings(app))
+    assert found.keys() == {"W034"}
+    assert f"Task 'notify' has the option {option!r}, which" in found["W034"]
+    assert f"did you mean {meant!r}?" in found["W034"]
+
+
+def test_other_attributes_of_a_task(make_app: MakeApp) -> None:
+    app = make_app("dq-redis://localhost/0")
+    options = {"tenant_id": 1, "debug": True, "setup": True, "dedup": True, "buffered": True, "tenant": "a"}
+    app.task(shared=False, name="notify", **options)(notify)
+    assert faults(check_settings(app)) == {}
+
+
 def test_dedup_without_a_redis(make_app: MakeApp) -> None:
     app = make_app("amqp://localhost")
     app.task(shared=False, name="refresh")(dedup(key="{merchant}")(work))
@@ -223,6 +248,33 @@ def test_servers_that_do_not_answer(
     found = faults(check_server(app))
     assert words in found[code]
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("database", "words"), [("banana", "broker_url cannot be used"), ("99", "The database in broker_url")]
+)
+def test_a_database_that_does_not_exist(
+    make_app: MakeApp, broker_url: str, database: str, words: str
+) -> None:
+    app = make_app(f"{broker_url.rpartition('/')[0]}/{database}")
+    assert words in faults(check_server(app))["E002"]
+    assert words in faults(list(read_status(app).findings))["E002"]
+    result = CliRunner().invoke(dq, ["doctor"], obj=CLIContext(app=app, no_color=True, workdir=None))
+    assert (result.exit_code, result.output.count(words)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("broker", "conf"),
+    [
+        ("dq_redis://localhost/0", {}),
+        ("dq-redis://localhost?heartbeat=10", {}),
+        ("dq-redis://", {"dq_leese": 5}),
+    ],
+)
+def test_the_checks_of_the_server_repeat_no_fault_of_the_settings(
+    make_app: MakeApp, broker: str, conf: dict[str, Any]
+) -> None:
+    assert check_server(make_app(broker, **conf)) == []
 
 
 def test_a_server_that_does_not_answer_in_tls(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,23 @@ def test_a_quota_that_is_none(shop: Any, parts: dict[str, Any], words: str) -> N
         shop.dq.quotas.set("push", "a", **parts)
 
 
+@pytest.mark.parametrize("options", [{}, {"partitions": 4, "spread_above_per_s": 150}])
+def test_a_quota_without_a_part(shop: Any, options: dict[str, int]) -> None:
+    shop.conf.dq_queues = {"push": options}
+    words = "name at least one of rate, burst, weight, concurrency, paused"
+    with pytest.raises(InvalidRequest, match=words):
+        shop.dq.quotas.set("push", "a")
+    with pytest.raises(InvalidRequest, match=words):
+        shop.dq.quotas.set_default("push")
+    assert shop.dq.quotas.list("push") == {}
+
+
+@pytest.mark.parametrize("count", ["3", 0, 5000, 1.5, True])
+def test_a_number_of_partitions_that_is_none(shop: Any, count: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"partitions = {count!r}: give a whole number from 1 to 4096$"):
+        shop.dq.queues["push"].set_partitions(count)
+
+
 def test_arguments_that_report_nothing_or_too_much(shop: Any) -> None:
     queue = shop.dq.queues["push"]
     calls: list[Callable[[], Any]] = [

@@ -208,7 +208,12 @@ def test_the_doctor_names_partitions_with_another_quota_or_without_a_worker(wide
     assert found.keys() == {"W024", "W025"}
     assert "push/2 have not that of push/0" in found["W024"]
     assert "wait in push/1, push/2, push/3, where no worker has a lease" in found["W025"]
-    (waiting,) = (each.problem for each in read_status(wide).findings if each.code == "W019")
+    (found_waiting,) = (each for each in read_status(wide).findings if each.code == "W019")
+    waiting, remedy = found_waiting.problem, found_waiting.remedy
+    assert remedy == (
+        "Start a worker with -Q push (a running worker follows a new number of partitions within a quarter "
+        "of dq_lease)."
+    )
     assert waiting == "Messages wait in 'push/1', 'push/2', 'push/3' (3), and no living worker consumes them."
     wide.dq.quotas.set_default("push", rate=8)
     assert [each.code for each in problems(wide)] == ["W025"]

@@ -146,7 +146,7 @@ def test_a_spread_that_another_process_completes_has_the_new_shares(
     queue = wide.dq.queues["push"]
     if moment == "_decide":
         with pytest.raises(TenantMoving):
-            wide.dq.quotas.set("push", A, timeout=0)
+            wide.dq.quotas.set("push", A, spread=4, timeout=0)
     else:
         assert not queue.set_partitions(4, timeout=0).is_complete, "eight messages run"
     assert claim_everywhere(wide) == []

@@ -28,7 +28,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "shared",
         "the dashboard does not check the CSRF token",
         _VIEWS,
-        '@method_decorator(csrf_protect, name="_answer")\nclass ChangeView',
+        '@method_decorator(csrf_protect, name="post")  # the other refusals come before it\nclass ChangeView',
         "class ChangeView",
         ("tests/dashboard/test_standalone.py", "-k", "changes_and_passwords"),
     ),

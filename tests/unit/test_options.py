@@ -135,6 +135,14 @@ def test_every_setting_is_read() -> None:
         ({"dq_max_deliveries": True}, "dq_max_deliveries = True is not a whole number"),
         ({"dq_allow_eviction": "no"}, "dq_allow_eviction = 'no' is not True or False"),
         ({"dq_watchdog": 1}, "dq_watchdog = 1 is too small: give 5s or more, or 0 for off"),
+        *(
+            ({"dq_dedup_url": url}, f"dq_dedup_url = {url!r} names no Redis: give redis://host/db, rediss://")
+            for url in ("foo", "amqp://localhost", "http://x", "redis:", "dq-sentinel://localhost/0")
+        ),
+        *(
+            ({"dq_dedup_url": f"dq-{url}"}, f"dq_dedup_url = 'dq-{url}' is the URL of a broker: give {url!r}")
+            for url in ("redis://localhost/5", "rediss://localhost/5")
+        ),
         ({"dq_key_prefix": "a{b}"}, "dq_key_prefix = 'a{b}' holds a brace"),
         ({"dq_key_prefix": "a\n"}, "control character"),
         ({"dq_queues": ["push"]}, "dq_queues = ['push'] is not a dict"),

@@ -76,6 +76,14 @@ def test_a_task_names_a_set_as_any_tenant(option: Any) -> None:
     assert check_tenant(rule(("a",), {})) == "any_of(cpu-1,gpu-1)"
 
 
+@pytest.mark.parametrize("option", ["any_of(gpu-1", "any_of(gpu-{node}"])
+def test_a_set_without_its_bracket_is_an_error_of_its_option(option: str) -> None:
+    with pytest.raises((InvalidTenant, ConfigurationError), match="task render.*AnyOf"):
+        tenant_rule(option, "render", render)
+    with pytest.raises(InvalidTenant, match=r"tenant: 'any_of\(gpu-1,a' .*AnyOf\('a', 'b'\)"):
+        check_tenant("any_of(gpu-1,a")
+
+
 def test_an_unusable_set_of_a_task_is_an_error_of_its_option() -> None:
     with pytest.raises((InvalidTenant, ConfigurationError), match="'' is empty"):
         tenant_rule("any_of(a,)", "render", render)

@@ -75,10 +75,8 @@ def set_partitions(
             the name of a partition, another change is under way, or messages wait or run for sets of
             resources.
     """
-    check_count("partitions", count)
+    check_count("partitions", count, most=MAX_PARTITIONS)
     check_seconds("timeout", timeout_s)
-    if count > MAX_PARTITIONS:
-        raise InvalidRequest(f"partitions = {count}: give a whole number from 1 to {MAX_PARTITIONS}")
     if count > 1 and any(each.name == queue for each in options.singletons):
         raise InvalidRequest(f"{queue!r} is a singleton queue, which has one partition")
     with (

@@ -39,12 +39,12 @@ def pause(
     """
     until_us = for_us = 0
     if isinstance(until, timedelta):
+        if until <= timedelta(0):
+            raise InvalidRequest(f"until = {until}: a pause needs a longer time")
         for_us = parse_duration(until, option="until")
-        if for_us == 0:
-            raise InvalidRequest("until = 0 s: a pause needs a longer time")
         check_seconds("until", for_us / 1e6)
     elif until is not None:
-        until_us = check_moment("until", until)
+        until_us = check_moment("until", until, ", or a timedelta")
 
     def begin(now: OpenQueue, change: AuditedChange) -> list[PauseReply | NotPaused]:
         length, end = for_us, until_us

@@ -39,6 +39,7 @@ from celery_dq.inspector.tenants import (
     stored_quota,
 )
 from celery_dq.options import Quota
+from celery_dq.options.quota import TENANT_QUOTA_KEYS
 from celery_dq.transport.redis.store.quotas import apply_settings, place_held_back
 from celery_dq.transport.redis.store.rounds import run_chosen, run_one
 from celery_dq.transport.redis.store.script_batches import run_all
@@ -88,7 +89,7 @@ class QuotasApi:
         Raises:
             InvalidQuota: A part is unknown or impossible, a burst has no effect because no rate is set, or
                 the queue has fewer partitions than the spread.
-            InvalidRequest: The spread changes while another change of the partitions is under way.
+            InvalidRequest: No part is named, or the spread changes while another change is under way.
             InvalidTenant: The name cannot be a tenant's, or is a set of resources.
             TenantMoving: The quota is in force, but messages of the tenant still move.
         """
@@ -325,7 +326,7 @@ class QuotasApi:
         client, queue = opened.client, opened.partitions[0].keys.queue
         base = stored_quota(opened.of(tenant)[0], client, tenant)
         where = f"quota of tenant {tenant!r} in {queue!r}"
-        above_per_s = self._broker.options.queue(queue).spread_above_per_s
+        above_per_s = self._broker.options.queue(queue).spread_above_per_s if parts else None
         if above_per_s and "spread" not in parts and follows_rate(opened, tenant, base, above_per_s):
             quota = _parse({**parts, "spread": 1}, base, where)
             quota = replace(quota, spread=spread_by_rate(quota, above_per_s, opened.homes.count))
@@ -438,6 +439,8 @@ def _apply_settings(opened: OpenQueue, quota: Quota | None, by: str) -> None:
 
 def _parse(parts: dict[str, Any], base: Quota, where: str) -> Quota:
     """Return `base` with changed parts; refuse a burst that would have no effect."""
+    if not parts:
+        raise InvalidRequest(f"{where}: name at least one of {', '.join(TENANT_QUOTA_KEYS)}")
     quota = Quota.parse(parts, base=base, where=where)
     if quota.rate is None and parts.get("burst", 1) != 1:
         raise InvalidQuota(

@@ -21,6 +21,7 @@ SETTINGS_CHECKS = (
     settings_checks.library_versions,
     settings_checks.tenant_options,
     settings_checks.dedup_keys,
+    settings_checks.misspelt_options,
     settings_checks.tenants_and_quotas,
     settings_checks.elections,
     settings_checks.dedup,
@@ -74,6 +75,8 @@ def check_server(app: Any, on_step: Callable[[str], object] = lambda server: Non
         with server_checks.broker(app, found) as channel:
             if channel is not None:
                 found += [each for check in BROKER_CHECKS for each in check(app, channel)]
-    except ConfigurationError:
-        pass  # check_settings reports it
+    except ConfigurationError as exc:
+        # The transport checks a part of broker_url when it connects, the server another one.
+        if str(exc) not in {each.problem for each in check_settings(app)}:
+            found.append(Finding("error", "E002", str(exc), "Mend the setting."))
     return found

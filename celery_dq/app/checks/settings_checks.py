@@ -5,11 +5,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
+
+from celery import Task
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.checks.finding import Finding
@@ -37,6 +40,10 @@ _UNSAFE_FILE_SYSTEMS = {
     **dict.fromkeys(("tmpfs", "ramfs"), _IN_MEMORY),
     **dict.fromkeys(("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"), _REMOTE),
 }
+#: The options of a task that celery-dq reads.
+_TASK_OPTIONS = ("tenant", "dedup", "buffered")
+#: The similarity of a typo, for difflib. With 0.8 ``tenant_id`` would be one of ``tenant``.
+_TYPO_RATIO = 0.82
 
 
 def options(app: Any) -> Finding:
@@ -140,6 +147,22 @@ def dedup_keys(app: Any) -> Iterator[Finding]:
     """Whether the dedup key of every task can be used."""
     rules = DedupRules(app)
     return _task_options(app, lambda name: rules.find(name, None), "E018", "Mend the task's dedup key.")
+
+
+def misspelt_options(app: Any) -> Iterator[Finding]:
+    """Whether an option of a task is a typo of one of celery-dq; Celery takes any attribute."""
+    for name in sorted(app.tasks):
+        kinds = type(app.tasks[name]).__mro__
+        own = {option for kind in kinds if kind not in Task.__mro__ for option in vars(kind)}
+        for option in sorted(own.difference(_TASK_OPTIONS, dir(Task))):
+            for meant in get_close_matches(option, _TASK_OPTIONS, 1, _TYPO_RATIO):
+                yield Finding(
+                    "warning",
+                    "W034",
+                    f"Task {name!r} has the option {option!r}, which Celery and celery-dq do not read: "
+                    f"did you mean {meant!r}?",
+                    f"Write {meant!r}, or give an attribute of your own another name.",
+                )
 
 
 def _task_options(app: Any, compiled: Callable[[str], object], code: str, remedy: str) -> Iterator[Finding]:

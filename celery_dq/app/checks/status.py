@@ -159,6 +159,8 @@ def _warnings(
                 listed = ", ".join(repr(each.name) for each in left[:_MOST_NAMED])
                 waiting = f"Messages wait in {listed} ({sum(each.waiting + each.delayed for each in left)})"
                 them = "it" if len(left) == 1 else "them"
+                follows = "a running worker follows a new number of partitions within a quarter of dq_lease"
+                start = f"Start a worker with -Q {queue.name} ({follows})."
             yield Finding("warning", "W019", f"{waiting}, and no living worker consumes {them}.", start)
         if queue.dead:
             remedy = f"Look at them with 'celery dq dead list {queue.name}', and replay or purge them."

@@ -11,6 +11,7 @@ from redis.retry import Retry
 from celery_dq.dedup.other_brokers.redis_coordinator import RedisCoordinator, load_scripts
 from celery_dq.errors import ConfigurationError
 from celery_dq.keys import DedupKeys
+from celery_dq.options.resolve import REDIS_URLS
 from celery_dq.options.sections import Options
 
 __all__ = ["OwnRedis", "redis_of"]
@@ -61,7 +62,7 @@ def redis_of(app: Any, options: Options) -> str:
     """
     broker = str(app.conf.broker_read_url or app.conf.broker_url or "")
     for url in (options.dedup_url, broker, str(app.conf.result_backend or "")):
-        if url.startswith(("redis://", "rediss://", "unix://")):
+        if url.startswith(REDIS_URLS):
             return url
     raise ConfigurationError(
         f"tasks of this app take part in dedup, and neither the broker ({broker.partition('://')[0]}) nor "

@@ -304,7 +304,7 @@ class Confirmation:
         return f"celery_dq:{self.page}"
 
 
-@method_decorator(csrf_protect, name="_answer")
+@method_decorator(csrf_protect, name="post")  # the other refusals come before it
 class ChangeView(DashboardView):
     """A change. Without ``confirmed`` in the form, the answer is a preview.
 
