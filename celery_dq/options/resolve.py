@@ -18,7 +18,7 @@ from celery_dq.options.buffer import buffer_options
 from celery_dq.options.metrics import metrics_options
 from celery_dq.options.publishing import publishing_options
 from celery_dq.options.quota import QUOTA_KEYS, UNLIMITED, Quota
-from celery_dq.options.schema import Setting, refuse_unknown
+from celery_dq.options.schema import Setting, refuse_unknown, without_password
 from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS, Options, QueueOptions
 from celery_dq.options.singleton import read_election, read_singletons
 from celery_dq.options.web import web_options
@@ -193,11 +193,12 @@ def _dedup_url(url: str) -> str:
     """Return `url` after checking that it names a Redis, or nothing."""
     if not url or url.startswith(REDIS_URLS):
         return url
-    plain = url.removeprefix("dq-")
+    shown = without_password(url)
+    plain = shown.removeprefix("dq-")
     if plain.startswith(REDIS_URLS):
-        raise ConfigurationError(f"dq_dedup_url = {url!r} is the URL of a broker: give {plain!r}")
+        raise ConfigurationError(f"dq_dedup_url = {shown!r} is the URL of a broker: give {plain!r}")
     raise ConfigurationError(
-        f"dq_dedup_url = {url!r} names no Redis: give redis://host/db, rediss://host/db, unix://path?db=0, "
+        f"dq_dedup_url = {shown!r} names no Redis: give redis://host/db, rediss://host/db, unix://path?db=0, "
         "or '' for the Redis of the broker or the results"
     )
 

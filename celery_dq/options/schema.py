@@ -6,6 +6,7 @@ in :mod:`celery_dq.options.sections`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,7 +16,7 @@ from typing import Any
 from celery_dq.duration import format_duration, parse_duration
 from celery_dq.errors import ConfigurationError
 
-__all__ = ["Kind", "Setting", "refuse_unknown"]
+__all__ = ["Kind", "Setting", "refuse_unknown", "without_password"]
 
 
 class Kind(Enum):
@@ -139,6 +140,11 @@ def refuse_unknown(
         if name not in names:
             hint = _suggest(str(name), names) or f"; known are {', '.join(sorted(names))}"
             raise ConfigurationError(f"{where}: there is no {what} {name!r}{hint}")
+
+
+def without_password(url: str) -> str:
+    """Return `url` for an error or a log line: with `**` in place of a user and a password."""
+    return re.sub(r"//[^/?#]*@", "//**@", url)
 
 
 def _suggest(value: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from celery_dq.duration import SECOND_US
 from celery_dq.errors import ConfigurationError
-from celery_dq.options.schema import Kind, Setting, refuse_unknown
+from celery_dq.options.schema import Kind, Setting, refuse_unknown, without_password
 
 __all__ = ["ELECTION_SETTINGS", "SingletonOptions", "read_election", "read_singletons"]
 
@@ -141,7 +141,7 @@ def read_election(url: str, options: Mapping[str, Any]) -> tuple[tuple[str, Any]
     scheme = urlsplit(url).scheme if url else ""
     if url and (scheme not in _SCHEMES or not url.startswith(f"{scheme}://")):
         raise ConfigurationError(
-            f"dq_election = {url!r} names no election: give zookeeper://host:2181, redis://host/db, "
+            f"dq_election = {without_password(url)!r} names no election: give zookeeper://host:2181, redis://host/db, "
             "rediss://host/db, or '' for the broker"
         )
     refuse_unknown(options, _ZOOKEEPER_OPTIONS, where="dq_election_options")

@@ -143,6 +143,8 @@ def test_every_setting_is_read() -> None:
             ({"dq_dedup_url": f"dq-{url}"}, f"dq_dedup_url = 'dq-{url}' is the URL of a broker: give {url!r}")
             for url in ("redis://localhost/5", "rediss://localhost/5")
         ),
+        ({"dq_dedup_url": "dq-redis://shop:pa@ss@redis/5"}, "give 'redis://**@redis/5'"),
+        ({"dq_election": "amqp://shop:pass@mq/"}, "dq_election = 'amqp://**@mq/' names no election"),
         ({"dq_key_prefix": "a{b}"}, "dq_key_prefix = 'a{b}' holds a brace"),
         ({"dq_key_prefix": "a\n"}, "control character"),
         ({"dq_queues": ["push"]}, "dq_queues = ['push'] is not a dict"),
