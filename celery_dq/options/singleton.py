@@ -141,8 +141,8 @@ def read_election(url: str, options: Mapping[str, Any]) -> tuple[tuple[str, Any]
     scheme = urlsplit(url).scheme if url else ""
     if url and (scheme not in _SCHEMES or not url.startswith(f"{scheme}://")):
         raise ConfigurationError(
-            f"dq_election = {without_password(url)!r} names no election: give zookeeper://host:2181, redis://host/db, "
-            "rediss://host/db, or '' for the broker"
+            f"dq_election = {without_password(url)!r} names no election: give zookeeper://host:2181, "
+            "redis://host/db, rediss://host/db, or '' for the broker"
         )
     refuse_unknown(options, _ZOOKEEPER_OPTIONS, where="dq_election_options")
     if options and scheme != "zookeeper":
