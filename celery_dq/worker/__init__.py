@@ -3,7 +3,6 @@
 ``bootsteps``                        the boot steps on a tenant broker
 ``task_events``                      the gates before the pool, and the events of a task, in one order
 ``task_subscriber``                  a part of the worker that gets these events
-``ack_promise``                      how Celery acknowledges a message of a tenant broker
 ``lifecycle``                        what the events of a task mean for its message on a tenant broker
 ``capacity``, ``ready_requests``     how much the worker can take
 ``shutdown``                         what a warm, soft and cold shutdown do; stopping at once

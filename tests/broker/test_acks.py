@@ -23,8 +23,8 @@ from celery_dq.transport.message_record import DedupSection, MessageRecord
 from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.in_flight.script_pipeline import RETRY_AFTER_REFUSAL_S
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.worker.ack_promise import ack_promise
 from celery_dq.worker.lifecycle import TaskLifecycle
+from celery_dq.worker.task_events import ack_promise
 from tests.broker.kombu_client import KombuClient
 from tests.lua.partition_scripts import PartitionScripts
 

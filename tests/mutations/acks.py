@@ -120,7 +120,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "recovery",
         "Celery's event loop gets each ack, and drops it with the connection",
-        "worker/ack_promise.py",
+        "worker/task_events.py",
         "return AckPromise(answer, **options)",
         "return promise(call_soon, args, **options)",
         ("tests/broker/test_acks.py", "-k", "to_its_event_loop"),
@@ -128,7 +128,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "recovery",
         "an ack that fails leaves no line in the log",
-        "worker/ack_promise.py",
+        "worker/task_events.py",
         "return AckPromise(answer, **options)",
         "return promise(answer, **options)",
         ("tests/broker/test_acks.py", "-k", "broker_refuses"),
@@ -136,7 +136,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "custody",
         "a message whose ack another library replaces is no valid task",
-        "worker/ack_promise.py",
+        "worker/task_events.py",
         'getattr(answer, "__self__", None)',
         "answer.__self__",
         ("tests/broker/test_lives.py", "-k", "another_library"),
