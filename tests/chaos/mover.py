@@ -45,7 +45,7 @@ def change(app: Any, wanted: Wanted) -> None:
                 return
         except (OperationalError, OSError, TenantMoving, InvalidRequest, MapChanged):
             _complete(app)
-            time.sleep(RETRY_S)
+            time.sleep(RETRY_S)  # pace of the attempts
 
 
 def _is_made(app: Any, wanted: Wanted) -> bool:

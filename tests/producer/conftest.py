@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from kombu import pools
 
 import celery_dq
 from celery_dq.app.publishing import task_apply_async
@@ -16,6 +17,7 @@ from celery_dq.app.publishing.dedup_stage import DedupStage
 from celery_dq.app.publishing.results import result_of
 from celery_dq.app.publishing.template_stage import TemplateStage
 from celery_dq.keys import PartitionKeys
+from celery_dq.testing.servers import RedisServer
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import MessageRecord
 from tests.apps import DQCelery
@@ -126,3 +128,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(TemplateStage, "send_from", noted)
     monkeypatch.setattr(DedupStage, "answer", answered)
     return results
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """A Redis for the tests of one file, which may change its settings."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def admin(server: RedisServer) -> Iterator[Any]:
+    """A client of that server, which is empty."""
+    server.flush()
+    with redis.Redis(port=server.port, socket_timeout=20) as client:
+        yield client
+    pools.reset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,20 +19,6 @@ from celery_dq.transport.redis.store import publisher
 from tests.producer.conftest import MakeApp
 
 CONFIRM = {"dq_confirm_replicas": 1, "dq_breaker_failures": 1, "dq_buffer": False, "dq_buffer_folder": ""}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
-def admin(server: RedisServer) -> Iterator[Any]:
-    server.flush()
-    with redis.Redis(port=server.port, socket_timeout=20) as client:
-        yield client
-    pools.reset()
 
 
 @pytest.fixture

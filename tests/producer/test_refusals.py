@@ -23,19 +23,6 @@ from tests.producer.conftest import MakeApp
 Trouble = Callable[[Any], AbstractContextManager[Any]]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
-def admin(server: RedisServer) -> Iterator[Any]:
-    server.flush()
-    with redis.Redis(port=server.port, socket_timeout=20) as client:
-        yield client
-
-
 @contextmanager
 def configured(admin: Any, name: str, value: str) -> Iterator[None]:
     before = admin.config_get(name)[name]
