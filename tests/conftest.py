@@ -51,6 +51,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path.parent.name not in SLOW_FOLDERS, tests[item.path]))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the classes that may have two jobs. Nothing refuses them."""
+    passed = terminalreporter.getreports("passed")
+    large = sorted(
+        {str(text) for report in passed for name, text in report.user_properties if name == "large class"}
+    )
+    if large:
+        terminalreporter.section("large classes")
+        terminalreporter.write_line("\n".join(large))
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """One Redis server for the whole session; do not stop, pause or reconfigure it."""

@@ -9,7 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,8 @@ from tests.architecture.parsing import parse
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_dq"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-MAX_LINES = 450
+#: A class above either may have two jobs; the report of a run lists it.
+MAX_CLASS_LINES, MAX_CLASS_METHODS = 250, 20
 
 # Pure: they decide and compute, and know no library. Each must stand in the contract once it exists.
 PURE = (
@@ -96,16 +97,8 @@ def test_every_pure_module_stands_in_the_contract() -> None:
     assert sorted(listed) == sorted(built)
 
 
-def test_every_file_fits_a_head() -> None:
-    rooms = ("celery_dq", "tests", "benchmarks", "docs", "example_project")
-    files = [path for room in rooms for kind in ("py", "lua") for path in (ROOT / room).rglob(f"*.{kind}")]
-    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
-    assert len(lines) > 400
-    assert {path: count for path, count in lines.items() if count > MAX_LINES} == {}
-
-
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_module_obeys_the_rules(path: Path) -> None:
+def test_a_module_obeys_the_rules(path: Path, record_property: Callable[[str, object], None]) -> None:
     text = path.read_text()
     assert path.stem not in {"utils", "common", "helpers"}
     for node in ast.walk(parse(text)):
@@ -115,6 +108,13 @@ def test_a_module_obeys_the_rules(path: Path) -> None:
         elif isinstance(node, ast.ImportFrom):
             names = [str(node.module)]
         assert "celery_dq" not in names, f"line {getattr(node, 'lineno', 0)} imports the package root"
+        if isinstance(node, ast.ClassDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            methods = sum(isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) for member in node.body)
+            if lines > MAX_CLASS_LINES or methods > MAX_CLASS_METHODS:
+                record_property(
+                    "large class", f"{path.relative_to(ROOT)}: {node.name}, {lines} lines, {methods} methods"
+                )
 
 
 #: Calls that belong to one module each: state of one process, and wake-ups of an event loop.
