@@ -38,6 +38,9 @@ def configure(folder: Path) -> None:
         DATABASES={"default": _database(folder)},
         USE_TZ=True,
         TIME_ZONE="UTC",
+        # Numbers of forms, plots and scripts may be in no locale. "celery dq web" has Django's own settings.
+        LANGUAGE_CODE="de",
+        USE_THOUSAND_SEPARATOR=True,
         ROOT_URLCONF="tests.dashboard.urls",
         LOGIN_URL="/login/",
         ALLOWED_HOSTS=["testserver", "127.0.0.1"],
