@@ -13,7 +13,7 @@ from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.options import Options
 from celery_dq.transport.aliases import TENANT_SCHEMES
 
-__all__ = ["NewQueuesStep", "queues_of_settings"]
+__all__ = ["NewQueuesStep", "queues_of_settings", "routed_queues"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,12 +73,17 @@ def _had_messages(channel: Any, queue: str) -> bool:
 
 def queues_of_settings(app: Any, options: Options) -> set[str]:
     """Return the names of the queues that the settings, the routes or the tasks of an app name."""
-    conf = app.conf
-    names: set[str] = {conf.task_default_queue}
-    names.update(_names(conf.task_queues or ()))  # a dictionary has names as its keys
+    names = routed_queues(app)
+    names.update(_names(app.conf.task_queues or ()))  # a dictionary has names as its keys
     names.update(section.name for section in options.queues)
     names.update(section.name for section in options.singletons)
-    names.update(_routed(conf.task_routes))
+    return names
+
+
+def routed_queues(app: Any) -> set[str]:
+    """Return the names of the queues to which the default, the routes or the tasks of an app send calls."""
+    names: set[str] = {app.conf.task_default_queue}
+    names.update(_routed(app.conf.task_routes))
     names.update(_names(getattr(task, "queue", None) for task in app.tasks.values()))
     return names
 

@@ -8,17 +8,23 @@ import inspect
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 
 import celery_dq
+from celery_dq.app.checks.doctor import check_server
 from celery_dq.cli import dq
 from celery_dq.keys import PartitionKeys
 from celery_dq.options.quota import QUOTA_KEYS
@@ -26,6 +32,7 @@ from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.transport.resource_set import resources_of
 from celery_dq.znodes import (
     JOURNALS,
     PRESENCES,
@@ -233,6 +240,68 @@ def test_the_recipe_of_a_write_ahead_log_runs(bin_path: dict[str, str], tmp_path
     (tmp_path / "wal.py").write_text(next(text for _, caption, text in found if caption == "wal.py"))
     assert_prints("python wal.py", ["True True"], tmp_path, bin_path)
     assert len((tmp_path / "wal.log").read_bytes().splitlines()) == 1000
+
+
+RECIPES = [
+    text
+    for language, caption, text in blocks((DOCS / "guides" / "recipes.rst").read_text())
+    if language == "python" and not caption
+]
+
+
+@pytest.mark.parametrize("number", range(len(RECIPES)))
+def test_the_quotas_of_a_recipe_hold_for_its_tasks(number: int, redis_url: str, tmp_path: Path) -> None:
+    recipe = RECIPES[number].replace("/var/lib/shop", str(tmp_path))
+    app: Any = Celery("shop", broker=redis_url.replace("redis://", "dq-redis://"), set_as_current=False)
+    celery_dq.setup(app)
+    module: dict[str, Any] = {"__name__": "shop.tasks", "app": app, "validate": lambda request: request}
+    exec(compile(recipe, f"recipe {number}", "exec"), module)
+    tasks = [task for name, task in app.tasks.items() if not name.startswith("celery.")]
+    assert tasks
+    for task in tasks:
+        task.delay(*["7"] * len(inspect.signature(task.run).parameters))
+    if "handle" in module:
+        assert module["handle"]({"order": 7}) == 202
+    app.dq.buffer.close(timeout=10)
+    limited = [each.name for each in app.dq.options.queues if each.names_quota]
+    for name in limited:
+        app.dq.quotas.apply_settings(name)  # as a worker of the queue does
+    limited += [each for each in app.dq.queues if each not in limited and app.dq.quotas.list(each)]
+    for name in limited or ["celery"]:
+        queue = app.dq.queues[name]
+        waiting = queue.peek()
+        assert {each.task for each in waiting} == {task.name for task in tasks}
+        tenants = {one for each in waiting for one in resources_of(each.tenant) or (each.tenant,)}
+        unlimited = {each for each in tenants if queue.tenant(each).quota == celery_dq.Quota()}
+        assert unlimited == (set() if limited else tenants)
+    assert [each.problem for each in check_server(app) if each.code in ("W026", "W035")] == []
+    app.close()
+
+
+def test_the_commands_of_the_recipe_of_two_environments_run(redis_url: str, tmp_path: Path) -> None:
+    recipe = (DOCS / "guides" / "recipes.rst").read_text()
+    shop: Any = Celery("shop", broker=redis_url.replace("redis://", "dq-redis://"), set_as_current=False)
+    celery_dq.setup(shop)
+    (text,) = (text for _, caption, text in blocks(recipe) if caption == "sandbox.py")
+    module: dict[str, Any] = {}
+    sandbox: Any = Celery("shop", broker=shop.conf.broker_url, set_as_current=False)
+    celery_dq.setup(sandbox)
+    exec(text.replace("from shop import app\n", ""), module | {"app": sandbox})
+    sandbox.dq.quotas.set("push", "acme", rate="5/s")
+    (console,) = (text for language, _, text in blocks(recipe) if language == "console" and "sandbox" in text)
+    for command, _ in steps(console):
+        command = command.replace("quotas.json", str(tmp_path / "quotas.json"))
+        celery, option, name, *words = shlex.split(command)
+        assert (celery, option, words.pop(0)) == ("celery", "-A", "dq")
+        context = CLIContext(app={"shop": shop, "sandbox": sandbox}[name], no_color=True, workdir=None)
+        done = CliRunner().invoke(dq, words, obj=context, input="y\n")
+        assert done.exit_code == 0, done.output
+        if name == "sandbox" and "copy" in words:
+            assert shop.dq.quotas.get("push", "acme").rate == 5
+            shop.dq.quotas.remove("push", "acme")
+    assert shop.dq.quotas.get("push", "acme").rate == 5
+    shop.close()
+    sandbox.close()
 
 
 def test_the_careers_outside_of_celery_run(

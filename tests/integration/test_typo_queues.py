@@ -77,6 +77,25 @@ def test_the_doctor_reports_queues_that_never_had_a_message(shop: Any) -> None:
     assert "'used'" not in unused(shop)[0]
 
 
+def unrouted(app: Any) -> str:
+    """The finding about quotas that no task meets."""
+    return "".join(f"{each.problem} {each.remedy}" for each in check_server(app) if each.code == "W035")
+
+
+def test_the_doctor_reports_quotas_to_which_no_task_is_routed(shop: Any) -> None:
+    shop.conf.dq_queues = {"webhooks": {"rate": "20/s"}, "llm": {"concurrency": 2}, "wide": {"partitions": 2}}
+    shop.conf.task_routes = [lambda name, *_, **__: {"queue": "llm"}]
+    shop.dq.quotas.set("push", "acme", rate="5/s")
+    declare(shop, "wide")
+    shop.dq.quotas.set("mail", "acme", rate="5/s")
+    assert "no task is routed to them: 'mail', 'webhooks'." in unrouted(shop)
+    assert "task_routes = {'<task>': 'mail'}" in unrouted(shop)
+    send(shop, "acme", queue="mail")
+    assert "to them: 'webhooks'." in unrouted(shop)
+    shop.conf.task_routes = {"elsewhere.*": {"queue": "webhooks"}, "notify": "llm"}
+    assert unrouted(shop) == ""
+
+
 def test_an_unused_queue_is_forgotten(shop: Any) -> None:
     send(shop, "acme")
     declare(shop, "pusch", "other")

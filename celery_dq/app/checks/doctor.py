@@ -43,6 +43,7 @@ BROKER_CHECKS = (
     partition_checks.partitions,
     partition_checks.nodes,
     queue_checks.unused_queues,
+    queue_checks.unrouted_quotas,
 )
 
 

@@ -1,20 +1,21 @@
-"""The check of ``celery dq doctor`` of queues that are probably typos."""
+"""The checks of ``celery dq doctor`` of queues without messages: typos, and quotas that no task meets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
 import redis
 
-from celery_dq.app.api.api import dq_of
+from celery_dq.app.api.api import DQ, dq_of
 from celery_dq.app.checks.finding import Finding
 from celery_dq.inspector.queues import QueueSnapshot
 from celery_dq.transport.redis.store.refusals import BrokerRefused
-from celery_dq.worker.new_queues import queues_of_settings
+from celery_dq.worker.new_queues import queues_of_settings, routed_queues
 
-__all__ = ["unused_queues"]
+__all__ = ["unrouted_quotas", "unused_queues"]
 
 #: Queues that the finding names.
 _MOST_NAMED = 10
@@ -26,11 +27,9 @@ def unused_queues(app: Any, channel: Any) -> Iterator[Finding]:
     named = queues_of_settings(app, dq.options)
     try:
         known = [*dq.queues]
-        unnamed = [name for name in known if name not in named]
-        snapshots = list(dq.queues.snapshots(*unnamed, ages=False)) if unnamed else []
+        found = _unused(dq, [name for name in known if name not in named])
     except (redis.exceptions.NoPermissionError, BrokerRefused):
         return  # the check of the rights reports it
-    found = [each for each in snapshots if _is_unused(each)]
     if not found:
         return
     others = [name for name in known if name not in {each.name for each in found}]
@@ -45,8 +44,44 @@ def unused_queues(app: Any, channel: Any) -> Iterator[Finding]:
     )
 
 
-def _is_unused(queue: Any) -> bool:
-    return isinstance(queue, QueueSnapshot) and not queue.counters.pushed + queue.dead
+def unrouted_quotas(app: Any, channel: Any) -> Iterator[Finding]:
+    """Whether a queue has quotas, and neither a message so far nor a task whose calls go there."""
+    tasks = [task for name, task in app.tasks.items() if not name.startswith("celery.")]
+    if not tasks:
+        return  # a program that only calls tasks by their names
+    dq = dq_of(app)
+    limited = {each.name for each in dq.options.queues if each.names_quota}
+    routed = routed_queues(app) | {name for task in tasks for name in _queue_of(app, task)}
+    try:
+        found = _unused(dq, sorted({*dq.queues, *limited} - routed))
+        names = [each.name for each in found if each.name in limited or dq.quotas.list(each.name)]
+    except (redis.exceptions.NoPermissionError, BrokerRefused):
+        return  # the check of the rights reports it
+    if names:
+        listed = ", ".join(map(repr, names[:_MOST_NAMED]))
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        yield Finding(
+            "warning",
+            "W035",
+            f"These queues have quotas, never had a message, and no task is routed to them: {listed}{more}. "
+            "Their quotas limit nothing.",
+            f"Route the tasks that they are for: task_routes = {{'<task>': {names[0]!r}}}. Or name the queue "
+            "in the calls.",
+        )
+
+
+def _queue_of(app: Any, task: Any) -> Iterator[str]:
+    """Yield the queue of a call without arguments. A route may be a function, which may fail for that."""
+    with suppress(Exception):
+        yield app.amqp.router.route({}, task.name, (), {}, task)["queue"].name
+
+
+def _unused(dq: DQ, names: list[str]) -> list[Any]:
+    """Return the snapshots of those queues that never had a message."""
+    snapshots = dq.queues.snapshots(*names, ages=False) if names else ()
+    return [
+        each for each in snapshots if isinstance(each, QueueSnapshot) and not each.counters.pushed + each.dead
+    ]
 
 
 def _described(queue: Any, others: list[str]) -> str:
