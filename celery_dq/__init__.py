@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         DistributedQueue as DistributedQueue,
     )
     from celery_dq.curator.simple import SimpleDistributedQueue as SimpleDistributedQueue
+    from celery_dq.dedup.rule import dedup as dedup
     from celery_dq.errors import (
         AccessDenied as AccessDenied,
         ConfigurationError as ConfigurationError,
@@ -66,6 +67,7 @@ _HOMES = (
     ("setup", "celery_dq.wiring"),
     ("Quota", "celery_dq.options"),
     ("AnyOf", "celery_dq.transport.resource_set"),
+    ("dedup", "celery_dq.dedup"),
     ("Career", "celery_dq.leadership.career"),
     ("Runner", "celery_dq.leadership.runner"),
     ("CoveringRunUnknown", "celery_dq.errors"),
@@ -117,7 +119,9 @@ def __getattr__(name: str) -> Any:
         if public == name:
             from importlib import import_module
 
-            return getattr(import_module(home), name)
+            module = import_module(home)
+            # The package of dedup can be called as the decorator.
+            return module if home == f"{__name__}.{name}" else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -26,7 +26,7 @@ import redis
 from celery import Celery
 
 import celery_dq
-from celery_dq.dedup import dedup
+from celery_dq import dedup
 from celery_dq.dedup.repetition import repetition
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until

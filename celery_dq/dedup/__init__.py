@@ -15,6 +15,18 @@ On the tenant broker the verdict comes from ``transport/redis/lua/push.lua``. Ca
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 from celery_dq.dedup.rule import Dedup as Dedup, dedup as dedup
 
 __all__ = ["Dedup", "dedup"]
+
+
+class _CallablePackage(ModuleType):
+    """The decorator under its public name ``celery_dq.dedup``, which an import binds to this package."""
+
+    __call__ = staticmethod(dedup)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

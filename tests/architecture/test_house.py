@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import importlib
 import os
 import pickle
 import re
@@ -184,9 +185,11 @@ def test_no_module_imports_itself_through_others() -> None:
     assert store in cycles_in({**imports, "celery_dq.errors": {"celery_dq.transport.redis.channel"}})
 
 
-def test_no_public_name_is_the_name_of_a_room() -> None:
-    rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert not rooms & set(celery_dq.__all__)
+def test_a_public_name_that_is_the_name_of_a_package_is_not_hidden_by_it() -> None:
+    packages = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    same = packages & set(celery_dq.__all__)
+    assert same == {"dedup"}
+    assert all(callable(importlib.import_module(f"celery_dq.{name}")) for name in same)
 
 
 def test_every_public_name_whose_room_is_built_is_there() -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 import celery_dq
@@ -22,3 +25,27 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_dir_lists_the_public_names() -> None:
     assert set(celery_dq.__all__) <= set(dir(celery_dq))
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from celery_dq import dedup",
+        "import celery_dq; dedup = celery_dq.dedup",
+        "import celery_dq.dedup.signals; from celery_dq import dedup",
+        "from celery_dq.dedup import dedup",
+        "from celery_dq import dedup; import celery_dq.dedup.signals; dedup = celery_dq.dedup",
+        "from celery_dq import dedup; import celery_dq.dedup.signals; celery_dq.dedup.signals.verdict_given",
+        "from celery_dq import *",
+    ],
+)
+def test_dedup_is_the_decorator_in_every_order_of_imports(imports: str) -> None:
+    program = f"""
+{imports}
+@dedup(key="{{sku}}", timeout=60)
+def index(sku): ...
+from celery_dq.dedup.rule import _ATTRIBUTE
+print(getattr(index, _ATTRIBUTE).key)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("{sku}\n", "")
