@@ -168,6 +168,13 @@ def _eligible(tenant: TenantSnapshot, partition: Partition, client: Client) -> _
     now = server_time_us(client)
     if not client.zcount(keys.leases, now, "+inf"):
         which = f"-Q {keys.queue}" + (f" or -Q {partition.name}" if partition.homes.total > 1 else "")
+        if int(client.hget(keys.state, "epoch") or 0):
+            former = f"make it an ordinary queue with: celery dq leaders {keys.queue} --forget"
+            return (
+                "no-leader",
+                f"no worker leads this singleton queue; start one with {which}, or {former}",
+                None,
+            )
         return "no-worker", f"no worker consumes {partition.name!r}; start one with {which}", None
     before = int(client.zrank(keys.turn, tenant.tenant) or 0)
     turn = f"after {_count(before, 'other tenant')}" if before else "next"

@@ -23,7 +23,7 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.election import ElectionWon, Leader
 from celery_dq.scripts.loader import ScriptSet
 
-__all__ = ["RedisElection", "led_names", "load_scripts"]
+__all__ = ["RedisElection", "forget_leadership", "led_names", "load_scripts"]
 
 #: Maximum time of one wait for a vacancy, as a share of the session; shorter than the client's timeout.
 LONGEST_WAIT = 1 / 12
@@ -49,6 +49,18 @@ def led_names(client: Any, leaderships: Iterable[PartitionKeys]) -> list[str]:
     except redis.RedisError as error:
         raise ConnectionError(f"Redis did not answer the question for leaders: {error}") from error
     return [keys.queue for keys, token in zip(known, found, strict=True) if token]
+
+
+def forget_leadership(client: Any, keys: PartitionKeys) -> bool:
+    """Remove the record of a leadership without a leader, and return whether there was one.
+
+    Raises:
+        ConnectionError: Redis does not answer.
+    """
+    try:
+        return bool(client.delete(keys.leader, keys.candidates, keys.vacant))
+    except redis.RedisError as error:
+        raise ConnectionError(f"Redis did not forget the leadership {keys.queue!r}: {error}") from error
 
 
 class RedisElection:

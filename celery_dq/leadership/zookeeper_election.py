@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, NotEmptyError
 
 from celery_dq.errors import NotElected, ZooKeeperUnreachable
 from celery_dq.leadership.election import ElectionWon, Leader
@@ -52,6 +52,27 @@ def leadership_names(session: Session, environment: str) -> list[str]:
     except NoNodeError:
         return []
     return sorted(map(LeadershipNodes.name_of, found))
+
+
+def forget_leadership(session: Session, nodes: LeadershipNodes) -> bool:
+    """Remove the nodes of a leadership without candidates, and return whether there were some.
+
+    Raises:
+        NotEmptyError: A candidate lives; nothing is removed.
+        ZooKeeperUnreachable: ZooKeeper does not answer.
+    """
+
+    def remove(client: Any) -> Any:
+        batch = client.transaction()
+        for path in (nodes.candidates, nodes.epoch, nodes.path):
+            batch.delete(path)
+        return batch.commit_async()
+
+    answers = session.ask(remove, session.timeout_s)
+    for answer in answers:
+        if isinstance(answer, NotEmptyError):
+            raise answer
+    return not any(isinstance(answer, NoNodeError) for answer in answers)
 
 
 class ZooKeeperElection:

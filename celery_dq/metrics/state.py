@@ -199,7 +199,7 @@ class StateReader:
             if self._is_ours:
                 self._read_queues(state, broker)
             if state.elections_up is not None:
-                leaders = Leaders(self._app, broker)()
+                leaders = Leaders(broker)()
                 state.leaders = tuple(map(LeaderReading.of, leaders))
                 state.elections_up = True
         except BaseException:

@@ -8,10 +8,10 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from celery_dq.errors import ConfigurationError, MissingLibrary
+from celery_dq.errors import ConfigurationError, InvalidRequest, MissingLibrary
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.election import Election
-from celery_dq.leadership.redis_election import RedisElection, led_names
+from celery_dq.leadership.redis_election import RedisElection, forget_leadership, led_names
 from celery_dq.options.sections import Options
 from celery_dq.znodes import LeadershipNodes
 
@@ -72,6 +72,28 @@ class Elections:
 
             return leadership_names(self._make_session(), self._options.environment)
         return led_names(self._make_client(), map(self._keys, known))
+
+    def forget(self, name: str) -> bool:
+        """Remove the record of a leadership that has no candidate, and return whether there was one.
+
+        The next fencing token of it begins at the one that the broker stores, or at 1.
+
+        Raises:
+            InvalidRequest: A candidate lives.
+            OSError: The server does not answer.
+        """
+        candidates = self.candidate(name).candidates()
+        if candidates:
+            raise InvalidRequest(
+                f"{candidates[0]} leads {name!r} or waits to lead it: stop the workers that have it in "
+                "dq_singleton_queues, or take it out of their settings and restart them; nothing was changed"
+            )
+        if self._by_zookeeper:
+            from celery_dq.leadership import zookeeper_election
+
+            nodes = LeadershipNodes(self._options.environment, name)
+            return zookeeper_election.forget_leadership(self._make_session(), nodes)
+        return forget_leadership(self._make_client(), self._keys(name))
 
     def _keys(self, queue: str) -> PartitionKeys:
         # The scripts of a partition look there for the lease of its leader.

@@ -162,9 +162,10 @@ class BrokerFence:
         self._options = options
 
     def epoch(self, queue: str) -> int:
-        """Return the fencing token in force."""
+        """Return the highest fencing token that the queue has had."""
         with self._channel() as channel:
-            return int(channel.client.hget(channel.partition(queue).keys.state, "epoch") or 0)
+            state = channel.partition(queue).keys.state
+            return max(int(token or 0) for token in channel.client.hmget(state, "epoch", "last_epoch"))
 
     def raise_to(self, queue: str, token: int) -> int:
         """Raise the fencing token in force, and requeue the messages of older terms.

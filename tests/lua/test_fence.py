@@ -148,8 +148,37 @@ def test_a_leader_whose_lease_has_run_out_claims_nothing(scripts: PartitionScrip
     assert scripts.take(1, "c1@3") == ["a"]
 
 
-@pytest.mark.parametrize("token", [0, -1])
-def test_a_token_is_above_zero(scripts: PartitionScripts, token: int) -> None:
+@pytest.mark.parametrize("elected", [True, False])
+def test_a_fence_ends_only_without_a_living_leader(scripts: PartitionScripts, elected: bool) -> None:
+    """With its lease in the partition, or with an election elsewhere and its lease as a consumer."""
+    scripts.push("a", "b")
+    fence(scripts, 5)
+    assert scripts.take(1, "c1@5") == ["a"]
+    if elected:
+        scripts.lose("c1@5")
+        scripts.client.hset(scripts.keys.leader, mapping={"token": 5, "until": scripts.now_us() + 60_000_000})
+    assert fence(scripts, 0) == (False, 5, 0)
+    assert scripts.claim(1).fenced
+    scripts.lose("c1@5")
+    scripts.client.hset(scripts.keys.leader, mapping={"token": 5, "until": scripts.now_us() - 1})
+    assert fence(scripts, 0).accepted
+    assert scripts.waiting() == ["a", "b"]
+    assert scripts.claim(1, "c1@5").fenced
+    assert not scripts.claim(1).fenced
+    assert not scripts.client.exists(scripts.keys.leader)
+
+
+def test_a_term_after_the_end_of_a_fence_needs_a_higher_token(scripts: PartitionScripts) -> None:
+    fence(scripts, 5)
+    for _ in range(2):  # the second end changes nothing
+        assert fence(scripts, 0) == (True, 0, 0)
+    assert fence(scripts, 5) == (False, 5, 0)
+    assert fence(scripts, 6) == (True, 6, 0)
+    assert fence(scripts, 6) == (True, 6, 0)
+
+
+@pytest.mark.parametrize("token", [-1])
+def test_a_token_is_not_negative(scripts: PartitionScripts, token: int) -> None:
     with pytest.raises(redis.ResponseError, match="DQINVALID"):
         fence(scripts, token)
 

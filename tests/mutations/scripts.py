@@ -312,8 +312,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "singleton",
         "a fence uses the epoch before it to find fenced-out consumers",
         "transport/redis/lua/fence.lua",
-        "state.epoch = token\ncall('HSET', KEYS[1], 'epoch', token)",
-        "call('HSET', KEYS[1], 'epoch', token)",
+        "  state.epoch = token\nend\n",
+        "  call('HSET', KEYS[1], 'epoch', token)\nend\n",
         ("tests/lua/test_fence.py",),
     ),
     Mutation(

@@ -63,7 +63,7 @@ class DQ:
         self.quotas = QuotasApi(self._broker)
         self.dead_letters = DeadLettersApi(self._broker, self.context)
         self.dedup = DedupApi(app, self._broker, self.context)
-        self.leaders = Leaders(app, self._broker)
+        self.leaders = Leaders(self._broker)
         self.workers = Workers(self._broker)
         self.history = HistoryApi(self._broker)
         self.audit = self._broker.audit

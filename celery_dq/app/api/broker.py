@@ -116,6 +116,11 @@ class BrokerAccess:
         self._connection = connection
 
     @property
+    def app(self) -> Any:
+        """The Celery app."""
+        return self._app
+
+    @property
     def options(self) -> Options:
         """The app's checked settings."""
         options: Options = self._context.options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.app.api.leaders import Leaders
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queues import QueueSnapshot, queue_snapshot
 
@@ -12,8 +13,10 @@ __all__ = ["forget_queue"]
 def forget_queue(broker: BrokerAccess, queue: str) -> bool:
     """Remove the name of an unused queue from the broker, and return whether it was there.
 
+    A former singleton queue is an ordinary one when it is declared again.
+
     Raises:
-        InvalidRequest: The queue has messages, dead letters or consumers.
+        InvalidRequest: The queue has messages, dead letters or consumers, or a worker leads it.
     """
     with broker.open(queue) as (partitions, client):
         _refuse_used(queue_snapshot(partitions, client, ages=False))
@@ -25,7 +28,8 @@ def forget_queue(broker: BrokerAccess, queue: str) -> bool:
                 # A message or a consumer has come meanwhile.
                 broker.declare(client, queue)
                 raise
-        return bool(change.count)
+    Leaders(broker).forget(queue)
+    return bool(change.count)
 
 
 def _refuse_used(found: QueueSnapshot) -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.leaders import LeaderSnapshot, leader_snapshot
-from celery_dq.inspector.redis_values import check_text
+from celery_dq.inspector.redis_values import Client, check_text
 from celery_dq.singleton.elections import Elections
+from celery_dq.transport.redis.store.partition import Partition
 
 
 class Leaders:
     """Reads the leaders from the server of ``dq_election``, or from the broker. Asks no worker."""
 
-    def __init__(self, app: Any, broker: BrokerAccess) -> None:
-        self._app = app
+    def __init__(self, broker: BrokerAccess) -> None:
+        self._app = broker.app
         self._broker = broker
 
     def __call__(self, *names: str) -> list[LeaderSnapshot]:
@@ -41,6 +42,34 @@ class Leaders:
         with self._elections() as elections:
             return self._known(elections)
 
+    def forget(self, name: str) -> bool:
+        """End the singleton queue `name`, or another leadership; then any worker may consume the queue.
+
+        A queue stays a singleton queue in the broker when it is taken out of ``dq_singleton_queues``, because
+        another worker may have the setting. A later leader continues the fencing tokens of the queue.
+
+        Returns:
+            Whether there was such a leadership.
+
+        Raises:
+            InvalidRequest: A worker leads it, or is a candidate.
+        """
+        check_text("name", name)
+        with self._elections() as elections:
+            was_led = name in elections.led([name])
+            if not self._broker.serves_queues():
+                return was_led and elections.forget(name)
+            with self._broker.open(name) as (partitions, client):
+                fences = [each for each in partitions if int(client.hget(each.keys.state, "epoch") or 0)]
+                if not was_led and not fences:
+                    return False
+                with self._broker.audit.change(client, "leadership_forgotten", name):
+                    if was_led and self._broker.options.election:
+                        elections.forget(name)
+                    for partition in partitions:
+                        _end_fence(partition, client)
+        return True
+
     def _known(self, elections: Elections) -> list[str]:
         # These modules are a worker's and a beat's, and most programs with an app need neither.
         from celery_dq.beat.scheduler import leadership, schedule_name
@@ -62,3 +91,15 @@ class Leaders:
                 redis_client = lambda: channel.client  # noqa: E731 - one line
             elections = Elections(self._broker.options, "celery dq", redis_client, "celery dq leaders")
             yield stack.enter_context(closing(elections))
+
+
+def _end_fence(partition: Partition, client: Client) -> None:
+    while True:
+        ended = partition.fence(0).run(client)
+        if not ended.accepted:
+            raise InvalidRequest(
+                f"a worker leads {partition.name!r}: stop the workers that have it in dq_singleton_queues, "
+                "or take it out of their settings and restart them; nothing was changed"
+            )
+        if not ended.remaining:
+            return

@@ -44,6 +44,7 @@ BROKER_CHECKS = (
     partition_checks.nodes,
     queue_checks.unused_queues,
     queue_checks.unrouted_quotas,
+    queue_checks.former_singleton_queues,
 )
 
 

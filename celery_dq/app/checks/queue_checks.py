@@ -1,4 +1,4 @@
-"""The checks of ``celery dq doctor`` of queues without messages: typos, and quotas that no task meets."""
+"""The checks of ``celery dq doctor`` of queues that contradict the settings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from celery_dq.app.checks.finding import Finding
 from celery_dq.inspector.queues import QueueSnapshot
 from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.worker.new_queues import queues_of_settings, routed_queues
+from celery_dq.worker.singleton import singleton_queues
 
-__all__ = ["unrouted_quotas", "unused_queues"]
+__all__ = ["former_singleton_queues", "unrouted_quotas", "unused_queues"]
 
 #: Queues that the finding names.
 _MOST_NAMED = 10
@@ -82,6 +83,35 @@ def _unused(dq: DQ, names: list[str]) -> list[Any]:
     return [
         each for each in snapshots if isinstance(each, QueueSnapshot) and not each.counters.pushed + each.dead
     ]
+
+
+def former_singleton_queues(app: Any, channel: Any) -> Iterator[Finding]:
+    """Whether the broker has singleton queues that no setting names; ordinary workers get nothing of them."""
+    dq = dq_of(app)
+    expected = singleton_queues(app, dq.options)
+    try:
+        names = [name for name in dq.queues if name not in expected]
+        pipeline = channel.client.pipeline(transaction=False)
+        for name in names:
+            pipeline.hget(channel.partition(name).keys.state, "epoch")
+        epochs = pipeline.execute()
+    except (redis.exceptions.NoPermissionError, BrokerRefused):
+        return  # the check of the rights reports it
+    found = [name for name, epoch in zip(names, epochs, strict=True) if int(epoch or 0)]
+    if found:
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        yield Finding(
+            "warning",
+            "W036",
+            "These queues are singleton queues in the broker, but not in the settings: "
+            f"{', '.join(map(repr, found[:_MOST_NAMED]))}{more}. Ordinary workers get no messages of them.",
+            f"Make them ordinary queues: celery dq leaders {found[0]} --forget. "
+            "Or name them in dq_singleton_queues.",
+        )
+
+
+def _is_unused(queue: Any) -> bool:
+    return isinstance(queue, QueueSnapshot) and not queue.counters.pushed + queue.dead
 
 
 def _described(queue: Any, others: list[str]) -> str:

@@ -152,6 +152,11 @@ def _warnings(
         start = f"Start a worker with -Q {queue.name}."
         if count and queue.name in vacant:
             waits_for_leader.add(queue.name)
+            if queue.name not in expected_leaders:
+                # Another program may have the setting.
+                start += (
+                    f" If no setting names it in dq_singleton_queues: celery dq leaders {queue.name} --forget"
+                )
             yield Finding("warning", "W018", f"{waiting}, and no worker leads this singleton queue.", start)
         elif isinstance(queue, QueueSnapshot) and (left := _unconsumed(queue)):
             them = "it"

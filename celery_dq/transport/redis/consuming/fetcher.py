@@ -142,12 +142,19 @@ class RedisFetcher:
         """
         source = self._subscriptions.pop(prefix, None)
         if source is not None:
-            waited = self.handovers.restart_wait(self.wakeups.group_of(source))
-            self.wakeups.leave(source)
+            waited = self._leave_wakeups(source)
             if waited or self._ready.is_awaited(source):
                 self.handovers.add(source, 2 if waited else 1)
             self._ready.remove(source)
         return source
+
+    def _leave_wakeups(self, source: Subscription) -> bool:
+        """Stop waiting for the wake-ups of a queue, and return whether a wait was under way."""
+        if source.waits is None:
+            return False
+        waited = self.handovers.restart_wait(self.wakeups.group_of(source))
+        self.wakeups.leave(source)
+        return waited
 
     def listen(self, key: str, deliver: Callable[[bytes], None]) -> None:
         """Start popping the plain list of a transient queue.
@@ -328,6 +335,8 @@ class RedisFetcher:
         if claimed.fenced:
             self._fenced(source, claimed.lost_up_to or 0)
             return
+        if source.waits is None and not is_gone:
+            self.handovers.restart_wait(self.wakeups.join(source))
         self.claimed_at = now = process.clock.monotonic()
         process.watchdog_strikes, source.has_limits = 0, claimed.has_limits
         (ready.needing_slots.discard if is_gone or not claimed.needs_slot else ready.needing_slots.add)(
@@ -365,8 +374,10 @@ class RedisFetcher:
         """Handle a fenced claim: the queue has a later leader, or one that this process does not know."""
         self._ready.rest(source)
         if not source.queue.token:
-            # Another BLPOP on this queue would take wake-ups away from the leader.
-            self.unsubscribe(source.queue.prefix)
+            # Another BLPOP on this queue would take wake-ups away from the leader. The queue may become an
+            # ordinary one.
+            self._leave_wakeups(source)
+            self._ready.pause(source, self._process.clock.monotonic() + self._process.lease_s)
         self._process.record_fenced(source.queue, last_claim)
 
     def read_all_answers(self) -> None:

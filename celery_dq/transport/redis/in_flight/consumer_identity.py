@@ -232,10 +232,12 @@ class ConsumerIdentity:
         if not queue.token:
             logger.log(
                 logging.DEBUG if known else logging.WARNING,
-                "Worker %s consumes queue %s without an election, but the queue has one leader: this worker "
-                "gets no messages of it. Name the queue in dq_singleton_queues of this worker, too.",
+                "Worker %s consumes queue %s without an election, but it is a singleton queue: this worker "
+                "gets no messages of it. Name the queue in dq_singleton_queues of this worker, too. Or, if "
+                "no worker has it there any more: celery dq leaders %s --forget",
                 self.consumer,
                 queue.partition_name,
+                queue.name,
                 extra={"event": "singleton_queue_without_election", "queue": queue.name},
             )
         else:

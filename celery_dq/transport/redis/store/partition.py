@@ -249,7 +249,8 @@ class Partition:
     def fence(self, token: int, *, limit: int = MAX_CHUNK, max_deliveries: int = 5) -> ScriptCall[FenceReply]:
         """Let only ``<consumer>@<token>`` consume from now on; release the messages of others.
 
-        Call it until ``remaining`` is 0; the same token may fence again.
+        Call it until ``remaining`` is 0; the same token may fence again. Token 0 ends the fence, so that
+        ordinary consumers may consume; it is refused while a leader lives.
         """
         return self._call("fence", (token, min(limit, MAX_CHUNK), max_deliveries), read_fence_reply)
 

@@ -225,7 +225,7 @@ class FenceReply(NamedTuple):
     """The answer of the script ``fence``.
 
     Attributes:
-        accepted: the partition has not seen a higher fencing token before.
+        accepted: the partition has not seen a higher fencing token before; with token 0, no leader lives.
         epoch: the fencing token that holds now.
         remaining: number of other consumers that still have messages in flight: call again.
     """

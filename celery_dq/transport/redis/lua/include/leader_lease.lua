@@ -4,6 +4,10 @@
 --   leader HASH
 --@include state
 --@include fencing
+-- Whether a leader has a lease that has not expired. False where the election is kept elsewhere.
+function dq.has_leader_lease()
+  return tonumber(call('HGET', P .. 'leader', 'until') or 0) > now
+end
 -- Whether the leader's lease has expired. False where the election is kept elsewhere.
 function dq.has_lost_leadership()
   if state.epoch == 0 then return false end

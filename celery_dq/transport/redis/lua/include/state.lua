@@ -1,7 +1,7 @@
 -- The state of the partition, of which each field is read once and written once, by `save`. Numbers that `call` sends
 -- keep all their digits; `..` and `tostring` round them.
 --@include clock
--- The state: `epoch`, `seq`, `v`, `claim`, `held`, `head`, `next_look`, `next_look_owner`, `evict`, `leader`, `floor`,
+-- The state: `epoch`, `last_epoch` (of a fence that has ended), `seq`, `v`, `claim`, `held`, `head`, `next_look`, `next_look_owner`, `evict`, `leader`, `floor`,
 -- `accepted`, `discards_at`, `resume_at`, `paused_until`, `paused_since`, `partitions` (the map), `opened`,
 -- `sets` (those with a backlog) and `claim_window`; and counters (see `QueueCounters`): `pushed`, `replayed`, `waits_alone` and
 -- `waits_in_line` (claimed messages), `settled`, `released`, `reaped`, `leases_lost`, `stale_acks`, `discarded`,
