@@ -25,6 +25,7 @@ EVENTS: Final[dict[str, str]] = {
     "channel_closed_without_answer": (
         "Redis did not answer while a channel was closed; the heartbeat thread sends the pending acks."
     ),
+    "claims_lost": "Redis has lost the claims of messages that a worker runs; they may run a second time.",
     "data_lost": "Redis has lost all data of a queue.",
     "exit_without_answer": (
         "A worker exits while its heartbeat waits for Redis; tasks that ended last may run again."
@@ -43,6 +44,9 @@ EVENTS: Final[dict[str, str]] = {
         "A heartbeat got no answer; if that goes on, other workers get the messages of this one."
     ),
     "lease_renewed_again": "Heartbeats are answered again after ``lease_not_renewed``.",
+    "lost_acks_released": (
+        "Redis has lost acks that it had confirmed; the messages go back to the queue and may run again."
+    ),
     "live_default_quota": "A default quota that was set live wins over the one of a worker's settings.",
     "message_discarded": (
         "An expired, cancelled or dead message was finished without running; Celery has no record of it."

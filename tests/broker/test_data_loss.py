@@ -14,6 +14,7 @@ from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.in_flight.data_loss import DataLoss
 from tests.broker.kombu_client import KombuClient, bodies, consumer_of
+from tests.broker.worker_app import WorkerApp
 
 #: No other test has this queue. Heartbeats of earlier tests may log, too, that their servers were flushed.
 QUEUE = "data-loss"
@@ -183,3 +184,50 @@ def test_an_answer_that_a_later_one_has_overtaken_reports_of_no_loss() -> None:
     assert loss.check("p", 7, lease_lost=False, sent_at=2.0, now=3.0) is None
     assert loss.check("p", 6, lease_lost=False, sent_at=1.0, now=4.0) is None
     assert loss.check("p", 6, lease_lost=False, sent_at=5.0, now=6.0) == (7, 6)
+
+
+# -- what the broker and the process have
+
+
+@pytest.fixture
+def restored_server() -> Iterator[RedisServer]:
+    """A server that keeps what it has saved by hand, as a restored backup does."""
+    with RedisServer(config={"save": "", "dbfilename": "backup.rdb"}) as server:
+        yield server
+
+
+def restore(server: RedisServer) -> None:
+    """Let Redis lose all that was written since its last ``SAVE``."""
+    server.kill()
+    server.restart()
+
+
+@pytest.mark.parametrize(("task", "runs"), [("hold", 1), ("hold_late", 2)])
+def test_an_ack_that_redis_loses_keeps_no_slot(
+    redis_server: RedisServer, restored_server: RedisServer, task: str, runs: int
+) -> None:
+    redis_server.flush(3)
+    worker_app = WorkerApp(
+        redis_server, restored_server.port, dq_lease=3.0, dq_default_quota={"concurrency": 1}
+    )
+    worker_app.client = redis.Redis(port=restored_server.port, db=1)
+
+    def is_stored() -> bool:
+        records = worker_app.client.hvals(worker_app.keys.messages)
+        return task == "hold_late" or all(record.startswith(b"\0") for record in records)  # the early ack
+
+    with worker_app.worker("threads", 1) as worker:
+        worker_app.send(task, task)
+        worker_app.ran(1, subject="began")
+        wait_until(is_stored)
+        worker_app.client.save()
+        worker_app.witness.release(task, 2)
+        worker_app.settled()
+        restore(restored_server)
+        # The other one waits for the slot of the first one.
+        worker_app.send("note", "second")
+        assert worker_app.ran(1) == ["second"]
+        worker_app.settled()
+        assert len(worker_app.witness.reports("began")) == runs
+        assert worker.log.count("lost acknowledgements") == 1
+    worker_app.close()

@@ -12,6 +12,7 @@ import redis
 
 from celery_dq.clock import ManualClock, SystemClock
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.in_flight.pending_acks import delivery_tag
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from tests.broker.kombu_client import KombuClient, bodies, consumer_of
 from tests.broker.proxy import Proxy
@@ -217,12 +218,13 @@ def test_an_exit_sends_pending_acks_and_ends_the_lease(kombu_client: KombuClient
 
 def test_messages_of_a_claim_on_its_way_are_not_released() -> None:
     doubts = InDoubtClaims(SystemClock())
+    tag = delivery_tag("p", "7", "m")
     doubts.claim_sent("p")
     doubts.claim_unanswered("p")
     doubts.claim_sent("p")  # the broker has carried it out, and its answer is still to be read
     for _ in range(3):
-        assert doubts.find_unknown("p", [("7", "m")], lambda tag: None) == []
+        assert doubts.find_unknown("p", {tag}, set) == []
     doubts.claim_answered("p", ["7"])
     for _ in range(3):
-        assert doubts.find_unknown("p", [("7", "m")], lambda tag: None) == []
+        assert doubts.find_unknown("p", {tag}, lambda: {tag}) == []
     assert not doubts.needs_comparison("p")

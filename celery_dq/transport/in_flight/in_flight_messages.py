@@ -120,6 +120,28 @@ class InFlightMessages:
         # Each look is at the next place of a message that another thread moves on since the look before.
         return bool(self.count_of(partition) or box.moves or box)
 
+    def tags_by_partition(self) -> dict[str, list[str]]:
+        """Return the delivery tags of all in-flight messages, by partition."""
+        found: dict[str, list[str]] = {}
+        for held in list(self._messages.values()):
+            found.setdefault(held.partition, []).append(held.tag)
+        return found
+
+    def known_tags(self, partition: str) -> set[str] | None:
+        """Return the tags of the messages in flight and of those whose end is pending.
+
+        Returns:
+            The delivery tags; None at a moment at which another thread ends a message.
+        """
+        box = self.pending_acks(partition)
+        # Each look is at the next place, as in `has_any`.
+        known = {held.tag for held in self.messages_of(partition)}
+        if box.moves:
+            return None
+        ended = [*box.finishes, *(held for _, held in tuple(box.releases))]
+        ended += [letter.message for letter in tuple(box.dead_letters)]
+        return known.union(held.tag for held in ended)
+
     # -- acks -------------------------------------------------------------------
 
     def settle(self, tag: str, may_wait: bool = False) -> None:

@@ -191,6 +191,7 @@ class ConsumerIdentity:
         lost = self.data_loss.check(queue.key, last_claim, lease_lost=lease_lost, sent_at=sent_at, now=now)
         if lost is not None:
             data_loss.report(queue.partition_name, *lost)
+            self.in_doubt.doubt(queue.key)
             self.in_flight.renumbered(queue.key)
         return lost is not None
 

@@ -25,6 +25,7 @@ from celery_dq.transport.redis.in_flight.server_clock import ServerClock
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_batches import (
     chunks,
+    held_counts,
     is_wakeup_stored,
     result_of,
     run_together,
@@ -266,6 +267,7 @@ class Heartbeat:
         if client is None:
             assert self._connect is not None
             client = self._client = self._connect()
+            self.compare_all()
         queues = list(self.queues.values())
         if any(queue.token for queue in queues):
             # A leader itself waits until a retry is due; elsewhere Redis compares the times.
@@ -310,9 +312,10 @@ class Heartbeat:
                 failure = failure or exc
         if failure is not None:
             raise failure
+        self._compare(renewed, client)
         for queue in renewed:
             with self._each_by_itself(queue):
-                self._report_and_compare(queue, client)
+                self._send_unsent_acks(queue, client)
         return next_end_s
 
     @contextlib.contextmanager
@@ -340,11 +343,29 @@ class Heartbeat:
                 extra={"event": "heartbeat_failed", "queue": queue.name},
             )
 
-    def _report_and_compare(self, queue: Queue, client: redis.Redis) -> None:
-        """Release the messages of unanswered claims, and send the acks that no channel sends."""
-        process, in_flight, name = self._process, self._process.in_flight, queue.key
-        if process.in_doubt.needs_comparison(name):
-            process.in_doubt.release_unknown(queue, process.consumer, client, in_flight.get)
+    def _compare(self, queues: Sequence[Queue], client: redis.Redis) -> None:
+        """Compare what the broker and this process have, on those of these queues where that is due."""
+        process, in_doubt = self._process, self._process.in_doubt
+        due = [queue for queue in queues if in_doubt.is_due(queue.key, process.lease_s)]
+        due = [queue for queue in due if not in_doubt.has_old_acks(queue.key)]
+        if not due:
+            return
+        had = process.in_flight.tags_by_partition()
+        for queue, count in zip(due, held_counts(due, process.consumer, client), strict=True):
+            with self._each_by_itself(queue):
+                if isinstance(count, Exception):
+                    raise count
+                own = had.get(queue.key, ())
+                in_doubt.compare(queue, process.consumer, client, process.in_flight, own, count)
+
+    def compare_all(self) -> None:
+        """Let the next heartbeat compare what the broker and this process have, after a reconnect."""
+        for name in tuple(self.queues):
+            self._process.in_doubt.doubt(name)
+
+    def _send_unsent_acks(self, queue: Queue, client: redis.Redis) -> None:
+        """Send the acks that no channel sends."""
+        in_flight, name = self._process.in_flight, queue.key
         # Acks that are a heartbeat old were not sent because a task blocks the event loop.
         late = name in self._overdue
         # Before the acks are sent, so that a mark which another thread sets now stays.

@@ -1,33 +1,41 @@
-"""Calls without an answer, and claims whose answer was lost.
+"""Calls without an answer, and the comparison of what the broker and this process have in flight.
 
-A connection may break between a claim and its answer. Then the broker has given messages to this process that
-the process does not know, and because its lease is renewed they would stay with it. So each claim is counted
-when it is sent and when it is answered. After one without an answer, the heartbeat thread compares the
-messages that the broker has for this process with those that the process knows.
+A connection may break between a claim and its answer, and Redis may lose acks that it had confirmed: in a
+failover to a replica that was behind, or in a crash. Then the broker has messages for this process that the
+process does not have, and because its lease is renewed they would stay with it. So the heartbeat thread
+compares the two: after a claim without an answer, after each reconnect, when Redis shows that it has lost
+data, and once in some leases in any case.
 
 The consuming thread and the heartbeat thread call this without a lock. A message is released only when two
-comparisons, a heartbeat apart, agree.
+comparisons, a heartbeat apart, agree. Between them, each call with acks was answered that was sent before the
+first one, or the comparison waits for it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import cast
 
 import redis
 
 from celery_dq.clock import Clock
+from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.pending_acks import MAX_ACKS_PER_CALL, delivery_tag
-from celery_dq.transport.partition_replies import DeliveryTag
+from celery_dq.transport.partition_replies import DeliveryTag, ReleaseMode
+from celery_dq.transport.redis.in_flight.lost_workers import named_ids
 from celery_dq.transport.redis.store.queue import Queue
 
 logger = logging.getLogger(__name__)
 
 #: Heartbeats with a comparison after a lost answer: the claim itself may arrive late.
 LOOKS = 3
+#: Leases after which the heartbeat thread compares in any case.
+COMPARE_EVERY_LEASES = 3
 #: Answered claims that are remembered per partition.
 REMEMBERED = 4096
 #: The first bytes of an entry of an in-flight hash.
@@ -51,7 +59,12 @@ class InDoubtClaims:
         self._acks: dict[str, deque[float]] = {}
         self._answered: dict[str, dict[str, None]] = {}
         self._looks_left: dict[str, int] = {}
-        self._unknown: dict[str, set[tuple[str, str]]] = {}
+        self._unknown: dict[str, set[str]] = {}
+        #: Monotonic times of the last comparison and of the next one.
+        self._compared_at: dict[str, float] = {}
+        self._due_at: dict[str, float] = {}
+        #: Delivery tags that were reported as missing in the broker.
+        self._missing: dict[str, set[str]] = {}
         self._ack_waiters: dict[str, Callable[[], None]] = {}
 
     # -- calls without an answer -------------------------------------------------
@@ -79,12 +92,20 @@ class InDoubtClaims:
         self._claims[partition].pop()
         self._looks_left[partition] = LOOKS
 
-    def count_acks_under_way(self, partition: str, change: int) -> None:
-        """Count a call with acks that is sent (*change* +1), or answered or given up (-1)."""
+    def count_acks_under_way(self, partition: str, change: int, *, answered: bool = True) -> None:
+        """Count a call with acks that is sent (*change* +1), or is over (-1).
+
+        Args:
+            partition: :attr:`Queue.key` of the queue.
+            change: +1 or -1.
+            answered: False when its acks became pending again, before this call.
+        """
         under_way = self._acks.setdefault(partition, deque())
         if change > 0:
             under_way.append(self._clock.monotonic())
         else:
+            if not answered:
+                self._unknown.pop(partition, None)
             under_way.popleft()
             self._end_wait(partition, under_way)
 
@@ -99,6 +120,9 @@ class InDoubtClaims:
         under_way.append(self._clock.monotonic())
         try:
             yield
+        except BaseException:
+            self._unknown.pop(partition, None)  # the acks are pending again
+            raise
         finally:
             under_way.pop()  # the latest: the time of an earlier call without an answer stays
             self._end_wait(partition, under_way)
@@ -143,38 +167,56 @@ class InDoubtClaims:
     # -- the heartbeat thread ----------------------------------------------------
 
     def needs_comparison(self, partition: str) -> bool:
-        """Return whether the heartbeat thread must compare."""
+        """Return whether the answer to a claim was lost, and its messages are not cleared up."""
         return partition in self._looks_left
 
+    def doubt(self, partition: str) -> None:
+        """Let the next heartbeat compare: the connection was another one, or Redis has lost data."""
+        self._due_at[partition] = -math.inf
+
+    def is_due(self, partition: str, lease_s: float) -> bool:
+        """Return whether the heartbeat thread must compare now."""
+        if partition in self._looks_left or partition in self._unknown:
+            return True
+        now = self._clock.monotonic()
+        return now >= self._due_at.setdefault(partition, now + COMPARE_EVERY_LEASES * lease_s)
+
+    def has_old_acks(self, partition: str) -> bool:
+        """Return whether a call with acks has no answer that was sent before the last comparison."""
+        sent_at = tuple(self._acks.get(partition, ()))
+        return bool(sent_at) and sent_at[0] <= self._compared_at.get(partition, -math.inf)
+
     def find_unknown(
-        self, partition: str, held: Iterable[tuple[str, str]], is_ours: Callable[[str], object]
-    ) -> list[tuple[str, str]]:
-        """Find messages that the broker has for this process and that the process does not know.
+        self, partition: str, held: Collection[str], known_tags: Callable[[], Collection[str] | None]
+    ) -> list[str]:
+        """Find messages that the broker has for this process and that the process does not have.
 
         Args:
             partition: :attr:`Queue.key` of the queue.
-            held: (claim number, message id) of the messages that the broker has, read now.
-            is_ours: returns whether the process has a message with this delivery tag.
+            held: delivery tags of the messages that the broker has, read after :meth:`has_old_acks` was
+                false.
+            known_tags: returns the delivery tags of the messages that the process has, or whose end is
+                pending; None when it cannot tell now.
 
         Returns:
-            (claim number, message id) of those that the comparison before has found, too.
+            The tags of those that the comparison before has found, too.
         """
-        known = self._answered.get(partition, {})
-        strangers = {
-            (claim, message_id)
-            for claim, message_id in held
-            if claim not in known and not is_ours(delivery_tag(partition, claim, message_id))
-        }
         if self._claims.get(partition):
             return []  # they may be in the answer that is still to come
-        seen_before = self._unknown.pop(partition, set())
-        confirmed = strangers & seen_before
+        # Read after that: the messages of an answered claim are in flight before it counts as answered.
+        known = known_tags() if held else ()
+        if known is None:
+            return []
+        strangers = {tag for tag in held if tag not in known}
+        self._compared_at[partition] = self._clock.monotonic()
+        confirmed = strangers & self._unknown.pop(partition, set())
         if strangers - confirmed:
             self._unknown[partition] = strangers - confirmed
-        else:
+        elif partition in self._looks_left:
             self._looks_left[partition] -= 1
             if not self._looks_left[partition]:
                 del self._looks_left[partition]
+        self._due_at.pop(partition, None)
         return sorted(confirmed)
 
     def forget_partition(self, partition: str) -> None:
@@ -182,34 +224,97 @@ class InDoubtClaims:
         self._answered.pop(partition, None)
         self._looks_left.pop(partition, None)
         self._unknown.pop(partition, None)
+        self._compared_at.pop(partition, None)
+        self._due_at.pop(partition, None)
+        self._missing.pop(partition, None)
         self._ack_waiters.pop(partition, None)
 
-    def release_unknown(
-        self, queue: Queue, consumer: str, client: redis.Redis, is_ours: Callable[[str], object]
+    def compare(
+        self,
+        queue: Queue,
+        consumer: str,
+        client: redis.Redis,
+        in_flight: InFlightMessages,
+        had: Iterable[str],
+        count: int,
     ) -> None:
-        """Release the messages that the broker has for this process, and that the process does not know.
+        """Compare what the broker has for this process with what the process has, and log the differences.
+
+        A message that only the broker has is released. One that only the process has goes on.
 
         Args:
             queue: the queue.
             consumer: the name of the process in the leases.
             client: a redis client.
-            is_ours: as in :meth:`find_unknown`.
+            in_flight: the messages of the process.
+            had: delivery tags of those of the queue, read before the broker was asked.
+            count: number of messages that the broker has for the process, read after :meth:`has_old_acks`
+                was false.
 
         Raises:
             redis.RedisError: Redis did not answer.
         """
-        name = queue.consumer(consumer)
-        fields = client.hscan_iter(queue.partition.keys.held(name), count=FIELDS_PER_SCAN)
-        held = [(f"{CLAIM_NUMBER.unpack_from(value)[0]:.0f}", key.decode()) for key, value in fields]
-        strangers = [DeliveryTag(*each) for each in self.find_unknown(queue.key, held, is_ours)]
-        for start in range(0, len(strangers), MAX_ACKS_PER_CALL):
-            chunk = strangers[start : start + MAX_ACKS_PER_CALL]
-            queue.partition.release(name, chunk, mode="unstarted").run(client)
-        if strangers:
+        held: dict[str, DeliveryTag] = {}
+        if count:
+            key = queue.partition.keys.held(queue.consumer(consumer))
+            for field, value in client.hscan_iter(key, count=FIELDS_PER_SCAN):
+                tag = DeliveryTag(f"{CLAIM_NUMBER.unpack_from(value)[0]:.0f}", field.decode())
+                held[delivery_tag(queue.key, *tag)] = tag
+        self._release_unknown(queue, consumer, client, held, in_flight)
+        self._report_missing(queue, consumer, {tag for tag in had if tag not in held and tag in in_flight})
+
+    def _release_unknown(
+        self,
+        queue: Queue,
+        consumer: str,
+        client: redis.Redis,
+        held: Mapping[str, DeliveryTag],
+        in_flight: InFlightMessages,
+    ) -> None:
+        answered, is_claim_lost = self._answered.get(queue.key, {}), self.needs_comparison(queue.key)
+        lost_claims: list[DeliveryTag] = []
+        lost_acks: list[DeliveryTag] = []
+        for tag in self.find_unknown(queue.key, held, lambda: in_flight.known_tags(queue.key)):
+            may_be_claim = is_claim_lost and held[tag].claim not in answered
+            (lost_claims if may_be_claim else lost_acks).append(held[tag])
+        # The task of a lost ack may have run: the next delivery is a second one, and its permit is spent.
+        for mode, tags in (("unstarted", lost_claims), ("requeue", lost_acks)):
+            for start in range(0, len(tags), MAX_ACKS_PER_CALL):
+                chunk = tags[start : start + MAX_ACKS_PER_CALL]
+                name = queue.consumer(consumer)
+                queue.partition.release(name, chunk, mode=cast("ReleaseMode", mode)).run(client)
+        if lost_claims:
             logger.info(
                 "Worker %s released %d messages of queue %s: the answer to their claim was lost.",
                 consumer,
-                len(strangers),
+                len(lost_claims),
                 queue.name,
                 extra={"event": "unanswered_claim_released", "queue": queue.name},
+            )
+        if lost_acks:
+            logger.warning(
+                "Redis has lost acknowledgements of worker %s on queue %s: %d messages that had ended go "
+                "back to the queue and run again, except those that were acknowledged early: %s. Redis is a "
+                "replica that was behind when it took over, or was restored from an older copy: see "
+                "min-replicas-to-write and appendfsync.",
+                consumer,
+                queue.partition_name,
+                len(lost_acks),
+                named_ids([each.id for each in lost_acks]),
+                extra={"event": "lost_acks_released", "queue": queue.name},
+            )
+
+    def _report_missing(self, queue: Queue, consumer: str, missing: set[str]) -> None:
+        new = sorted(missing - self._missing.get(queue.key, set()))
+        self._missing[queue.key] = missing
+        if new:
+            logger.warning(
+                "Worker %s has %d messages of queue %s that Redis does not have for it any more: %s. Their "
+                "tasks go on. Redis has lost their claims, so that they may run a second time, or other "
+                "workers got them when the lease was lost.",
+                consumer,
+                len(new),
+                queue.partition_name,
+                named_ids([tag.removeprefix(f"{queue.key}/").partition("/")[2] for tag in new]),
+                extra={"event": "claims_lost", "queue": queue.name},
             )

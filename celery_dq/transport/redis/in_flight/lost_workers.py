@@ -22,10 +22,10 @@ def report_lost_workers(queue: str, lost: Iterable[Reaped]) -> None:
         gone = [each.id for each in found if each.settled]
         fates = []
         if back:
-            fates.append(f"Its messages run again on other workers: {_names(back)}.")
+            fates.append(f"Its messages run again on other workers: {named_ids(back)}.")
         if gone:
             fates.append(
-                f"Acknowledged early and so lost: {_names(gone)}. A task with acks_late would run again."
+                f"Acknowledged early and so lost: {named_ids(gone)}. A task with acks_late would run again."
             )
         logger.warning(
             "Worker %s lost its lease on queue %s: it ended, or stood still for longer than dq_lease. %s",
@@ -36,6 +36,7 @@ def report_lost_workers(queue: str, lost: Iterable[Reaped]) -> None:
         )
 
 
-def _names(ids: Sequence[str]) -> str:
+def named_ids(ids: Sequence[str]) -> str:
+    """Return the first of these message ids, and how many more there are."""
     more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
     return ", ".join(ids[:NAMED]) + more

@@ -389,7 +389,7 @@ class ScriptPipeline:
         # First: acks that are neither pending nor under way are taken for confirmed.
         in_flight.restore_acks(key, sent.acks)
         if sent.carries_acks:
-            in_doubt.count_acks_under_way(key, -1)
+            in_doubt.count_acks_under_way(key, -1, answered=False)
         if sent.on_claimed is not None and sent.resolve_once():
             # The claim may have taken messages.
             in_doubt.claim_unanswered(key)
@@ -399,3 +399,4 @@ class ScriptPipeline:
         while self._under_way:
             self._restore_acks(self._under_way.popleft())
         self.connection.close()
+        self._process.heartbeat.compare_all()

@@ -108,3 +108,14 @@ def is_wakeup_stored(queues: Sequence[Queue], client: redis.Redis) -> bool:
             if any(pipe.execute()):
                 return True
     return False
+
+
+def held_counts(queues: Sequence[Queue], consumer: str, client: redis.Redis) -> list[Any]:
+    """Return how many messages of each of these queues the broker has for a consumer, in one round trip.
+
+    Each answer may be an exception.
+    """
+    with client.pipeline(transaction=False) as pipe:
+        for queue in queues:
+            pipe.hlen(queue.partition.keys.held(queue.consumer(consumer)))
+        return list(pipe.execute(raise_on_error=False))
