@@ -80,7 +80,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "heartbeat",
         "an unknown message is released at the first look",
         "transport/redis/in_flight/in_doubt.py",
-        "confirmed = strangers & seen_before",
+        "confirmed = strangers & self._unknown.pop(partition, set())",
         "confirmed = strangers",
         (
             "tests/broker/test_lost_requests.py",
