@@ -65,19 +65,11 @@ def _set(dq: DQ, as_json: bool, queue: str, count: int, timeout: float) -> None:
     with reported_progress(as_json, "moved", "message") as on_progress:
         change = dq.queues[queue].set_partitions(count, timeout=timeout, on_progress=on_progress)
     number = counted(change.after, "partition")
-    if change.is_complete and change.before == change.after and not change.moved:
+    if change.before == change.after and not change.moved:
         show(as_json, change, f"{queue!r} has {number} already; nothing was changed.")
         return
-    if change.is_complete:
-        lines = [f"{queue!r} has {number} (before: {change.before})."]
-    else:
-        lines = [
-            f"{queue!r} gets {number} (before: {change.before}).",
-            f"Tenants that still move: {change.moving}. Run the command again to complete it.",
-        ]
+    lines = [f"{queue!r} has {number} (before: {change.before})."]
     if change.moved:
         lines.append(f"Messages and dead letters moved: {change.moved}.")
     lines.append(f"Set dq_queues[{queue!r}]['partitions'] = {count} in the settings.")
     show(as_json, change, "\n".join(lines))
-    if not change.is_complete:
-        raise SystemExit(1)

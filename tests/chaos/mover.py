@@ -41,23 +41,23 @@ def change(app: Any, wanted: Wanted) -> None:
     """Make a change. Complete another one before that, and wait for the broker if it is away."""
     while True:
         try:
-            if _is_made(app, wanted):
-                return
+            _make(app, wanted)
+            return
         except (OperationalError, OSError, TenantMoving, InvalidRequest, MapChanged):
             _complete(app)
             time.sleep(RETRY_S)  # pace of the attempts
 
 
-def _is_made(app: Any, wanted: Wanted) -> bool:
+def _make(app: Any, wanted: Wanted) -> None:
     if isinstance(wanted, int):
-        return bool(app.dq.queues[NAME].set_partitions(wanted, timeout=1).is_complete)
-    app.dq.quotas.set(NAME, wanted[0], spread=wanted[1], timeout=1)
-    return True
+        app.dq.queues[NAME].set_partitions(wanted, timeout=1)
+    else:
+        app.dq.quotas.set(NAME, wanted[0], spread=wanted[1], timeout=1)
 
 
 def _complete(app: Any) -> None:
     """Go on with a change that is under way, perhaps of another mover."""
-    with suppress(OperationalError, OSError, InvalidRequest, MapChanged):
+    with suppress(OperationalError, OSError, TenantMoving, InvalidRequest, MapChanged):
         with app.dq._broker.open(NAME) as opened:
             count = opened.homes.count
         app.dq.queues[NAME].set_partitions(count, timeout=1)

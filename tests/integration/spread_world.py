@@ -6,7 +6,6 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import Any
 
-from celery_dq import TenantMoving
 from celery_dq.app.api.broker import MapChanged, OpenQueue, partitions_of, stored_maps
 from celery_dq.options import Quota
 from celery_dq.protocols import DEDUP_PROPERTY
@@ -85,15 +84,8 @@ class SpreadWorld(MovingWorld):
         if isinstance(wanted, int):
             return self.move(wanted, kill_after)
         tenant, spread = wanted
-
-        def change() -> bool:
-            try:
-                self.app.dq.quotas.set("push", tenant, spread=spread, timeout=0)
-            except TenantMoving:
-                return False
-            return True
-
-        return self.change(change, kill_after)
+        set_quota = self.app.dq.quotas.set
+        return self.change(lambda: set_quota("push", tenant, spread=spread, timeout=0), kill_after)
 
     def verdict(self) -> dict[str, Any]:
         """Compare as for other tenants, but the order of a heavy tenant within its dedup keys only."""

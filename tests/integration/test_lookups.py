@@ -80,7 +80,8 @@ def test_a_look_asks_both_homes_of_a_tenant_that_moves_and_one_share_of_a_spread
     with opened(huge) as (partitions, client):
         home = partitions[partitions[0].homes.home(moving)]
         home.claim("worker:1", lease_ms=60_000, want=9).run(client)
-    assert not huge.dq.queues["push"].set_partitions(3 * PARTITIONS, timeout=0).is_complete
+    with pytest.raises(TenantMoving):
+        huge.dq.queues["push"].set_partitions(3 * PARTITIONS, timeout=0)
     (late,) = send(huge, moving)
     for each in (ids[TENANTS.index(moving)], late):
         assert scripts(lambda each=each: huge.dq.find(each)) == 2

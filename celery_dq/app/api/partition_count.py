@@ -32,17 +32,12 @@ class PartitionsChange:
         before: Number of partitions before.
         after: Number of partitions now.
         moved: Number of messages that this call has moved to their tenants' new homes.
-        moving: Number of tenants whose moves have not ended, because their tasks run or they have messages
-            with dedup keys; 0 when the change is complete.
-        is_complete: Whether the change is complete. Else the same call goes on with it.
     """
 
     queue: str
     before: int
     after: int
     moved: int = 0
-    moving: int = 0
-    is_complete: bool = True
 
 
 def set_partitions(
@@ -66,7 +61,7 @@ def set_partitions(
         options: The app's settings.
         queue: Name of the queue.
         count: The new number.
-        timeout_s: Longest wait, in seconds, for tasks that run.
+        timeout_s: Seconds until tasks that run must have ended.
         on_progress: Called with the number of messages that were moved.
         sleep: Waits between two looks.
 
@@ -74,6 +69,7 @@ def set_partitions(
         InvalidRequest: The number is not from 1 to 4096, the queue is a singleton queue, another queue has
             the name of a partition, another change is under way, or messages wait or run for sets of
             resources.
+        TenantMoving: Tasks still run after the time. The same call goes on with the change.
     """
     check_count("partitions", count, most=MAX_PARTITIONS)
     check_seconds("timeout", timeout_s)
@@ -109,8 +105,8 @@ def set_partitions(
             homes = now
         partitions = partitions_of(channel, queue, homes)
         audited.count, audited.details = int(is_change), f"{before} -> {count}"
-        progress = complete_change(partitions, client, options, timeout_s, on_progress, sleep=sleep)
-    return PartitionsChange(queue, before, count, *progress)
+        moved = complete_change(partitions, client, options, timeout_s, on_progress, sleep=sleep)
+    return PartitionsChange(queue, before, count, moved)
 
 
 def _check_no_sets(queue: str, count: int, first: Partition, client: Client) -> None:

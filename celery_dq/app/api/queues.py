@@ -316,11 +316,13 @@ class QueueApi:
 
         Args:
             count: The new number, 1 to 4096; the same one completes a change. Give it to ``dq_queues``, too.
-            timeout: Seconds to wait for running tasks of tenants that move.
+            timeout: Seconds until running tasks of tenants that move must have ended. What can move at once
+                moves in any case.
             on_progress: Called with the number of messages that were moved.
 
         Raises:
             InvalidRequest: Another change is not complete, or the number is out of range.
+            TenantMoving: Tasks still run after the time. The same call goes on with the change.
         """
         options = self._context.options
         return set_partitions(self._broker, options, self.name, count, timeout, on_progress)

@@ -19,7 +19,7 @@ from celery_dq.app.api.map_change import begin_change, complete_change, require_
 from celery_dq.app.api.pauses import pause, resume
 from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.api.spread_by_rate import follows_rate, log_new_spread, spread_by_rate
-from celery_dq.errors import InvalidQuota, InvalidRequest, TenantMoving
+from celery_dq.errors import InvalidQuota, InvalidRequest
 from celery_dq.inspector.live_quotas import (
     LiveQuotas,
     QuotaChange,
@@ -374,13 +374,7 @@ class QuotasApi:
             opened = opened.at(before.begin_spread(tenant, spread))
             begin_change(opened.partitions, client, self._broker.options, before)
         if tenant in opened.homes.spreads and opened.homes.moves(tenant):
-            progress = complete_change(opened.partitions, client, self._broker.options, timeout_s)
-            if not progress.is_complete:
-                raise TenantMoving(
-                    f"after timeout = {timeout_s:g} s, tenant {tenant!r} of {queue!r} still runs tasks or "
-                    "has messages with dedup keys in former partitions, and the new ones wait: run the same "
-                    f"again, or celery dq partitions {queue} --set {before.count}"
-                )
+            complete_change(opened.partitions, client, self._broker.options, timeout_s)
             opened = opened.at(opened.homes.end())
         if is_kept:
             opened.set_quota(tenant, None)
