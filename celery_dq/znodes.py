@@ -14,12 +14,12 @@ from celery_dq.errors import ConfigurationError
 __all__ = [
     "AllocationNodes",
     "AllocatorNodes",
+    "BeatNodes",
     "JOURNALS",
     "PRESENCES",
     "BrokerNodes",
     "LeadershipNodes",
     "QueueNodes",
-    "beat_entry",
     "leaderships",
     "sequence_of",
     "serial_distance",
@@ -148,9 +148,31 @@ class AllocationNodes:
         return f"{self.lists(generation)}/{_quoted(worker)}"
 
 
-def beat_entry(environment: str, name: str, entry: str) -> str:
-    """Return the path of a schedule entry of the elected beats with one name; percent-encoded in the path."""
-    return f"{ROOT}/{environment}/beat/{_quoted(name)}/{_quoted(entry)}"
+@dataclasses.dataclass(frozen=True)
+class BeatNodes:
+    """The nodes of the elected beats with one name.
+
+    Attributes:
+        environment: ``online`` or ``sandbox``.
+        name: Name of the schedule; percent-encoded in the path.
+    """
+
+    environment: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        """Folder with one node per entry of the schedule."""
+        return f"{ROOT}/{self.environment}/beat/{_quoted(self.name)}"
+
+    def entry(self, name: str) -> str:
+        """Return the path of the entry called `name`; percent-encoded in the path."""
+        return f"{self.path}/{_quoted(name)}"
+
+    @staticmethod
+    def entry_of(node: str) -> str:
+        """Return the name of the entry with this node."""
+        return unquote(node)
 
 
 def sequence_of(node: str) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,20 +25,15 @@ from celery_dq.znodes import AllocationNodes
 from celery_dq.zookeeper.multi_read import read_all
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import (
-    MAX_REQUEST,
-    Step,
     TransactionRefused,
+    batches,
     create,
     delete,
     set_data,
-    size_of,
     transact,
 )
 
 __all__ = ["Generation", "PublishedAssignment"]
-
-#: Maximum steps of one transaction.
-MAX_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -167,7 +162,7 @@ class PublishedAssignment:
         )
         steps = [create(nodes.lists(number))]
         steps += [create(nodes.list_of(number, worker), pack(served)) for worker, served in lists.items()]
-        for batch in _batches(steps):
+        for batch in batches(steps):
             transact(session, batch, session.timeout_s)
         data = json.dumps(asdict(generation)).encode()
         flip = (
@@ -189,22 +184,11 @@ class PublishedAssignment:
         folder = self._nodes.lists(number)
         with contextlib.suppress(NoNodeError, TransactionRefused):
             names = self._ask(lambda client: client.get_children_async(folder))
-            for batch in _batches([*(delete(f"{folder}/{name}") for name in names), delete(folder)]):
+            for batch in batches([*(delete(f"{folder}/{name}") for name in names), delete(folder)]):
                 transact(self._session, batch, self._session.timeout_s)
 
     def _ask(self, request: Callable[..., Any]) -> Any:
         return self._session.ask(request, self._session.timeout_s)
-
-
-def _batches(steps: list[Step]) -> Iterator[list[Step]]:
-    """Yield the steps in transactions that ZooKeeper takes."""
-    batch: list[Step] = []
-    for step in steps:
-        if batch and (len(batch) >= MAX_STEPS or size_of([*batch, step]) > MAX_REQUEST // 2):
-            yield batch
-            batch = []
-        batch.append(step)
-    yield batch
 
 
 def _served(data: bytes) -> Served:

@@ -1,4 +1,4 @@
--- Takes over a schedule: returns the last runs of its entries, and adds new entries.
+-- Takes over a schedule: returns the last runs of its entries, and adds new entries, and those that cannot be read.
 --
 -- KEYS
 --   book HASH: the shared schedule state of elected beats; field 'token', and
@@ -26,9 +26,12 @@ call('HSET', KEYS[1], 'token', token)
 local replies = {'1'}
 for i = 2, #ARGV, 5 do
   local field = 'e:' .. ARGV[i]
-  call('HSETNX', KEYS[1], field, '0|0|' .. ARGV[i + 1] .. '|0|' .. ARGV[i + 2])
-  local known = call('HGET', KEYS[1], field)
-  local pending, sent, ran_us, runs, ran = string.match(known, '^(%d+)|(%d+)|(%-?%d+)|(%d+)|(.*)$')
+  local form, known = '^(%d+)|(%d+)|(%-?%d+)|(%d+)|(.*)$', call('HGET', KEYS[1], field)
+  if not known or not string.match(known, form) then
+    known = '0|0|' .. ARGV[i + 1] .. '|0|' .. ARGV[i + 2]
+    call('HSET', KEYS[1], field, known)
+  end
+  local pending, sent, ran_us, runs, ran = string.match(known, form)
   if tonumber(ran_us) > tonumber(ARGV[i + 3]) then
     ran = ARGV[i + 4]
     call('HSET', KEYS[1], field, table.concat({pending, sent, ARGV[i + 3], runs, ran}, '|'))

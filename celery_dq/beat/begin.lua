@@ -22,8 +22,10 @@ local token, held = tonumber(ARGV[1]), tonumber(call('HGET', KEYS[1], 'token') o
 if not token or token < 1 then return redis.error_reply('DQINVALID begin: token must be a number above 0') end
 if held > token then return {'0', string.format('%.0f', held)} end
 local field = 'e:' .. ARGV[2]
-local known = call('HGET', KEYS[1], field) or '0|0|' .. ARGV[3] .. '|0|' .. ARGV[4]
-local pending, sent, ran_us, runs, ran = string.match(known, '^(%d+)|(%d+)|(%-?%d+)|(%d+)|(.*)$')
+local form, known = '^(%d+)|(%d+)|(%-?%d+)|(%d+)|(.*)$', call('HGET', KEYS[1], field)
+-- An entry that cannot be read is a new one.
+if not known or not string.match(known, form) then known = '0|0|' .. ARGV[3] .. '|0|' .. ARGV[4] end
+local pending, sent, ran_us, runs, ran = string.match(known, form)
 -- The time of an entry that was never sent is the time of its first reading, and no run.
 if sent ~= '0' and tonumber(ran_us) > tonumber(ARGV[3]) then return {'2', ran, runs} end
 if pending ~= '0' and tonumber(ran_us) < tonumber(ARGV[3]) then

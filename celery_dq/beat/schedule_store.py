@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +19,7 @@ import redis
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import Fenced
 from celery_dq.scripts.loader import ScriptSet
+from celery_dq.znodes import BeatNodes
 
 __all__ = [
     "ScheduleStore",
@@ -30,7 +31,7 @@ __all__ = [
     "micros",
 ]
 
-#: Maximum number of entries that one call takes over.
+#: Maximum number of entries of one call.
 CHUNK = 500
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -60,7 +61,15 @@ class Known(NamedTuple):
 
 
 class ScheduleStore(Protocol):
-    """The store of the state that beats share. Every call raises OSError if the server does not answer."""
+    """The store of the state that beats share. Every call raises OSError if the server does not answer.
+
+    The state of an entry that cannot be read counts as missing: one entry must not stop the others.
+
+    Attributes:
+        kind: The server, for texts.
+    """
+
+    kind: str
 
     def token(self) -> int:
         """Return the highest token in the store, for the case of a new election; 0 if there is none."""
@@ -74,6 +83,17 @@ class ScheduleStore(Protocol):
 
         Returns:
             The last run of each entry.
+
+        Raises:
+            Fenced: A later leader has taken over.
+        """
+
+    def retain(self, token: int, entries: Collection[str]) -> None:
+        """Remove the state of all entries but these.
+
+        Args:
+            token: The fencing token of the term.
+            entries: The names of all entries of the schedule.
 
         Raises:
             Fenced: A later leader has taken over.
@@ -110,7 +130,7 @@ class ScheduleStore(Protocol):
 
 def load_scripts() -> ScriptSet:
     """Read the scripts of the store."""
-    return ScriptSet(Path(__file__).parent, "adopt", "begin", "done")
+    return ScriptSet(Path(__file__).parent, "adopt", "begin", "done", "retain")
 
 
 def micros(time: datetime) -> int:
@@ -128,6 +148,8 @@ class RedisScheduleStore:
         key: Key of the hash.
     """
 
+    kind = "Redis"
+
     def __init__(self, client: Any, key: str) -> None:
         self._client = client
         self._key = key
@@ -135,17 +157,12 @@ class RedisScheduleStore:
 
     def token(self) -> int:
         """See :class:`ScheduleStore`."""
-        try:
-            return int(self._client.hget(self._key, "token") or 0)
-        except redis.RedisError as error:
-            raise ConnectionError(f"Redis did not answer the beat: {error}") from error
+        return int(self._answer(lambda: self._client.hget(self._key, "token")) or 0)
 
     def adopt(self, token: int, entries: Mapping[str, Known]) -> dict[str, LastRun]:
         """See :class:`ScheduleStore`."""
         known: dict[str, LastRun] = {}
-        names = list(entries)
-        for start in range(0, max(len(names), 1), CHUNK):
-            chunk = names[start : start + CHUNK]
+        for chunk in _chunks(list(entries)) if entries else [[]]:
             arguments: list[Any] = []
             for name in chunk:
                 arguments.append(name)
@@ -157,6 +174,14 @@ class RedisScheduleStore:
                 for at, name in enumerate(chunk)
             )
         return known
+
+    def retain(self, token: int, entries: Collection[str]) -> None:
+        """See :class:`ScheduleStore`."""
+        fields = self._answer(lambda: self._client.hkeys(self._key))
+        stored = (field.decode() if isinstance(field, bytes) else field for field in fields)
+        gone = [field[2:] for field in stored if field[:2] == "e:" and field[2:] not in entries]
+        for chunk in _chunks(gone):
+            self._run("retain", token, *chunk)
 
     def begin(self, token: int, entry: str, ran: datetime) -> int | LastRun:
         """See :class:`ScheduleStore`."""
@@ -172,13 +197,17 @@ class RedisScheduleStore:
         self._client.close()
 
     def _run(self, script: str, *args: Any) -> Any:
-        try:
-            reply = self._scripts[script].run(self._client, (self._key,), args)
-        except redis.RedisError as error:
-            raise ConnectionError(f"Redis did not answer the beat: {error}") from error
+        reply = self._answer(lambda: self._scripts[script].run(self._client, (self._key,), args))
         if isinstance(reply, list) and int(reply[0]) == 0:
             raise Fenced(f"a later beat leads, with token {int(reply[1])} above this beat's {args[0]}")
         return reply
+
+    @staticmethod
+    def _answer(request: Callable[[], Any]) -> Any:
+        try:
+            return request()
+        except redis.RedisError as error:
+            raise ConnectionError(f"Redis did not answer the beat: {error}") from error
 
 
 class ZooKeeperScheduleStore:
@@ -186,13 +215,15 @@ class ZooKeeperScheduleStore:
 
     Args:
         session: The session of the election.
-        path: Returns the path of an entry's node.
+        nodes: The nodes of the entries.
         clock: Wall time, for the numbers of ticks.
     """
 
-    def __init__(self, session: Any, path: Callable[[str], str], clock: Clock | None = None) -> None:
+    kind = "ZooKeeper"
+
+    def __init__(self, session: Any, nodes: BeatNodes, clock: Clock | None = None) -> None:
         self._session = session
-        self._path = path
+        self._nodes = nodes
         self._clock: Clock = clock or SystemClock()
 
     def token(self) -> int:
@@ -201,15 +232,39 @@ class ZooKeeperScheduleStore:
 
     def adopt(self, token: int, entries: Mapping[str, Known]) -> dict[str, LastRun]:
         """See :class:`ScheduleStore`."""
-        known = {}
-        for name, (ran, latest) in entries.items():
-            stored, version = self._read(token, name, ran)
+        from kazoo.exceptions import NoNodeError
+
+        from celery_dq.zookeeper.transaction import create, set_data
+
+        known, steps = {}, []
+        self._ask(lambda client: client.ensure_path_async(self._nodes.path))
+        for name, answer in self._read_all(entries):
+            ran, latest = entries[name]
+            is_new = isinstance(answer, NoNodeError)
+            stored = _stored(b"" if is_new else answer[0], token, ran)
             if stored["ran_us"] > micros(latest):
                 stored |= {"ran_us": micros(latest), "ran": _text(latest)}
             # The token in each node refuses an earlier leader.
-            self._write(name, {**stored, "token": token}, version)
+            path, data = self._nodes.entry(name), json.dumps({**stored, "token": token}).encode()
+            steps.append(create(path, data) if is_new else set_data(path, data, answer[1].version))
             known[name] = LastRun(_time(stored["ran"]), stored["runs"])
+        self._transact(steps)
         return known
+
+    def retain(self, token: int, entries: Collection[str]) -> None:
+        """See :class:`ScheduleStore`."""
+        from kazoo.exceptions import NoNodeError
+
+        from celery_dq.zookeeper.transaction import delete
+
+        children = self._ask(lambda client: client.get_children_async(self._nodes.path))
+        gone = [name for name in map(self._nodes.entry_of, children) if name not in entries]
+        steps = []
+        for name, answer in self._read_all(gone):
+            if not isinstance(answer, NoNodeError):
+                _stored(answer[0], token, EPOCH)
+                steps.append(delete(self._nodes.entry(name), answer[1].version))
+        self._transact(steps)
 
     def begin(self, token: int, entry: str, ran: datetime) -> int | LastRun:
         """See :class:`ScheduleStore`."""
@@ -237,37 +292,75 @@ class ZooKeeperScheduleStore:
     def _read(self, token: int, entry: str, ran: datetime) -> tuple[dict[str, Any], int]:
         from kazoo.exceptions import NodeExistsError, NoNodeError
 
-        path, patience_s = self._path(entry), self._session.timeout_s / 2
+        path = self._nodes.entry(entry)
 
         def read() -> Any:
-            return self._session.ask(lambda client: client.get_async(path), patience_s)
+            return self._ask(lambda client: client.get_async(path))
 
         try:
             data, stat = read()
         except NoNodeError:
-            first: dict[str, Any] = {"token": token, "pending": 0, "sent": 0, "runs": 0}
-            first |= {"ran_us": micros(ran), "ran": _text(ran)}
+            first = json.dumps(_stored(b"", token, ran)).encode()
             with contextlib.suppress(NodeExistsError):
-                self._session.ask(
-                    lambda client: client.create_async(path, json.dumps(first).encode(), makepath=True),
-                    patience_s,
-                )
+                self._ask(lambda client: client.create_async(path, first, makepath=True))
             data, stat = read()
-        stored: dict[str, Any] = json.loads(data)
-        if stored["token"] > token:
-            raise Fenced(f"a later beat leads, with token {stored['token']} above this beat's {token}")
-        return stored, stat.version
+        return _stored(data, token, ran), stat.version
+
+    def _read_all(self, entries: Collection[str]) -> Iterator[tuple[str, Any]]:
+        """Yield for each entry the data and stat of its node, or that it has none."""
+        from kazoo.exceptions import NoNodeError
+
+        from celery_dq.zookeeper.multi_read import read_all
+
+        for chunk in _chunks(list(entries)):
+            answers = read_all(self._session, [self._nodes.entry(name) for name in chunk], self._patience_s)
+            for name, answer in zip(chunk, answers, strict=True):
+                if isinstance(answer, Exception) and not isinstance(answer, NoNodeError):
+                    raise answer
+                yield name, answer
 
     def _write(self, entry: str, stored: dict[str, Any], version: int) -> None:
-        from kazoo.exceptions import BadVersionError
+        from celery_dq.zookeeper.transaction import set_data
 
-        path, data = self._path(entry), json.dumps(stored).encode()
-        try:
-            self._session.ask(
-                lambda client: client.set_async(path, data, version=version), self._session.timeout_s / 2
-            )
-        except BadVersionError:
-            raise Fenced(f"another beat has written {entry!r} at the same time") from None
+        self._transact([set_data(self._nodes.entry(entry), json.dumps(stored).encode(), version)])
+
+    def _transact(self, steps: list[Any]) -> None:
+        from celery_dq.zookeeper.transaction import TransactionRefused, batches, transact
+
+        for batch in batches(steps):
+            try:
+                transact(self._session, batch, self._patience_s)
+            except TransactionRefused as error:  # noqa: PERF203 - a hundred entries at a time
+                raise Fenced(f"another beat has changed an entry at the same time: {error}") from None
+
+    def _ask(self, request: Callable[[Any], Any]) -> Any:
+        return self._session.ask(request, self._patience_s)
+
+    @property
+    def _patience_s(self) -> float:
+        return float(self._session.timeout_s) / 2
+
+
+def _stored(data: bytes, token: int, ran: datetime) -> dict[str, Any]:
+    """Return the state of an entry in a node; of a new entry if there is none, or it cannot be read.
+
+    Raises:
+        Fenced: A later leader has written the node.
+    """
+    stored: dict[str, Any] = {"token": token, "pending": 0, "sent": 0, "runs": 0}
+    stored |= {"ran_us": micros(ran), "ran": _text(ran)}
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        found = json.loads(data)
+        _time(found["ran"])
+        stored = {key: type(first)(found[key]) for key, first in stored.items()}
+    if stored["token"] > token:
+        raise Fenced(f"a later beat leads, with token {stored['token']} above this beat's {token}")
+    return stored
+
+
+def _chunks(names: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(names), CHUNK):
+        yield names[start : start + CHUNK]
 
 
 def _text(time: datetime) -> str:

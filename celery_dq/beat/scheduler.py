@@ -9,10 +9,11 @@ is not Redis, ZooKeeper stores it.
 
 * On ``dq-redis``, a tick is sent **once**. It is numbered before it is sent, and the number is the same for
   every beat. The broker refuses a number that it has seen. This covers a leader that died between sending a
-  tick and recording it, and a leader that was stopped while sending and continues an hour later.
+  tick and recording it, and a leader that was stopped while sending and continues within a week.
 * On other brokers, a tick is sent at least once, each time with the same task id.
 * A tick that was due while no beat was elected, or while the broker was unreachable, is sent once, as soon as
-  possible. Further missed times are skipped, as in Celery.
+  possible. Further missed times are skipped, as in Celery. The other entries go on while one cannot be sent.
+* The state of an entry that leaves the schedule is removed. An entry that comes back counts from its return.
 
 Some wrapped schedulers store the last runs themselves, such as the one of django-celery-beat. Then the later
 of both times counts, and the wrapped scheduler saves after every tick, before the next leader is elected. If
@@ -25,6 +26,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 import redis
@@ -43,7 +45,7 @@ from celery_dq.beat.schedule_store import (
 from celery_dq.beat.tick import TickStamps, task_id_of
 from celery_dq.beat.wrapped import Due, StaleEntry, last_run, latest_run, set_last_run, wrapped_class
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.compat.beat_sync import save_schedule
+from celery_dq.compat.beat_sync import postpone, save_schedule
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import Fenced
 from celery_dq.keys import beat_state
@@ -54,7 +56,7 @@ from celery_dq.outage import Outage
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.worker.broker import broker_client
-from celery_dq.znodes import beat_entry
+from celery_dq.znodes import BeatNodes
 
 __all__ = ["ElectedScheduler"]
 
@@ -64,6 +66,8 @@ logger = logging.getLogger(__name__)
 STAND_BY_S = 0.25
 #: Seconds until the next attempt after a request without an answer.
 RETRY_S = 1.0
+#: Seconds until the next attempt to send an entry that could not be sent: the first and the longest pause.
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 #: Maximum seconds of one tick before the leader resigns, so that another beat tries.
 STUCK_S = 10.0
 #: Errors of requests to the broker or the schedule store that got no answer.
@@ -114,6 +118,8 @@ class ElectedScheduler(Scheduler):
         self._inner.apply_async = self.apply_async
         self._reserve = self._inner.reserve
         self._inner.reserve = self.reserve
+        self._populate_heap = self._inner.populate_heap
+        self._inner.populate_heap = self.populate_heap
         self.app = app
         self.Entry = self._inner.Entry
         self._token = 0
@@ -121,6 +127,10 @@ class ElectedScheduler(Scheduler):
         self._due: Due | None = None
         #: The ticks since the last :meth:`_settle`, and whether each was sent.
         self._ticked: list[tuple[Due, bool]] = []
+        #: The names of the entries that the store knows.
+        self._names: set[str] = set()
+        #: When an entry that could not be sent is tried again (monotonic), and the pause after that, by name.
+        self._postponed: dict[str, tuple[float, float]] = {}
         self._busy_since: float | None = None
         self._outage = Outage(logger, "beat_outage")
         self._closed = False
@@ -165,9 +175,13 @@ class ElectedScheduler(Scheduler):
             term = self.elector.term
             if term is None or not term.is_firm:
                 return STAND_BY_S
-            self._busy_since = self._clock.monotonic()
+            listed = self._inner.old_schedulers
             if term.token != self._token:
                 self._take_over(term.token)
+            elif listed is not None and set(listed) != self._names:
+                self._follow(listed)
+            # A take-over of many entries may take long, and each of its requests is bounded.
+            self._busy_since = self._clock.monotonic()
             wait: float = self._inner.tick(*args, **kwargs)
             if not self._ticked or all(sent for _, sent in self._ticked):
                 self._outage.over("Beat %s gets answers again.", self._name)
@@ -194,8 +208,14 @@ class ElectedScheduler(Scheduler):
         finally:
             self._busy_since = None
         if self._settle():
-            return RETRY_S
+            return STAND_BY_S
         return min(wait, max(self.max_interval or 5.0, STAND_BY_S))
+
+    def populate_heap(self, *args: Any, **kwargs: Any) -> None:
+        """Let the wrapped scheduler sort its entries; one that could not be sent is not before the others."""
+        self._populate_heap(*args, **kwargs)
+        now = self._clock.monotonic()
+        postpone(self._inner, {name: max(until - now, 0.0) for name, (until, _) in self._postponed.items()})
 
     def reserve(self, entry: Any) -> Any:
         """Number the tick of an entry, and let the wrapped scheduler count the entry as run."""
@@ -337,9 +357,13 @@ class ElectedScheduler(Scheduler):
             self._is_over(self._due, False)
         ticked, self._ticked = self._ticked, []
         for due, sent in ticked:
+            name = due.entry.name
+            _, pause_s = self._postponed.pop(name, (0.0, PAUSE_S))
             if not sent:
                 set_last_run(due.entry, due.before)
-            schedule, name = self._inner.schedule, due.entry.name
+                again_at = self._clock.monotonic() + pause_s
+                self._postponed[name] = again_at, min(pause_s * 2, LONGEST_PAUSE_S)
+            schedule = self._inner.schedule
             now = schedule.get(name)
             # An entry that was loaded again in the meantime is newer than both.
             if not self._keeps_times or now is due.entry or now is due.following:
@@ -373,9 +397,7 @@ class ElectedScheduler(Scheduler):
         if self._make_client is not None:
             return RedisScheduleStore(self._make_client(), state)
         if session is not None:
-            return ZooKeeperScheduleStore(
-                session, lambda entry: beat_entry(options.environment, self._name, entry)
-            )
+            return ZooKeeperScheduleStore(session, BeatNodes(options.environment, self._name))
         patience_s = options.election_session_us / 6e6
         client = redis.Redis.from_url(
             options.election, socket_timeout=patience_s, socket_connect_timeout=patience_s
@@ -384,22 +406,10 @@ class ElectedScheduler(Scheduler):
 
     def _take_over(self, token: int) -> None:
         """Take over the last runs from the previous leader."""
-        schedule, wall = self._inner.schedule, self._clock.wall()
-        entries = {
-            name: Known(entry.last_run_at, latest_run(entry, wall))
-            for name, entry in schedule.items()
-            if entry.last_run_at
-        }
-        ahead = 0
-        for name, ran in self.schedule_store.adopt(token, entries).items():
-            entry, latest = schedule[name], entries[name].latest
-            if not self._keeps_times or (ran.runs and micros(ran.at) > micros(entry.last_run_at)):
-                set_last_run(entry, ran)
-            if micros(entry.last_run_at) > micros(latest):
-                set_last_run(entry, LastRun(latest, entry.total_run_count))
-            ahead += entry.last_run_at == latest
-        self._refill()
-        self._token = token
+        schedule = self._inner.schedule
+        ahead = self._adopt(token, schedule)
+        self.schedule_store.retain(token, set(schedule))
+        self._token, self._names = token, set(schedule)
         logger.info("Beat %s leads, token %d.", self._name, token, extra={"event": "beat_leads"})
         if ahead:
             logger.warning(
@@ -410,6 +420,38 @@ class ElectedScheduler(Scheduler):
                 ahead,
                 extra={"event": "beat_clock_ahead"},
             )
+
+    def _follow(self, listed: Mapping[str, Any]) -> None:
+        """Store the entries that have come since the last look, and remove those that are gone."""
+        names = set(listed)
+        self._adopt(self._token, {name: listed[name] for name in names - self._names})
+        self.schedule_store.retain(self._token, names)
+        self._names = names
+        for name in self._postponed.keys() - names:
+            del self._postponed[name]
+
+    def _adopt(self, token: int, schedule: Mapping[str, Any]) -> int:
+        """Take over the last runs of entries; return how many the store has in the future."""
+        wall = self._clock.wall()
+        entries = {
+            name: Known(entry.last_run_at, latest_run(entry, wall))
+            for name, entry in schedule.items()
+            if entry.last_run_at
+        }
+        ahead = 0
+        for name, ran in self.schedule_store.adopt(token, entries).items():
+            entry, latest = schedule[name], entries[name].latest
+            # A first reading is no run. Where Django has no time zones, it may be a local time.
+            is_ahead = micros(entry.last_run_at) > micros(latest)
+            if not self._keeps_times or (
+                ran.runs and (is_ahead or micros(ran.at) > micros(entry.last_run_at))
+            ):
+                set_last_run(entry, ran)
+            elif is_ahead:
+                set_last_run(entry, LastRun(latest, entry.total_run_count))
+            ahead += bool(ran.runs) and ran.at == latest
+        self._refill()
+        return ahead
 
     def _embedded(self, **_: Any) -> None:
         """Exit on SIGTERM with a hand-over: ``celery worker -B`` sends it, and Celery installs no handler."""
@@ -435,7 +477,10 @@ class BeatCallbacks:
         term.inaugurated()
         while not term.wait(1.0):
             if self._scheduler.stuck:
-                term.end("the broker does not answer this beat")
+                store = self._scheduler.schedule_store.kind
+                term.end(
+                    f"a tick takes longer than {STUCK_S:g} s: the broker or {store} does not answer this beat"
+                )
 
     def trust(self, term: Term, until: float) -> None:
         """Do nothing: each tick checks the term itself."""

@@ -9,8 +9,9 @@ __all__ = ["TickStamps", "task_id_of"]
 
 #: The namespace of the UUIDs of ticks.
 NAMESPACE = uuid.UUID("5f0f3a60-7b1c-4b1e-9d0e-2f6a3f1f8f11")
-#: Milliseconds for which the broker keeps the number of an entry's last tick: a year and a month.
-MARKER_TTL_MS = 400 * 24 * 3_600_000
+#: Milliseconds for which the broker keeps the number of an entry's last tick. A beat that was stopped while
+#: it sent this tick may continue so much later. Without a limit, markers of deleted entries would stay.
+MARKER_TTL_MS = 7 * 24 * 3_600_000
 
 
 def task_id_of(environment: str, entry_key: str, number: int) -> str:

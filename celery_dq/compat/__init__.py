@@ -7,7 +7,7 @@
 ``kombu_json``        whether JSON is written and read by kombu's own functions
 ``redis_sockets``     the socket of a connection to Redis
 ``kazoo_connection``  the connection to ZooKeeper, and requests that kazoo does not know
-``beat_sync``         the save of a wrapped scheduler
+``beat_sync``         the save and the order of a wrapped scheduler
 ``stopping``          whether a worker stops, from the flags that Celery sets
 ``prefork_pool``      keeps its jobs over a flush, notices deaths at once, and reads last results promptly
 

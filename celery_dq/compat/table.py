@@ -128,6 +128,15 @@ TABLE: tuple[PrivateName, ...] = (
         ("Scheduler._do_sync", "self"),
     ),
     *_rows(
+        "beat_sync",
+        "celery",
+        "celery.beat",
+        "an entry that cannot be sent comes after the others until it is tried again",
+        "a pause for one entry of Scheduler",
+        "Scheduler._heap",
+        ("Scheduler._when", "self entry next_time_to_run"),
+    ),
+    *_rows(
         "kombu_publishing",
         "kombu",
         "kombu.messaging",

@@ -7,7 +7,7 @@ is checked before the request is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kazoo.exceptions import (
@@ -35,6 +35,7 @@ __all__ = [
     "Step",
     "answer_of",
     "ask_all",
+    "batches",
     "check",
     "check_size",
     "create",
@@ -44,6 +45,8 @@ __all__ = [
     "transact",
 ]
 
+#: Maximum steps of a transaction of :func:`batches`.
+MAX_STEPS = 100
 #: Maximum bytes of one request with a server's defaults (``jute.maxbuffer``).
 MAX_REQUEST = 0xFFFFF
 #: Bytes of a step without its path and data: headers, ACL, flags; rounded up.
@@ -147,6 +150,18 @@ def transact(session: Session, steps: Sequence[Step], timeout_s: float) -> list[
         return [begin(client, steps)]
 
     return verdict(steps, ask_all(session, send, timeout_s)[0])
+
+
+def batches(steps: Iterable[Step]) -> Iterator[list[Step]]:
+    """Yield the steps in transactions that ZooKeeper takes."""
+    batch: list[Step] = []
+    for step in steps:
+        if batch and (len(batch) >= MAX_STEPS or size_of([*batch, step]) > MAX_REQUEST // 2):
+            yield batch
+            batch = []
+        batch.append(step)
+    if batch:
+        yield batch
 
 
 def begin(client: Any, steps: Sequence[Step]) -> Any:

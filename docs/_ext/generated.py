@@ -46,9 +46,9 @@ from celery_dq.znodes import (
     PRESENCES,
     AllocationNodes,
     AllocatorNodes,
+    BeatNodes,
     BrokerNodes,
     LeadershipNodes,
-    beat_entry,
 )
 
 
@@ -140,7 +140,7 @@ def znodes() -> str:
         queue.ready_prefix(9)
         + "<sequence>": "A waiting item; the digits before the sequence are the priority.",
         queue.delayed_prefix(1_800_000_000_000) + "<sequence>": "A delayed item with its due time.",
-        beat_entry("online", "<beat>", "<entry>"): "The last tick of an entry of an elected beat.",
+        BeatNodes("online", "<beat>").entry("<entry>"): "The last tick of an entry of an elected beat.",
     }
     for each in (leader, AllocatorNodes("online"), allocation, broker, queue):
         for kind in type(each).__mro__:

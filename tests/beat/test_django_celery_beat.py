@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from celery_dq.beat import ElectedScheduler
+from celery_dq.testing.waiting import wait_until
 from tests.beat.conftest import lead, once, ticks
 from tests.django_project import configure
 
@@ -213,7 +214,27 @@ def test_a_send_that_fails_is_no_run(app: Any, database: Any, beats: list[Electe
         return send(*args, **kwargs)
 
     beats[0]._inner.send_task = lost
+    wait_until(lambda: (beats[0].tick(), ticks(app))[1], 5)
     passes(beats[0])
     assert failed
     assert len(ticks(app)) == 1
     assert database.PeriodicTask.objects.get(name="tick").total_run_count == 1
+
+
+def test_a_new_row_without_time_zones_is_no_sign_of_a_wrong_clock(
+    app: Any, database: Any, beats: list[ElectedScheduler], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Django dates a row in local time, which django-celery-beat reads as UTC until its first run."""
+    from django.test import override_settings
+
+    with override_settings(USE_TZ=False, TIME_ZONE="Asia/Tokyo", DJANGO_CELERY_BEAT_TZ_AWARE=False):
+        hourly(database)
+        for _ in range(2):
+            beats.append(ElectedScheduler(app))
+            lead(beats[-1])
+            passes(beats[-1])
+            due = beats[-1].schedule["tick"].last_run_at
+            assert abs(due - now().replace(tzinfo=None)) < HOUR / 2
+            beats[-1].close()
+    assert ticks(app) == []
+    assert "ahead of the clock" not in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
@@ -20,7 +21,8 @@ from celery_dq.beat.schedule_store import (
     micros,
 )
 from celery_dq.errors import Fenced
-from celery_dq.znodes import beat_entry
+from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.znodes import BeatNodes
 from celery_dq.zookeeper.session import Session
 
 START = datetime(2026, 3, 29, 0, 30, tzinfo=timezone.utc)
@@ -46,7 +48,7 @@ def book(request: pytest.FixtureRequest) -> Iterator[ScheduleStore]:
         made.close()
     else:
         session = Session(request.getfixturevalue("hosts"), timeout_s=15)
-        yield ZooKeeperScheduleStore(session, lambda entry: beat_entry("online", "shop", entry))
+        yield ZooKeeperScheduleStore(session, BeatNodes("online", "shop"))
         session.close()
 
 
@@ -146,3 +148,24 @@ def test_a_later_run_than_recorded_means_that_the_pending_tick_was_sent(book: Sc
 def test_the_time_of_an_entry_that_was_never_sent_is_no_run(book: ScheduleStore) -> None:
     book.adopt(1, known(**{NAME: minutes(10)}))
     assert isinstance(book.begin(1, NAME, START), int)
+
+
+def test_many_entries_in_zookeeper_cost_few_requests(hosts: str, zookeeper: ZooKeeperServer) -> None:
+    """One request after the other for each entry took longer than a term on a slow network."""
+    session = Session(hosts, timeout_s=15)
+    store = ZooKeeperScheduleStore(session, BeatNodes("online", "shop"))
+    entries = {f"{NAME}-{number}": minutes(number) for number in range(1000)}
+    session.open()
+    for token in (1, 2):
+        before = received(zookeeper)
+        assert len(store.adopt(token, known(**entries))) == 1000
+        store.retain(token, entries)
+        assert received(zookeeper) - before < 100
+    store.retain(2, {NAME})
+    assert not session.ask(lambda client: client.get_children_async(BeatNodes("online", "shop").path), 15)
+    session.close()
+
+
+def received(server: ZooKeeperServer) -> int:
+    """Return the number of requests that the server has received."""
+    return int(re.search(r"zk_packets_received\t(\d+)", server.ask("mntr"))[1])  # type: ignore[index]

@@ -36,8 +36,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "beat",
         "taking a book in ZooKeeper over keeps no earlier leader out",
         "beat/schedule_store.py",
-        'self._write(name, {**stored, "token": token}, version)',
-        "self._write(name, stored, version)",
+        'path, data = self._nodes.entry(name), json.dumps({**stored, "token": token}).encode()',
+        "path, data = self._nodes.entry(name), json.dumps(stored).encode()",
         (BOOK,),
     ),
     Mutation(
@@ -63,5 +63,21 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("            if not sent:\n                set_last_run(due.entry, due.before)\n"),
         "",
         (TESTS + "test_django_celery_beat.py", "-k", "send_that_fails"),
+    ),
+    Mutation(
+        "beat",
+        "an entry that cannot be sent is tried again before all others",
+        "beat/scheduler.py",
+        "{name: max(until - now, 0.0) for name,",
+        "{name: 0.0 for name,",
+        (TESTS + "test_neighbours.py", "-k", "starves"),
+    ),
+    Mutation(
+        "beat",
+        "the state of an entry that has left the schedule stays",
+        "beat/scheduler.py",
+        "        self.schedule_store.retain(token, set(schedule))\n",
+        "",
+        (TESTS + "test_neighbours.py", "-k", "deleted or dropped"),
     ),
 )
