@@ -201,8 +201,12 @@ EVENTS: Final[dict[str, str]] = {
     ),
     "spill_unreadable_over": "All folders of the spill log can be read again.",
     "spill_quarantined": (
-        "A file of the spill log, or the damaged part of it, was moved to the quarantine; its messages are "
+        "A file of the spill log that cannot be read at all was moved to the quarantine; its messages are "
         "not sent."
+    ),
+    "spill_damaged": (
+        "Parts of a file of the spill log are damaged and were copied to the quarantine; its other messages "
+        "are sent."
     ),
     "spill_quarantine_failed": (
         "A damaged file of the spill log could not be moved to the quarantine; it is logged once per file."

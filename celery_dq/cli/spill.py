@@ -88,10 +88,10 @@ def quarantine_show(dq: DQ, as_json: bool, name: str) -> None:
 def quarantine_replay(
     dq: DQ, as_json: bool, names: tuple[str, ...], everything: bool, dry_run: bool, yes: bool
 ) -> None:
-    """Send the messages of the files NAMES, or of all that can be read, and remove the files."""
+    """Send the readable messages of the files NAMES, or of all files. Only what cannot be read is kept."""
     chosen = _chosen(dq, names, everything)
     if everything:
-        chosen = [each for each in chosen if not each.problem]
+        chosen = [each for each in chosen if each.messages]
     count = sum(len(each.messages) for each in chosen)
     if dry_run:
         show(as_json, {"found": count, "sent": 0}, f"{counted(count, 'message')} would be sent; none was.")

@@ -303,16 +303,19 @@ class Flusher:
             return
         message = lane.in_flight[0]
         index = self.outbox.segment_index
+        try:
+            kept = "" if index is None else f" and is kept as {index.reject(lane, message)}"
+        except OSError as problem:
+            self._later(lane, lane.failures, problem)
+            return
         logger.error(
             "The broker refused message %r of lane %s: %s. It is not sent again%s.",
             message.id,
             lane.key,
             error,
-            "" if index is None else " and is kept in the quarantine",
+            kept,
             extra={"event": "buffer_message_refused"},
         )
-        if index is not None:
-            index.reject(lane, message, str(error))
         self.outbox.done(lane, rejected=True)
         self.hooks.failed(error, lane, message, "rejected")
 

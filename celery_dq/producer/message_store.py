@@ -43,6 +43,8 @@ class Counters:
         retries: Batches that were sent again.
         replayed: Messages that were adopted from dead processes.
         memory_only: Messages accepted while the disk was full, which the end of the process would have lost.
+        unreadable: Messages that could not be read from a damaged or missing file. A part of another
+            process's file whose number of messages is not known counts as one.
     """
 
     accepted: int = 0
@@ -52,6 +54,7 @@ class Counters:
     retries: int = 0
     replayed: int = 0
     memory_only: int = 0
+    unreadable: int = 0
 
 
 class MessageStore:
@@ -208,6 +211,7 @@ class MessageStore:
         with self.lock:
             read = index.next_stored(lane)
         messages = [] if read is None else read()  # slow, so without the lock
+        self.counters.unreadable = index.log.unreadable
         if lane.adopted:
             # A file that was rewritten after a failed sync may repeat messages of an older file.
             messages = [each for each in messages if each.sequence >= lane.next_sequence]
@@ -293,8 +297,10 @@ class MessageStore:
                         index.forget(lane)
             if index is not None and not index.log.intact():
                 logger.error(
-                    "Spill log folder %s was removed; the messages in memory are written to a new folder.",
+                    "Spill log folder %s was removed, with %d messages that were on disk only. The messages "
+                    "in memory are written to a new folder.",
                     index.log.folder,
+                    sum(lane.stored for lane in self._lanes.values()),
                     extra={"event": "spill_folder_removed"},
                 )
                 self._start_new_segment(index)
@@ -306,6 +312,7 @@ class MessageStore:
         index.forsake()
         for lane in lanes:
             # Messages on disk only are lost with the folder, unless another process adopts it.
+            index.log.unreadable += lane.stored
             self.buffer.load(lane, (), lane.stored, self._now())
         try:
             for lane in lanes:
@@ -321,6 +328,7 @@ class MessageStore:
             return 0
         usage = index.log.usage()
         found = index.look_for_orphans()
+        self.counters.unreadable = index.log.unreadable
         count = 0
         with self.lock:
             self.found = len(found)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from celery_dq.errors import CorruptSegment
 from celery_dq.producer.buffer import BufferedMessage
-from celery_dq.producer.segment import read_header, scan
+from celery_dq.producer.segment import pack_header, read_header, scan
 
 __all__ = ["QuarantineContents", "read_contents"]
 
@@ -19,11 +19,13 @@ class QuarantineContents(NamedTuple):
         destination: Lane of the messages, as the sender takes it; "" when the file has no header.
         messages: The readable messages, in order.
         problem: Why the rest cannot be read; "" when all of the file can.
+        rest: A file with the rest; b"" when there is none.
     """
 
     destination: str
     messages: Sequence[BufferedMessage]
     problem: str
+    rest: bytes
 
 
 def read_contents(data: bytes) -> QuarantineContents:
@@ -31,10 +33,11 @@ def read_contents(data: bytes) -> QuarantineContents:
     try:
         header, start, seed = read_header(data)
     except CorruptSegment as exc:
-        return QuarantineContents("", (), str(exc))
+        return QuarantineContents("", (), str(exc), data)
     found = scan(data, start, seed)
     messages = []
     for sequence, _, payload in found.records:
         end = 1 + payload[0]  # the length of the id
         messages.append(BufferedMessage(sequence, payload[1:end], payload[end:]))
-    return QuarantineContents(header.lane, messages, found.problem)
+    rest = pack_header(header)[0] + found.damaged if found.problem else b""
+    return QuarantineContents(header.lane, messages, found.problem, rest)

@@ -9,13 +9,15 @@ Little-endian::
 CRC of a record covers its length, sequence, flags and payload, and starts from the CRC of the header. A block
 of another file, which a file system may leave after a power cut, is therefore no valid record.
 
-A segment holds records of one lane, with ascending sequences. A reader uses the longest valid prefix and
-ignores all bytes from the first damaged record on.
+A segment holds records of one lane, with ascending sequences. A reader steps over damaged bytes to the next
+valid record, and restores a header in which a single byte is damaged.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 from zlib import crc32
 
@@ -33,6 +35,8 @@ _HEADER_START = _FIXED.size + _CRC.size
 _COVERED = struct.Struct("<IQB")  # the part of a record's head that the CRC covers
 _HEAD = struct.Struct("<IIQB")
 HEAD_SIZE = _HEAD.size
+#: The upper bytes of each sequence, and their place in the head of a record: a mark to search for records.
+_UPPER, _UPPER_AT = b"\0\0", 14
 
 #: Longest lane in a header and longest payload of a record, in bytes. A larger length means damage.
 MAX_LANE = 4_096
@@ -65,14 +69,17 @@ class SegmentScan(NamedTuple):
     """The result of reading a segment.
 
     Attributes:
-        records: The longest valid prefix.
-        end: Offset of the first byte after the prefix.
-        problem: Why the prefix ends there; "" at the end of the data.
+        records: The valid records.
+        damaged: The bytes between and after them.
+        problem: Why the first of these bytes are no record; "" when there are none.
+        missing: Number of records in these bytes, as far as the sequences around them show it; at least one
+            for each part.
     """
 
     records: list[SegmentRecord]
-    end: int
+    damaged: bytes
     problem: str
+    missing: int
 
 
 def pack_header(header: FileHeader) -> tuple[bytes, int]:
@@ -96,6 +103,27 @@ def read_header(data: bytes) -> tuple[FileHeader, int, int]:
     Raises:
         CorruptSegment: The header is cut short, damaged, of another version, or not a header of a segment.
     """
+    try:
+        return _parse_header(data)
+    except CorruptSegment:
+        for candidate in _with_one_byte_changed(data):
+            with suppress(CorruptSegment):
+                return _parse_header(candidate)
+        raise
+
+
+def _with_one_byte_changed(data: bytes) -> Iterator[bytearray]:
+    head = bytearray(data[: _HEADER_START + _IDENTITY.size + MAX_LANE])
+    length = _FIXED.unpack_from(head)[2] if len(head) >= _HEADER_START else 0
+    size = _HEADER_START + (length if length <= _IDENTITY.size + MAX_LANE else 0)
+    for place, intact in enumerate(head[:size]):
+        for value in range(256):
+            head[place] = value
+            yield head
+        head[place] = intact
+
+
+def _parse_header(data: bytes | bytearray) -> tuple[FileHeader, int, int]:
     if len(data) < _HEADER_START:
         raise CorruptSegment(f"the header is cut short: {len(data)} bytes")
     magic, version, length = _FIXED.unpack_from(data)
@@ -123,30 +151,54 @@ def pack_record(sequence: int, flags: int, payload: bytes, seed: int) -> bytes:
     return _HEAD.pack(length, crc, sequence, flags) + payload
 
 
-def scan(data: bytes, start: int, seed: int, after: int = -1) -> SegmentScan:
-    """Read the records from offset `start` on.
+def scan(data: bytes, start: int, seed: int) -> SegmentScan:
+    """Read the records from offset `start` on, and step over damaged bytes.
 
     Args:
         data: Bytes of the segment.
         start: Offset of the first record.
         seed: Seed of the checksums, from the header.
-        after: Sequence that the first record must exceed.
     """
     records: list[SegmentRecord] = []
-    at, size, view = start, len(data), memoryview(data)
+    damaged: list[bytes] = []
+    problem, missing = "", 0
+    at, size, after = start, len(data), -1
     while at < size:
-        if size - at < HEAD_SIZE:
-            return SegmentScan(records, at, "a record's head is cut short")
-        length, crc, sequence, flags = _HEAD.unpack_from(data, at)
-        end = at + HEAD_SIZE + length
-        if length > MAX_PAYLOAD or end > size:
-            return SegmentScan(records, at, "a record is cut short, or its length is damaged")
-        payload = view[at + HEAD_SIZE : end]
-        if crc32(payload, crc32(_COVERED.pack(length, sequence, flags), seed)) != crc:
-            return SegmentScan(records, at, "the checksum of a record is wrong")
-        if sequence <= after:
-            return SegmentScan(records, at, f"sequence {sequence} does not follow {after}")
-        records.append(SegmentRecord(sequence, flags, bytes(payload)))
-        after = sequence
-        at = end
-    return SegmentScan(records, at, "")
+        record = _read_record(data, at, seed, after)
+        if isinstance(record, str):
+            problem = problem or record
+            begin, at = at, _find_record(data, at + 1, seed, after)
+            damaged.append(data[begin:at])
+            found = _read_record(data, at, seed, after)
+            missing += 1 if isinstance(found, str) or after < 0 else max(found.sequence - after - 1, 1)
+            continue
+        records.append(record)
+        after = record.sequence
+        at += HEAD_SIZE + len(record.payload)
+    return SegmentScan(records, b"".join(damaged), problem, missing)
+
+
+def _read_record(data: bytes, at: int, seed: int, after: int) -> SegmentRecord | str:
+    """Return the record at an offset, or the reason why there is none."""
+    if len(data) - at < HEAD_SIZE:
+        return "a record's head is cut short"
+    length, crc, sequence, flags = _HEAD.unpack_from(data, at)
+    end = at + HEAD_SIZE + length
+    if length > MAX_PAYLOAD or end > len(data):
+        return "a record is cut short, or its length is damaged"
+    if sequence <= after:
+        return f"sequence {sequence} does not follow {after}"
+    payload = data[at + HEAD_SIZE : end]
+    if crc32(payload, crc32(_COVERED.pack(length, sequence, flags), seed)) != crc:
+        return "the checksum of a record is wrong"
+    return SegmentRecord(sequence, flags, payload)
+
+
+def _find_record(data: bytes, at: int, seed: int, after: int) -> int:
+    """Return the offset of the first valid record at `at` or behind it; the end of the data without one."""
+    while (mark := data.find(_UPPER, at + _UPPER_AT)) >= 0:
+        at = mark - _UPPER_AT
+        if not isinstance(_read_record(data, at, seed, after), str):
+            return at
+        at += 1
+    return len(data)

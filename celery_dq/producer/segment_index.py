@@ -10,6 +10,7 @@ import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from celery_dq.errors import CorruptSegment, SpillFailed
 from celery_dq.outage import Outage
@@ -207,14 +208,11 @@ class SegmentIndex:
                 return None
             self._seal(files)
         segment = files.stored.popleft()
-        orphan = self._orphans.get(lane.producer)
 
         def read() -> list[BufferedMessage]:
-            try:
-                records = segment.read() if isinstance(segment, Segment) else _must(orphan).read(segment)
-            except (OSError, CorruptSegment) as error:
+            records = self.log.read(segment)
+            if records is None:
                 # The file is in the quarantine now, or it stays for the process that adopts this folder.
-                self.log.quarantine(segment.path, str(error))
                 if isinstance(segment, Segment):
                     self.bytes -= segment.size
                 return []
@@ -359,13 +357,17 @@ class SegmentIndex:
 
     # -- the end
 
-    def reject(self, lane: Lane, message: BufferedMessage, why: str) -> None:
-        """Write a message that the broker refused to the quarantine, as a segment."""
+    def reject(self, lane: Lane, message: BufferedMessage) -> Path:
+        """Write a message that the broker refused to the quarantine, as a segment. Return its path.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         head, seed = pack_header(FileHeader(lane.producer, 0, lane.key))
         record = pack_record(
             message.sequence, 0, _ID.pack(len(message.id)) + message.id + message.payload, seed
         )
-        self.log.quarantine(self.log.root / "rejected" / str(message.sequence), why, head + record)
+        return self.log.copy_to_quarantine(f"rejected-{message.sequence}", head + record)
 
     def close(self) -> None:
         """Close all files. Those with messages stay for the process that adopts them."""
@@ -408,12 +410,7 @@ def _kept(poisoned: Segment, before: int, unsent: Iterable[BufferedMessage]) -> 
     if kept and kept[-1].sequence == poisoned.last:
         return kept
     # The messages are not in memory, but the page cache may still hold the data that the disk did not write.
-    kept = list(_messages(poisoned.read()))
-    if poisoned.size > poisoned.header_size and (not kept or kept[-1].sequence != poisoned.last):
-        raise CorruptSegment("its messages are on disk only, and cannot be read back")
-    return kept
-
-
-def _must(orphan: Orphan | None) -> Orphan:
-    assert orphan is not None
-    return orphan
+    found = poisoned.read()
+    if found.problem:
+        raise CorruptSegment(f"its messages are on disk only, and cannot be read back: {found.problem}")
+    return list(_messages(found.records))

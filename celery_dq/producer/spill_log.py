@@ -28,7 +28,15 @@ from pathlib import Path
 from celery_dq.errors import CorruptSegment, SpillFailed
 from celery_dq.producer.folder_lock import LOCK, OPEN, is_marked, lock_file, mark, unlock_orphan
 from celery_dq.producer.fsync import make_folder, sync_data, sync_folder
-from celery_dq.producer.segment import FileHeader, SegmentRecord, pack_header, pack_record, read_header, scan
+from celery_dq.producer.segment import (
+    FileHeader,
+    SegmentRecord,
+    SegmentScan,
+    pack_header,
+    pack_record,
+    read_header,
+    scan,
+)
 
 __all__ = ["Orphan", "Segment", "SpillLog", "StoredSegment"]
 
@@ -62,6 +70,7 @@ class Segment:
     Attributes:
         size: Bytes of the file, header included.
         last: Sequence of the last record; -1 without any.
+        count: Number of records.
         synced: Bytes that the disk has confirmed.
         torn: Whether an incomplete record at the end could not be cut off, so that nothing may be appended.
         poisoned: Whether a sync failed, so that the content on disk is unknown.
@@ -72,6 +81,7 @@ class Segment:
     """
 
     __slots__ = (
+        "count",
         "fd",
         "gone",
         "header",
@@ -92,6 +102,7 @@ class Segment:
         self.fd = os.open(path, os.O_WRONLY | os.O_APPEND | _NEW, 0o600)
         self.header_size = self.size = len(head)
         self.last = -1
+        self.count = 0
         self.synced = 0
         self.torn = self.poisoned = self.gone = False
         try:
@@ -124,6 +135,7 @@ class Segment:
             )
         self.size += written
         self.last = sequence
+        self.count += 1
         return written
 
     def _cut_back(self) -> None:
@@ -156,6 +168,7 @@ class Segment:
         """Remove all records, which are delivered, and keep the file open. May raise OSError."""
         os.ftruncate(self.fd, self.header_size)
         self.size = self.header_size
+        self.count = 0
         self.synced = min(self.synced, self.size)
 
     def seal(self) -> None:
@@ -172,16 +185,18 @@ class Segment:
         with contextlib.suppress(OSError):
             self.path.unlink()
 
-    def read(self) -> list[SegmentRecord]:
-        """Read the records back. May raise OSError, or CorruptSegment for a damaged header."""
-        data = _read(self.path)
-        _, start, seed = read_header(data)
-        return scan(data[: self.size], start, seed).records
+    def read(self) -> SegmentScan:
+        """Read the records back, without the header, which this process knows. May raise OSError."""
+        found = scan(_read(self.path)[: self.size], self.header_size, self.seed)
+        missing = self.count - len(found.records)
+        problem = found.problem or ("the end of the file is missing" if missing else "")
+        return found._replace(problem=problem, missing=missing)
 
 
 class StoredSegment:
-    """A file of a dead process."""
+    """A file of a dead process, with at least one message."""
 
+    count = 1
     __slots__ = ("header", "path", "size")
 
     def __init__(self, path: Path, header: FileHeader, size: int) -> None:
@@ -193,6 +208,12 @@ class StoredSegment:
         """Remove the file, whose records are delivered."""
         with contextlib.suppress(OSError):
             self.path.unlink()
+
+    def read(self) -> SegmentScan:
+        """Read the records. May raise OSError or CorruptSegment."""
+        data = _read(self.path)
+        _, start, seed = read_header(data)
+        return scan(data, start, seed)
 
 
 class Orphan:
@@ -219,25 +240,8 @@ class Orphan:
         try:
             return StoredSegment(path, read_header(head)[0], path.stat().st_size)
         except CorruptSegment as problem:
-            self._log.quarantine(path, str(problem))
+            self._log.quarantine(path, str(problem), 1)
             return None
-
-    def read(self, segment: StoredSegment) -> list[SegmentRecord]:
-        """Read the longest valid prefix of a segment. The bytes after it are copied to the quarantine.
-
-        Raises:
-            OSError: The file cannot be read; it stays.
-        """
-        data = _read(segment.path)
-        try:
-            _, start, seed = read_header(data)
-        except CorruptSegment as problem:
-            self._log.quarantine(segment.path, str(problem))
-            return []
-        found = scan(data, start, seed)
-        if found.problem:
-            self._log.quarantine(segment.path, found.problem, data[found.end :])
-        return found.records
 
     def close(self) -> None:
         """Unlock the folder, and remove it if it holds no segment."""
@@ -254,12 +258,15 @@ class SpillLog:
 
     Args:
         root: The shared folder. Messages survive only the failures that this folder survives.
+
+    Attributes:
+        unreadable: Messages that could not be read since the process began, as far as their number is known.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.process = process_name()
-        self.quarantined = 0
+        self.unreadable = 0
         self.adopted: set[str] = set()
         #: Damaged files that could not be moved to the quarantine; each is logged once.
         self._stuck: set[Path] = set()
@@ -408,27 +415,73 @@ class SpillLog:
         """Return the files in the quarantine."""
         return sorted((self.root / QUARANTINE).glob("*"))
 
-    def quarantine(self, path: Path, problem: str, data: bytes | None = None) -> None:
-        """Move a file to the quarantine, or write a part of it there. Does not raise.
+    def read(self, segment: Segment | StoredSegment) -> list[SegmentRecord] | None:
+        """Read a file, and copy its damaged parts to the quarantine.
+
+        Returns:
+            The valid records. None when the file itself is in the quarantine, because it cannot be read at
+            all or the copy cannot be written.
+        """
+        try:
+            found = segment.read()
+            if not found.problem:
+                return found.records
+            name = f"{segment.path.parent.name}-{segment.path.stem}"
+            copy = self.copy_to_quarantine(name, pack_header(segment.header)[0] + found.damaged)
+        except (OSError, CorruptSegment) as error:
+            self.quarantine(segment.path, str(error), segment.count)
+            return None
+        self.unreadable += found.missing
+        logger.error(
+            "Spill log file %s is damaged: %s. At least %d of its messages cannot be read, the other %d are "
+            "sent. The damaged parts were kept as %s.",
+            segment.path,
+            found.problem,
+            found.missing,
+            len(found.records),
+            copy,
+            extra={"event": "spill_damaged"},
+        )
+        return found.records
+
+    def copy_to_quarantine(self, name: str, data: bytes) -> Path:
+        """Write a file to the quarantine. Return its path. The same data have one file.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        folder = self.root / QUARANTINE
+        folder.mkdir(0o700, exist_ok=True)
+        target = folder / f"{name}-{zlib.crc32(data):08x}.bad"
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OPEN, 0o600)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(fd)
+            sync_folder(folder)
+        except OSError:
+            target.unlink()
+            raise
+        return target
+
+    def quarantine(self, path: Path, problem: str, messages: int) -> None:
+        """Move a file to the quarantine. Does not raise.
 
         Args:
             path: The file.
             problem: Why the file cannot be used, for the log.
-            data: The part to keep; the file itself then stays. None moves the file.
+            messages: Number of its messages, as far as it is known.
         """
-        self.quarantined += 1
         folder = self.root / QUARANTINE
         target = folder / f"{path.parent.name}-{path.stem}-{uuid.uuid4().hex[:8]}.bad"
+        if path not in self._stuck:
+            self.unreadable += messages
         try:
             folder.mkdir(0o700, exist_ok=True)
-            if data is None:
-                path.rename(target)
-            else:
-                fd = os.open(target, os.O_WRONLY | _NEW, 0o600)
-                with os.fdopen(fd, "wb") as file:
-                    file.write(data)
+            path.rename(target)
         except OSError as error:
-            if data is None and path in self._stuck:
+            if path in self._stuck:
                 return
             self._stuck.add(path)
             text = "Spill log file %s cannot be used: %s. It could not be moved to quarantine file %s: %s."

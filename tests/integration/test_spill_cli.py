@@ -129,20 +129,26 @@ def test_the_quarantine_is_shown_replayed_and_emptied(tmp_path: Path) -> None:
             run(app, "quarantine", "show", "noise.bad").output
         )
         assert "Did you mean 'whole.bad'?" in run(app, "quarantine", "show", "whole.bat", status=1).output
-        assert "Send 7 messages of 1 file?" in run(app, "quarantine", "replay", "--all", status=2).output
+        assert "Send 13 messages of 2 files?" in run(app, "quarantine", "replay", "--all", status=2).output
         assert (
             run(app, "quarantine", "replay", "--all", "--dry-run").output
-            == "7 messages would be sent; none was.\n"
+            == "13 messages would be sent; none was.\n"
         )
         run(app, "quarantine", "replay", "whole.bad", "-y", status=1)
         assert (quarantine / "whole.bad").exists()  # the server is away
         server.start()
-        assert "cannot be sent" in run(app, "quarantine", "replay", "cut.bad", "-y", status=1).output
-        assert run(app, "quarantine", "replay", "--all", "-y").output == "Sent 7.\n"
+        assert "cannot be sent" in run(app, "quarantine", "replay", "noise.bad", "-y", status=1).output
+        assert run(app, "quarantine", "replay", "--all", "-y").output == "Sent 13.\n"
+        # The end of the cut file is kept, and the messages before it are not.
+        (cut,) = quarantine.glob("cut-*.bad")
+        assert cut.stat().st_size < 400
+        assert "cannot be sent" in run(app, "quarantine", "replay", cut.name, "-y", status=1).output
+        assert run(app, "quarantine", "replay", "--all", "-y").output == "Sent 0.\n"
         (quarantine / "whole.bad").write_bytes(whole)  # as if the removal had been interrupted
         assert run(app, "quarantine", "replay", "whole.bad", "-y").output == "Sent 7.\n"
-        assert [message.id for message in app.dq.queues["push"].peek(20)] == [f"job-{n}" for n in range(7)]
-        assert "Remove 2 files with 6 readable messages for good?" in (
+        waiting = [message.id.partition("~")[0] for message in app.dq.queues["push"].peek(20)]
+        assert sorted(waiting) == sorted(f"job-{n}" for n in [*range(7), *range(6)])
+        assert "Remove 2 files with 0 readable messages for good?" in (
             run(app, "quarantine", "rm", "--all", status=2).output
         )
         assert "either NAMES or --all" in run(app, "quarantine", "rm", status=2).output

@@ -160,6 +160,23 @@ def test_the_refused_one_goes_to_the_quarantine(harness: ProducerHarness) -> Non
     assert b"refused" in kept.read_bytes()
 
 
+def test_a_refused_message_waits_until_the_quarantine_can_be_written(harness: ProducerHarness) -> None:
+    producer = harness.producer()
+    put(producer, 0)
+    (harness.folder / "quarantine").touch()  # a file with the name of the folder
+    producer.put(Addressed("a", b"bad", b"refused"))
+    put(producer, 1)
+    wait_until(lambda: "quarantine" in producer.snapshot().last_error, 30)
+    put(producer, 2, lane="b")
+    wait_until(lambda: arrived(harness, "b") == [2], 30)
+    assert arrived(harness) == [0]
+    (harness.folder / "quarantine").unlink()
+    assert producer.flush(30) == 0
+    assert arrived(harness) == [0, 1]
+    (kept,) = producer.snapshot().quarantined
+    assert b"refused" in kept.read_bytes()
+
+
 def test_a_destructor_may_put_in_the_middle_of_a_put(harness: ProducerHarness) -> None:
     producer = harness.producer()
 

@@ -24,6 +24,7 @@ from celery_dq.producer.buffered_producer import BufferedProducer, Persistence, 
 from celery_dq.producer.flusher import Undelivered
 from celery_dq.producer.quarantine import read_contents
 from celery_dq.producer.sender import Sender, State
+from celery_dq.producer.spill_log import SpillLog
 
 __all__ = ["BufferApi"]
 
@@ -204,20 +205,21 @@ class BufferApi:
         return quarantined_files(self.folder)
 
     def replay_quarantined(self, name: str) -> int:
-        """Send the messages of a file in the quarantine, remove the file, and return their number.
+        """Send the readable messages of a file in the quarantine, and return their number.
 
-        The broker recognises messages that an interrupted call has sent within the last hour.
+        The file is removed. What cannot be read of it is kept as a new file. The broker recognises messages
+        that an interrupted call has sent within the last hour.
 
         Args:
             name: Name of the file.
 
         Raises:
-            InvalidRequest: There is no such file, or a part of it cannot be read.
+            InvalidRequest: There is no such file, or nothing in it can be read.
             DQError: The broker cannot be reached, or refuses the messages again. The file stays.
         """
         file = quarantined_file(self.folder, name)
         contents = read_contents(file.path.read_bytes())
-        if contents.problem:
+        if contents.problem and not contents.messages:
             raise InvalidRequest(
                 f"{name} cannot be sent: {contents.problem}. Look at it by 'show', or remove it"
             )
@@ -227,6 +229,8 @@ class BufferApi:
             sender.send(contents.destination, producer, contents.messages)
         finally:
             sender.close()
+        if contents.rest:
+            SpillLog(file.path.parent.parent).copy_to_quarantine(file.path.stem, contents.rest)
         file.path.unlink(missing_ok=True)
         return len(contents.messages)
 

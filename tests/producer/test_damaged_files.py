@@ -1,0 +1,215 @@
+"""Damaged files: every message that can be read is sent once, and the rest is counted, logged and kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+from celery_dq.producer.buffer import Limits
+from celery_dq.producer.buffered_producer import BufferedProducer
+from celery_dq.producer.segment import HEAD_SIZE, read_header, scan
+from tests.producer.producer_harness import ProducerHarness, arrived, close_at_once, outbox, put
+
+COUNT = 40
+
+
+class SegmentFile:
+    """The bytes of an intact file, with the place of each record."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.data = bytearray(path.read_bytes())
+        _, self.start, seed = read_header(bytes(self.data))
+        self.places = [self.start]
+        for record in scan(bytes(self.data), self.start, seed).records:
+            self.places.append(self.places[-1] + HEAD_SIZE + len(record.payload))
+
+    def flip(self, at: int) -> None:
+        self.data[at] ^= 0x10
+
+    def zero(self, begin: int, end: int) -> None:
+        self.data[begin:end] = bytes(end - begin)
+
+
+def flipped_header(file: SegmentFile) -> set[int]:
+    file.flip(file.start - 1)
+    return set()
+
+
+def flipped_checksum_of_the_header(file: SegmentFile) -> set[int]:
+    file.flip(10)
+    return set()
+
+
+def flipped_length_of_the_header(file: SegmentFile) -> set[int]:
+    file.flip(5)
+    return set()
+
+
+def flipped_payload(file: SegmentFile) -> set[int]:
+    file.flip(file.places[7] + HEAD_SIZE + 8)
+    return {7}
+
+
+def flipped_first_record(file: SegmentFile) -> set[int]:
+    file.flip(file.places[0] + HEAD_SIZE + 8)
+    return {0}
+
+
+def flipped_length(file: SegmentFile) -> set[int]:
+    file.flip(file.places[7])
+    return {7}
+
+
+def huge_length(file: SegmentFile) -> set[int]:
+    file.flip(file.places[7] + 3)
+    return {7}
+
+
+def flipped_sequence(file: SegmentFile) -> set[int]:
+    file.flip(file.places[7] + 9)
+    return {7}
+
+
+def truncated(file: SegmentFile) -> set[int]:
+    del file.data[file.places[COUNT - 3] + 5 :]
+    return {COUNT - 3, COUNT - 2, COUNT - 1}
+
+
+def zeroed_block(file: SegmentFile) -> set[int]:
+    file.zero(file.places[5] + 3, file.places[9] + 1)
+    return {5, 6, 7, 8, 9}
+
+
+def zeroed_tail(file: SegmentFile) -> set[int]:
+    file.zero(file.places[COUNT - 2] + 1, len(file.data))
+    return {COUNT - 2, COUNT - 1}
+
+
+def two_damages(file: SegmentFile) -> set[int]:
+    return flipped_payload(file) | zeroed_tail(file)
+
+
+def header_and_payload(file: SegmentFile) -> set[int]:
+    return flipped_header(file) | flipped_payload(file)
+
+
+def zeroed_header(file: SegmentFile) -> set[int]:
+    file.zero(0, file.start)
+    return set(range(COUNT))
+
+
+def later_version(file: SegmentFile) -> set[int]:
+    file.data[4] = 9
+    seed = crc32(file.data[13 : file.start], crc32(file.data[:9]))
+    file.data[9:13] = seed.to_bytes(4, "little")
+    return set(range(COUNT))
+
+
+def lost_tail(file: SegmentFile) -> set[int]:
+    del file.data[file.places[COUNT - 2] :]
+    return {COUNT - 2, COUNT - 1}
+
+
+DAMAGES: list[Callable[[SegmentFile], set[int]]] = [
+    flipped_header,
+    flipped_checksum_of_the_header,
+    flipped_length_of_the_header,
+    flipped_payload,
+    flipped_first_record,
+    flipped_length,
+    huge_length,
+    flipped_sequence,
+    truncated,
+    zeroed_block,
+    zeroed_tail,
+    two_damages,
+    header_and_payload,
+    zeroed_header,
+    later_version,
+]
+#: A reader of another process cannot know how many messages these had.
+AT_LEAST_ONE = {truncated, zeroed_tail, two_damages, flipped_first_record, zeroed_header, later_version}
+
+
+def store(harness: ProducerHarness) -> tuple[BufferedProducer, SegmentFile]:
+    """Put messages that are on disk only, in one file, behind two that are in memory too."""
+    harness.shelf.down = True
+    producer = harness.producer(limits=Limits(batch_size=1, max_messages=2, linger_s=0.001))
+    put(producer, -2, -1)
+    put(producer, *range(COUNT), size=30)
+    (files,) = outbox(producer).segment_index._lanes.values()
+    assert files.open_is_stored
+    return producer, SegmentFile(files.open.path)
+
+
+def check(harness: ProducerHarness, producer: BufferedProducer, file: SegmentFile, lost: set[int]) -> int:
+    """Return the count of the messages that were reported as unreadable."""
+    assert arrived(harness) == [-2, -1, *(each for each in range(COUNT) if each not in lost)]
+    assert not file.path.exists()
+    snapshot = producer.snapshot()
+    assert snapshot.pending == 0
+    assert len(snapshot.quarantined) == bool(lost)
+    kept = b"".join(path.read_bytes() for path in snapshot.quarantined)
+    for number in lost:
+        begin = file.places[number]
+        assert bytes(file.data[begin : file.places[number + 1]]) in kept
+    counted: int = snapshot.counters["unreadable"]
+    return counted
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, lost_tail])
+def test_a_living_process_sends_what_it_can_read_of_its_own_file(
+    harness: ProducerHarness, damage: Callable[[SegmentFile], set[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    producer, file = store(harness)
+    lost = damage(file)
+    if damage in (zeroed_header, later_version):
+        lost = set()  # the process knows the header of its own file
+    file.path.write_bytes(file.data)
+    harness.shelf.down = False
+    assert producer.flush(30) == 0
+    assert check(harness, producer, file, lost) == len(lost)
+    assert events(caplog) == ["spill_damaged"] * bool(lost)
+
+
+@pytest.mark.parametrize("neighbour", [False, True], ids=["replay", "neighbour"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_another_process_sends_what_it_can_read_of_a_dead_ones_file(
+    harness: ProducerHarness,
+    damage: Callable[[SegmentFile], set[int]],
+    neighbour: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dead, file = store(harness)
+    # The files of this process, as if another one had left them.
+    monkeypatch.setattr(outbox(dead).segment_index.log, "process", "1.1.0")
+    close_at_once(dead)
+    folder = file.path.parent
+    folder = folder.rename(folder.with_name("1.1.0-dead"))
+    file.path = folder / file.path.name
+    lost = damage(file)
+    file.path.write_bytes(file.data)
+    harness.shelf.down = False
+    producer = harness.producer()
+    if neighbour:
+        put(producer, 7, lane="own")
+    producer.start()
+    assert producer.flush(30) == 0
+    counted = check(harness, producer, file, lost)
+    assert counted >= 1 if damage in AT_LEAST_ONE else counted == len(lost)
+    assert len(events(caplog)) == bool(lost)
+    assert not folder.exists()
+    assert arrived(harness, "own") == [7] * neighbour
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    records = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    found: list[Any] = [each.__dict__.get("event") for each in records]
+    return found
