@@ -61,7 +61,7 @@ BUFFER_SETTINGS = (
         "dq_buffer_sync_every",
         Kind.WHOLE,
         0,
-        "Number of messages after which the disk is synced; 1 makes each call wait for it; 0 is off.",
+        "A call waits for the disk rather than being this many messages ahead of it; 1: each call; 0 is off.",
         low=0,
     ),
     Setting(

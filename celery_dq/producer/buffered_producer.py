@@ -42,8 +42,9 @@ class Persistence:
     Attributes:
         folder: Folder of the spill log, shared by processes; None holds messages in memory only.
         max_bytes: Limit of the folder in bytes.
-        sync_every: Number of messages after which the disk is synced. With 1 each call waits for the sync.
-            With 0 the operating system decides: messages survive the process, but not the machine.
+        sync_every: Number of accepted messages that are not on disk, which is not reached: the call waits for
+            a sync. With 1 each call waits. With 0 the operating system decides: messages survive the process,
+            but not the machine.
         sync_interval_s: Seconds after which the disk is synced; 0 never syncs by time.
     """
 
@@ -192,7 +193,7 @@ class BufferedProducer:
         Raises:
             BufferFull: There was no room within `max_block_s`.
             ConfigurationError: The folder cannot be used, at the first message.
-            NotOnDisk: With ``sync_every=1``, the message could not be written to disk.
+            NotOnDisk: As many messages as ``sync_every`` are not on disk, and could not be written to it.
         """
         own = self._own
         if own is None or own.owner.pid != current_pid():
@@ -226,17 +227,19 @@ class BufferedProducer:
     def _persist(self, own: _ProducerProcess, kept: Persistence) -> None:
         if kept.folder is None:
             return
+        unsynced = own.outbox.counters.accepted - own.outbox.synced
+        half_full = bool(kept.sync_every) and unsynced * 2 >= kept.sync_every
         try:
-            if kept.sync_every == 1:
+            if half_full and unsynced >= kept.sync_every:
                 own.syncer.submit(True).result()
-            elif kept.sync_every and own.outbox.pending_sync >= kept.sync_every:
-                own.outbox.pending_sync = 0
-                own.syncer.submit(True, block=False)
-            elif kept.sync_interval_s and not own.sync_asked:
+            elif (half_full or kept.sync_interval_s) and not own.sync_asked:
                 own.sync_asked = True
-                own.syncer.submit(False, block=False)
+                own.syncer.submit(half_full, block=False)
         except (SpillFailed, QueueClosed) as error:
-            raise NotOnDisk(f"the message is buffered and may be sent, but not on disk: {error}") from error
+            raise NotOnDisk(
+                f"the message is buffered and may be sent, but dq_buffer_sync_every = {kept.sync_every} "
+                f"messages are not on disk: {error}"
+            ) from error
 
     def _begin(self) -> _ProducerProcess:
         with self._starting.get():

@@ -22,4 +22,4 @@ class BufferFull(DQError, OperationalError):
 
 
 class NotOnDisk(DQError, OperationalError):
-    """A message could not be written to disk before the call returned. It is in memory, and may be sent."""
+    """As many messages as ``dq_buffer_sync_every`` could not be written to disk. They may be sent."""

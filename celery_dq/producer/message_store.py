@@ -69,7 +69,7 @@ class MessageStore:
         degraded: Whether the last write to the spill log failed.
         closed: Whether the store accepts nothing any more, so that a caller has to use a new one.
         asleep: Whether the flusher waits for a wake-up by :meth:`wake`.
-        unsynced: Messages written since the last sync.
+        synced: Value of ``counters.accepted`` up to which all messages are on disk, or delivered.
         found: Folders of dead processes that the last search found.
     """
 
@@ -81,7 +81,7 @@ class MessageStore:
         self.degraded = False
         self.closed = False
         self.asleep = False
-        self.pending_sync = 0
+        self.synced = 0
         self.found = 0
         self.lock: Any = unpatched("_thread", "RLock")()
         self.wakeup: Any = unpatched("_thread", "allocate_lock")()
@@ -148,7 +148,6 @@ class MessageStore:
             lane.next_sequence += 1
             try:
                 index.append(lane, message, stored=not in_memory)
-                self.pending_sync += 1
                 if self.degraded:
                     self._recovered()
             except SpillFailed as error:
@@ -369,17 +368,21 @@ class MessageStore:
         """Write all messages so far to disk.
 
         Raises:
-            SpillFailed: A file could not be synced, and its messages could not be written to a new file.
+            SpillFailed: A file could not be synced, and its messages could not be written to a new file. Or
+                messages are in memory only, because the disk was full.
         """
         index = self.segment_index
         if index is None:
             return
         with self.lock:
-            self.pending_sync = 0
+            accepted, unsafe = self.counters.accepted, len(self._unsafe)
             dirty = index.dirty()
         failures = [failure for each in dirty if (failure := self._sync_one(index, each)) is not None]
         if failures:
             raise failures[0]
+        if unsafe:
+            raise SpillFailed(f"{index.log.root} could not be written: {unsafe} messages are in memory only")
+        self.synced = accepted
 
     def _sync_one(self, index: SegmentIndex, unsynced: PendingSync) -> SpillFailed | None:
         segment = unsynced.segment

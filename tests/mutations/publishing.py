@@ -145,6 +145,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "buffer",
+        "a call does not wait for the disk when sync_every is reached",
+        "producer/buffered_producer.py",
+        "if half_full and unsynced >= kept.sync_every:",
+        "if kept.sync_every == 1:",
+        (TESTS + "test_power_cuts.py",),
+    ),
+    Mutation(
+        "buffer",
         "a file is sealed without a sync",
         "producer/segment_index.py",
         "if self.sync_on_seal:",

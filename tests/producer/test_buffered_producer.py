@@ -18,7 +18,7 @@ import pytest
 from celery_dq.errors import ConfigurationError
 from celery_dq.producer import flusher
 from celery_dq.producer.buffer import BufferedMessage, Limits
-from celery_dq.producer.errors import BufferFull
+from celery_dq.producer.errors import BufferFull, NotOnDisk
 from celery_dq.producer.sender import Addressed, BrokerUnreachable
 from celery_dq.producer.spill_log import SpillLog
 from celery_dq.testing.waiting import wait_until
@@ -107,6 +107,36 @@ def test_a_full_disk_degrades_to_memory_and_recovers(harness: ProducerHarness) -
     assert producer.flush(30) == 0
     assert not producer.snapshot().degraded
     assert arrived(harness) == list(range(31))
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_full_disk_is_an_error_of_the_calls_that_the_disk_must_have(
+    harness: ProducerHarness, limit: int
+) -> None:
+    producer = harness.producer(sync_every=limit)
+    harness.shelf.down = True
+    for number in range(6):
+        put(producer, number)
+    box = outbox(producer)
+    wait_until(lambda: box.counters.accepted - box.synced < 2, 30)
+    box.tidy = lambda: None  # else it would notice, once a second, that the folder is gone, and use a new one
+    log = box.segment_index.log
+    next(iter(box.segment_index._lanes.values())).open.torn = True
+    root, log.root, log._folder = log.root, Path("/proc/nowhere"), Path("/proc/nowhere")
+    refusals = []
+    for number in range(6, 12):
+        try:
+            put(producer, number)
+        except NotOnDisk as error:
+            refusals.append(str(error))
+    assert len(refusals) > 6 - limit
+    assert all("in memory only" in text for text in refusals)
+    log.root, log._folder = root, None
+    harness.shelf.down = False
+    assert producer.flush(30) == 0
+    put(producer, 12)
+    assert producer.flush(30) == 0
+    assert arrived(harness) == list(range(13))
 
 
 def test_one_sync_serves_many_callers(harness: ProducerHarness) -> None:

@@ -164,7 +164,7 @@ def check(harness: ProducerHarness, producer: BufferedProducer, file: SegmentFil
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, lost_tail])
-def test_a_living_process_sends_what_it_can_read_of_its_own_file(
+def test_a_living_process_sends_the_intact_messages_of_its_own_file(
     harness: ProducerHarness, damage: Callable[[SegmentFile], set[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     producer, file = store(harness)
@@ -180,7 +180,7 @@ def test_a_living_process_sends_what_it_can_read_of_its_own_file(
 
 @pytest.mark.parametrize("neighbour", [False, True], ids=["replay", "neighbour"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_another_process_sends_what_it_can_read_of_a_dead_ones_file(
+def test_another_process_sends_the_intact_messages_of_a_dead_one(
     harness: ProducerHarness,
     damage: Callable[[SegmentFile], set[int]],
     neighbour: bool,

@@ -1,7 +1,9 @@
-"""With ``dq_buffer_sync_every = 1`` a message that was accepted is on disk after a power cut."""
+"""With ``dq_buffer_sync_every`` a power cut costs fewer accepted messages than that number."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +50,31 @@ def test_each_accepted_message_survives_a_power_cut(
         put(producer, number)
         assert kept(disk) == set(range(1, number + 2))
     assert len(list(harness.folder.glob(f"*/*{SUFFIX}"))) > 3
+
+
+@pytest.mark.parametrize("limit", [2, 10, 100])
+def test_a_power_cut_costs_fewer_messages_than_the_number_of_a_sync(
+    harness: ProducerHarness, disk: ForgetfulDisk, limit: int
+) -> None:
+    disk.before_sync = lambda: time.sleep(0.005)  # a disk that is slower than the calls
+    producer = harness.producer(sync_every=limit)
+    returned: list[int] = []
+    lost: list[int] = []
+
+    def put_all() -> None:
+        for number in range(100):
+            put(producer, number)
+            returned.append(number)
+            accepted = len(returned)
+            lost.append(accepted - len(kept(disk)))
+
+    threads = [threading.Thread(target=put_all) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(lost) == 300
+    assert 0 < max(lost) < limit
 
 
 def test_a_file_that_is_sealed_with_unsynced_messages_survives_a_power_cut(
