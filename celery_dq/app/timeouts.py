@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_dq.errors import TooFewReplicas
+from celery_dq.lost_attempts import LostAttempts
 from celery_dq.producer.errors import BrokerUnavailable
+from celery_dq.transport.redis.store.refusals import PushInterrupted, message_refused
 
 __all__ = ["AMQP", "Deadline", "LimitedCall", "connection_with_timeout", "unchanged_attempts"]
 
@@ -40,10 +42,12 @@ class LimitedCall:
     Attributes:
         latest: monotonic time after which no attempt begins; infinite without a limit.
         what: the call in words for the log, which names it once; empty afterwards.
+        losses: the attempts that have lost their connections; None before the first failure.
     """
 
     latest: float
     what: str = ""
+    losses: LostAttempts | None = None
 
 
 class Deadline:
@@ -64,12 +68,18 @@ class Deadline:
             BrokerUnavailable: The deadline is over.
             TooFewReplicas: The message is stored, but too few replicas have it. Another attempt would only
                 wait for them again, so a call with a deadline makes none.
+            MessageRefused: The message loses each connection on which it is sent.
         """
         call = self.call.get()
         if call is None:
             return
         if isinstance(error, TooFewReplicas) and call.latest < math.inf:
             raise error
+        losses = call.losses = call.losses or LostAttempts()
+        if not isinstance(error, PushInterrupted):
+            losses.broker_failed()
+        elif losses.lost():
+            raise message_refused(error, losses.count) from error
         if time.monotonic() >= call.latest:
             raise BrokerUnavailable(
                 f"the broker did not answer within dq_publish_timeout: {str(error) or repr(error)}"
@@ -82,6 +92,8 @@ class Deadline:
                 extra={"event": "publish_waits_for_broker"},
             )
             call.what = ""
+        if losses.pause_s:
+            time.sleep(max(min(losses.pause_s, call.latest - time.monotonic()), 0.0))
 
     def __repr__(self) -> str:
         # Kombu compares connections by the text of their options.

@@ -33,6 +33,7 @@ PURE = (
     "duration",
     "hash_slots",
     "keys",
+    "lost_attempts",
     "znodes",
     "context",
     "per_process",

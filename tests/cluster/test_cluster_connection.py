@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis
+from kombu import Producer, Queue
 
 from celery_dq.hash_slots import slot_of
 from celery_dq.keys import PartitionKeys
@@ -20,6 +21,7 @@ from celery_dq.transport.redis.store.cluster_client import ClusterClient, cluste
 from celery_dq.transport.redis.store.move_calls import run_confirmed
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
+from celery_dq.transport.redis.store.refusals import PushInterrupted
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from celery_dq.transport.redis.store.slot_map import NodeUnreachable
 
@@ -216,6 +218,23 @@ def test_a_killed_node_costs_its_own_answers_only(client: ClusterClient, redis_c
         for wire in (careful, repeating):
             wire.close()
         redis_cluster.restore()
+
+
+def test_a_push_that_its_node_never_takes_is_no_node_that_is_away(
+    connection: Any, redis_cluster: RedisCluster, queue_name: str
+) -> None:
+    connection.transport_options["socket_timeout"] = 0.3
+    producer = Producer(connection.default_channel)
+    producer.publish("small", routing_key=queue_name, declare=[Queue(queue_name)])
+    for node in redis_cluster.nodes:
+        node.ask("CONFIG", "SET", "client-query-buffer-limit", "1mb")
+    try:
+        with pytest.raises(PushInterrupted, match="message of 3,000,.* client-query-buffer-limit"):
+            producer.publish("x" * 3_000_000, routing_key=queue_name)
+    finally:
+        for node in redis_cluster.nodes:
+            node.ask("CONFIG", "SET", "client-query-buffer-limit", "1gb")
+    producer.publish("small", routing_key=queue_name)
 
 
 def _answer(wire: PipelinedConnection) -> Any:

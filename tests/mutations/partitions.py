@@ -38,8 +38,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "custody",
         "an interrupted push leaves its answer to the next push",
         "transport/redis/store/publisher.py",
-        "        except BaseException:\n            self.close()\n            raise\n",
-        "        except OSError:\n            raise\n",
+        "        except BaseException as error:\n            self.close()\n            if",
+        "        except BaseException as error:\n            if",
         (FAULTS, "-k", "interrupted_push"),
     ),
     Mutation(

@@ -170,6 +170,36 @@ def test_every_way_of_a_call_raises_kombus_error_with_a_remedy(app: Any, admin: 
         call()
 
 
+def test_a_message_that_the_server_never_takes_is_an_error_in_a_task_too(app: Any, admin: Any) -> None:
+    app.conf.dq_breaker_failures = 1
+    plain, large = app.tasks["plain"], "x" * 3_000_000
+
+    def parent(**options: Any) -> None:
+        plain.apply_async((large,), **options)
+
+    in_task = app.task(name="parent", shared=False)(parent)
+    ways: dict[str, Callable[[], Any]] = {
+        "a template": lambda: plain.delay(large),
+        "Celery's way": lambda: plain.apply_async((large,), countdown=1),
+        "without retries": lambda: plain.apply_async((large,), retry=False),
+        "in a task": lambda: in_task.apply(throw=True),
+        "in a task, without retries": lambda: in_task.apply(kwargs={"retry": False}, throw=True),
+    }
+    for _ in range(3):
+        plain.delay(1)
+    # The server closes the connection without an answer, and with one.
+    for setting in ("client-query-buffer-limit", "proto-max-bulk-len"):
+        with configured(admin, setting, "1mb"):
+            for way, call in ways.items():
+                with pytest.raises(OperationalError) as caught:
+                    call()
+                assert setting in str(caught.value), way
+                plain.delay(1)  # the broker takes other messages, and the breaker stays closed
+    assert app.dq.queues["celery"].depth == 3 + 2 * len(ways)
+    for call in ways.values():
+        call()
+
+
 def test_a_buffered_message_waits_until_the_server_takes_it(app: Any, admin: Any) -> None:
     app.tasks["plain"].delay(1)
     for begin, remedy in TROUBLES.values():

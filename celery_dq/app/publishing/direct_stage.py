@@ -39,6 +39,7 @@ from celery_dq.producer.sender import Addressed
 from celery_dq.protocols import FOLLOWS
 from celery_dq.transport.message_record import with_dedup
 from celery_dq.transport.redis.channel import Channel
+from celery_dq.transport.redis.store.refusals import MessageRefused, PushInterrupted
 from celery_dq.transport.stamped_message import StampedMessage
 
 __all__ = ["CircuitBreaker", "DirectPublisher", "DirectStage"]
@@ -270,6 +271,8 @@ class DirectStage:
         cause = error.__cause__
         if isinstance(cause, TooFewReplicas):
             # A master has answered, and others may have their replicas.
+            return False
+        if isinstance(error, MessageRefused) or (isinstance(cause, PushInterrupted) and cause.is_large):
             return False
         return cause is None or isinstance(cause, (OperationalError, *self._connection_errors))
 

@@ -42,7 +42,13 @@ from celery_dq.transport.redis.store.cluster_commands import (
     slot_of_command,
 )
 from celery_dq.transport.redis.store.pipelined_connection import has_arrived
-from celery_dq.transport.redis.store.slot_map import NodeAddress, NodeUnreachable, SlotMap, final_answer
+from celery_dq.transport.redis.store.slot_map import (
+    NodeAddress,
+    NodeClosedConnection,
+    NodeUnreachable,
+    SlotMap,
+    final_answer,
+)
 
 #: Longest time in seconds to wait out a fail-over or a moving slot, when the socket has no timeout.
 DEFAULT_PATIENCE_S = 15.0
@@ -65,9 +71,13 @@ class _Part:
         line: The connection that they were sent on; None when they were not sent.
         answers: The answers so far.
         asks: Whether the node serves the slot only to those who ask for it.
+        failure: Why it has no answer yet.
+        was_closed: Whether the failure is that the node closed the connection on which it was sent.
     """
 
-    __slots__ = ("answers", "asks", "commands", "deadline", "failure", "line", "may_repeat", "slot")
+    __slots__ = (
+        "answers", "asks", "commands", "deadline", "failure", "line", "may_repeat", "slot", "was_closed",
+    )  # fmt: skip
 
     def __init__(self, commands: list[Sequence[Any]], slot: int | None, deadline: float, may_repeat: bool):
         self.commands = commands
@@ -78,6 +88,7 @@ class _Part:
         self.answers: list[Any] = []
         self.asks = False
         self.failure: Exception | None = None
+        self.was_closed = False
 
     @property
     def is_answered(self) -> bool:
@@ -326,7 +337,7 @@ class ClusterConnection:
                     except _LOST as exc:
                         failed[node] = exc
                 if line is None:
-                    part.failure = failed[node]
+                    part.failure, part.was_closed = failed[node], False
                     continue
             part.line = line
             groups.setdefault(line, []).append(part)
@@ -392,7 +403,7 @@ class ClusterConnection:
         if not errors or isinstance(errors[0], NodeUnreachable):
             return
         error = errors[0]
-        part.answers, part.line, part.failure = [], None, error
+        part.answers, part.line, part.failure, part.was_closed = [], None, error, False
         if time.monotonic() >= part.deadline:
             return  # `_try_again` gives it up
         if isinstance(error, MovedError):
@@ -413,14 +424,15 @@ class ClusterConnection:
             found = part.failure
             node = self.slots.node_of(part.slot) if part.slot is not None else None
             is_answer = isinstance(found, redis.ResponseError)
-            part.fail(final_answer(found, part.slot) if is_answer else _unreachable(node, found))
+            kind = NodeClosedConnection if part.was_closed else NodeUnreachable
+            part.fail(final_answer(found, part.slot) if is_answer else _unreachable(node, found, kind))
             return
         time.sleep(min(RETRY_AFTER_S * (0.5 + random.random()), part.deadline - now))
         failed = self.slots.node_of(part.slot) if part.slot is not None else None
         try:
             self.slots.refresh(self._connect, without=failed)
         except NodeUnreachable as exc:
-            part.failure = exc
+            part.failure, part.was_closed = exc, False
         else:
             self._send_parts([part])
 
@@ -429,6 +441,7 @@ class ClusterConnection:
         self._forget(line)
         for part in line.parts:
             part.answers, part.line, part.failure = [], None, exc
+            part.was_closed = isinstance(exc, redis.ConnectionError)
             part.asks = False
             if not part.may_repeat:
                 part.fail(_unreachable(line.node, exc))
@@ -444,6 +457,8 @@ def _own_answers(parts: list[_Part]) -> list[Any]:
     return parts[0].answers
 
 
-def _unreachable(node: NodeAddress | None, exc: Exception | None) -> NodeUnreachable:
+def _unreachable(
+    node: NodeAddress | None, exc: Exception | None, kind: type[NodeUnreachable] = NodeUnreachable
+) -> NodeUnreachable:
     where = "The Redis Cluster has no master for the slot" if node is None else f"Node {node} did not answer"
-    return NodeUnreachable(f"{where} ({exc}); other nodes of the Redis Cluster may answer")
+    return kind(f"{where} ({exc}); other nodes of the Redis Cluster may answer")

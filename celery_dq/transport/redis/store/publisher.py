@@ -29,9 +29,10 @@ from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import MOVING, ROUTINGS, PartitionMap, PartitionMaps
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
-from celery_dq.transport.redis.store.refusals import PartitionsChanging, refusals_named
+from celery_dq.transport.redis.store.refusals import PartitionsChanging, PushInterrupted, refusals_named
 from celery_dq.transport.redis.store.replies import read_push_reply
 from celery_dq.transport.redis.store.script_calls import ScriptCall, commands_with_sources
+from celery_dq.transport.redis.store.slot_map import NodeClosedConnection
 from celery_dq.transport.stamped_message import StampedMessage, stamp
 
 T = TypeVar("T")
@@ -43,6 +44,10 @@ CONFIRM_TIMEOUT_MS = 2_000
 CONFIRM_SHARE = 0.8
 #: Lifetime, in milliseconds, of a producer's markers after it was closed without an error.
 RETIRED_MARKER_MS = 60_000
+
+
+class _Interrupted(Exception):
+    """The error of a connection that was open when a request was sent."""
 
 
 class RedisPublisher:
@@ -117,6 +122,7 @@ class RedisPublisher:
 
         Raises:
             redis.RedisError: Redis did not answer; sending again is safe.
+            PushInterrupted: The connection was closed; sending again is safe.
             BrokerRefused: The server refused messages; nothing was stored in the partition that refused, and
                 sending again is safe.
             InvalidMessage: The name is that of one partition.
@@ -160,6 +166,9 @@ class RedisPublisher:
         except BaseException as error:
             if tried:
                 self._maps.note_unanswered(name, sequence, tried)
+            if isinstance(error, _Interrupted):
+                sizes = [len(record) for _, _, record in messages]
+                raise PushInterrupted.of(error.args[0], name, sizes) from error.args[0]
             if isinstance(error, redis.ResponseError):
                 with refusals_named():
                     raise
@@ -320,10 +329,14 @@ class RedisPublisher:
         connection = self._connection or self._open()
         try:
             return converse(connection, requests)
-        except redis.ResponseError:
+        except redis.ResponseError as error:
+            if isinstance(error, NodeClosedConnection):
+                raise _Interrupted(error) from error
             raise  # it was the answer
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, redis.ConnectionError):
+                raise _Interrupted(error) from error
             raise
 
     def _open(self) -> PipelinedConnection:

@@ -7,7 +7,7 @@ subclasses of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -17,7 +17,15 @@ from kombu.exceptions import OperationalError
 from celery_dq.errors import DQError, InvalidMessage
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
-__all__ = ["BrokerOverloaded", "BrokerRefused", "PartitionsChanging", "refusals_named"]
+__all__ = [
+    "BrokerOverloaded",
+    "BrokerRefused",
+    "MessageRefused",
+    "PartitionsChanging",
+    "PushInterrupted",
+    "message_refused",
+    "refusals_named",
+]
 
 
 class BrokerRefused(DQError, OperationalError, redis.ResponseError):
@@ -35,6 +43,51 @@ class PartitionsChanging(BrokerOverloaded):
     """The number of partitions of a queue has changed; no message was stored, and sending again is safe."""
 
 
+class MessageRefused(BrokerRefused):
+    """Redis, or a proxy before it, will never take this message. Other messages are not affected."""
+
+
+#: The smallest number of bytes to which Redis can limit a request.
+_SMALLEST_LIMIT = 1 << 20
+_TOO_LARGE = (
+    "when a message exceeds a limit of Redis (proto-max-bulk-len, client-query-buffer-limit) or of a proxy, "
+    "pass the place of its data instead of the data, or raise the limit"
+)
+
+
+class PushInterrupted(redis.ConnectionError):
+    """The connection was closed while messages were sent on it, or before the answer came.
+
+    Attributes:
+        is_large: Whether the size of the messages may be the reason.
+    """
+
+    is_large = False
+
+    @classmethod
+    def of(cls, error: BaseException, queue: str, sizes: Sequence[int]) -> PushInterrupted:
+        """Return the error of messages with these sizes, in bytes."""
+        count, size = len(sizes), sum(sizes)
+        what = "a message" if count == 1 else f"{count} messages"
+        is_large = size >= _SMALLEST_LIMIT
+        remedy = f"; {_TOO_LARGE}" * is_large
+        made = cls(
+            f"The connection was closed at {what} of {size:,} bytes to queue {queue!r} ({error}){remedy}"
+        )
+        made.is_large = is_large
+        return made
+
+
+def message_refused(error: PushInterrupted, attempts: int) -> MessageRefused:
+    """Return the error of messages that lost their connection at each of some attempts.
+
+    Args:
+        error: The last loss.
+        attempts: Number of attempts in a row. In between, Redis answered other commands on new connections.
+    """
+    return MessageRefused(f"{error}. Each of {attempts} attempts ended so, and other commands were answered")
+
+
 class _IsReplica(redis.ReadOnlyError):
     """Redis is a replica: kombu retries, and at last raises its own error with this text."""
 
@@ -48,6 +101,11 @@ class _Meaning(NamedTuple):
 
 
 _MEANINGS = (
+    _Meaning(
+        re.compile(r"Protocol error: (invalid (multi)?bulk length|too big)"),
+        MessageRefused,
+        f"Redis cannot read the request: {_TOO_LARGE}",
+    ),
     _Meaning(
         re.compile(r"OutOfMemoryError|\bOOM\b|command not allowed when used memory"),
         BrokerOverloaded,

@@ -31,6 +31,10 @@ class NodeUnreachable(redis.exceptions.ClusterDownError):
     """A node of the cluster did not answer a command. The command may have been executed."""
 
 
+class NodeClosedConnection(NodeUnreachable):
+    """A node accepts connections, and closed each one on which the command was sent."""
+
+
 def final_answer(answer: Any, slot: int | None) -> Any:
     """Return the answer for a caller whose deadline is over: for a slot that moves, an error that passes.
 
