@@ -28,15 +28,21 @@ __all__ = ["LocalCoordinator"]
 
 #: Number of locks that the keys share. Two threads on different keys seldom need the same lock.
 STRIPES = 64
+#: Seconds after which a waiting thread checks whether the thread that has the key still lives.
+LOOK_S = 1.0
 
 
 @dataclasses.dataclass(slots=True)
 class _About:
-    """The facts about a call that its machine does not keep. Times are monotonic seconds."""
+    """The facts about a call that its machine does not keep. Times are monotonic seconds.
+
+    The call ends with its `thread`, if it has one.
+    """
 
     task: str
     timeout: float | None
     since: float
+    thread: threading.Thread | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -65,7 +71,16 @@ class LocalCoordinator:
         return self._stripes[hash(key) % STRIPES]
 
     def _find(self, key: str) -> _Kept | None:
-        """Evict a head that runs too long, and return the key's state. The caller holds the key's stripe."""
+        """Return the key's state, without calls of dead threads and a head that runs too long.
+
+        The caller holds the key's stripe.
+        """
+        kept = self._kept.get(key)
+        for call, about in list(kept.calls.items()) if kept is not None else ():
+            if kept is not None and about.thread is not None and not about.thread.is_alive():
+                head = kept.machine.head
+                kept.machine.dequeue(call, head.token if head is not None and head.id == call else 0)
+                self._over(key, kept, call)
         kept = self._kept.get(key)
         if kept is not None and kept.machine.head is not None:
             about = kept.calls[kept.machine.head.id]
@@ -85,6 +100,11 @@ class LocalCoordinator:
 
     def enqueue(self, key: str, call: str, **options: Unpack[DedupOptions]) -> DedupResult:
         """See :meth:`Coordinator.enqueue`."""
+        return self._enqueue(key, call, None, options)
+
+    def _enqueue(
+        self, key: str, call: str, thread: threading.Thread | None, options: DedupOptions
+    ) -> DedupResult:
         with self._stripe(key):
             kept = self._find(key) or self._kept.setdefault(key, _Kept())
             machine, head = kept.machine, kept.machine.head
@@ -110,7 +130,7 @@ class LocalCoordinator:
                 del kept.calls[continues[0]]
             token = 0
             if decision.verdict is not Verdict.DECLINE:
-                kept.calls[call] = _About(task, options.get("timeout"), self._clock.monotonic())
+                kept.calls[call] = _About(task, options.get("timeout"), self._clock.monotonic(), thread)
                 token = self._begin(kept, call)
             self._count(key, decision.verdict.value)
             if decision.replaced is not None:
@@ -237,6 +257,8 @@ class LocalCoordinator:
     ) -> Iterator[DedupResult]:
         """Hold the key in a ``with`` block: the tail waits here until it is the head.
 
+        If the thread ends without leaving the block, the key is free.
+
         The verdict is ``ACCEPT`` when the block is to do its work, and ``DECLINE`` when another thread covers
         the call.
 
@@ -252,7 +274,7 @@ class LocalCoordinator:
             ClaimLost: the call waited, and a later call took its place or an operator freed the key.
         """
         call = call or f"{threading.get_ident()}.{next(self._tokens)}"
-        result = self.enqueue(key, call, **options)
+        result = self._enqueue(key, call, threading.current_thread(), options)
         if result.verdict is Verdict.BLOCK:
             try:
                 token = self._wait(key, call)
@@ -277,11 +299,11 @@ class LocalCoordinator:
                     raise DedupLockLost(f"{key}: the waiting call {call} was replaced, or the key was freed")
                 changed.wait(self._patience(key))
 
-    def _patience(self, key: str) -> float | None:
-        """Seconds until the head may be evicted."""
+    def _patience(self, key: str) -> float:
+        """Seconds until the head may be evicted, or its thread is checked again."""
         kept = self._kept[key]
         head = kept.machine.head
         timeout = kept.calls[head.id].timeout if head is not None and head.started else None
         if head is None or timeout is None:
-            return None
-        return max(timeout - (self._clock.monotonic() - head.since), 0.0) + 0.001
+            return LOOK_S
+        return min(max(timeout - (self._clock.monotonic() - head.since), 0.0) + 0.001, LOOK_S)

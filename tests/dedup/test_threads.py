@@ -118,3 +118,33 @@ def test_a_thread_that_is_interrupted_while_it_waits_leaves_its_place(
     finally:
         signal.signal(signal.SIGINT, handler)
     assert coordinator.keys() == []
+
+
+@pytest.mark.parametrize("waits", ["before", "after"])
+def test_the_key_of_a_thread_that_died_in_its_block_is_free(
+    coordinator: LocalCoordinator, threads: ThreadPoolExecutor, waits: str
+) -> None:
+    """The thread was ended by a library, or has kept the block in a generator that it did not close."""
+    left, may_die = [], threading.Event()
+
+    def enter_and_die() -> None:
+        left.append(coordinator.claim(KEY, "a"))
+        left[0].__enter__()
+        may_die.wait(DEADLINE_S)
+
+    dies = threading.Thread(target=enter_and_die)
+    dies.start()
+    wait_until(lambda: coordinator.keys() == [KEY], DEADLINE_S)
+    if waits == "before":
+        tail = threads.submit(enter, coordinator, "b")
+        wait_for_tail(coordinator, "b")
+        may_die.set()
+    else:
+        may_die.set()
+        dies.join(DEADLINE_S)
+        tail = threads.submit(enter, coordinator, "b")
+    try:
+        assert tail.result(DEADLINE_S)[0] is Verdict.ACCEPT
+    finally:
+        coordinator.free(KEY)
+    assert coordinator.keys() == []
