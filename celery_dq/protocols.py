@@ -29,7 +29,7 @@ DEDUP_PROPERTY = "dq_dedup"
 COUNTDOWN = "dq_countdown"
 
 
-#: The header with the dedup key of a call, for workers on other brokers.
+#: The header with the dedup key of a call, for workers on other brokers; empty for an excluded call.
 DEDUP_HEADER = "dq_claim"
 
 

@@ -12,7 +12,13 @@ from celery.app.task import Context
 from celery.result import EagerResult
 
 from celery_dq.dedup.machine import Verdict
-from celery_dq.protocols import DELIVERIES_HEADER, QUEUE_HEADER, RESOURCE_HEADER, TOKEN_HEADER
+from celery_dq.protocols import (
+    DEDUP_HEADER,
+    DELIVERIES_HEADER,
+    QUEUE_HEADER,
+    RESOURCE_HEADER,
+    TOKEN_HEADER,
+)
 from celery_dq.transport.resource_set import resources_of
 
 __all__ = ["define_attributes"]
@@ -27,6 +33,7 @@ def define_attributes() -> None:
         (DELIVERIES_HEADER, 0),
         (QUEUE_HEADER, ""),
         (RESOURCE_HEADER, _OnlyResource()),
+        (DEDUP_HEADER, None),
     )
     for name, default in defaults:
         setattr(request, name, default)

@@ -4,6 +4,9 @@ A key is text, made of the task's name and typed values, so that ``1`` and ``"1"
 ``f(x=1)`` and ``f(1, y=<its default>)`` are one. A key does not depend on the process: it uses no ``hash()``
 and no object's ``repr``. A list and a tuple are equal, because serializers do not distinguish them.
 
+A value counts as the worker reads it from the message. JSON sends a member of ``StrEnum`` or ``IntEnum`` as
+its text or number, and a number that is a key of a dict as text.
+
 Pure: it uses signatures and values, neither Celery nor Redis.
 """
 
@@ -19,12 +22,12 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from string import Formatter
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from celery_dq.errors import ConfigurationError, InvalidKey
 
-__all__ = ["MAX_KEY_BYTES", "Key", "canonical"]
+__all__ = ["MAX_KEY_BYTES", "AsSent", "Key", "MakeKey", "canonical"]
 
 #: A longer key is cut, and a digest of the whole key is appended.
 MAX_KEY_BYTES = 200
@@ -34,6 +37,16 @@ MAX_DEPTH = 20
 
 _REMEDY = "make the key work for every form of a call, or give the call the arguments that the key needs"
 _quoted = json.JSONEncoder(ensure_ascii=False).encode
+#: Types that every serializer sends as they are.
+_SENT_AS_IS = frozenset((str, int, float, bool, type(None)))
+#: Returns a value as the worker reads it from the message.
+AsSent: TypeAlias = Callable[[Any], Any]
+#: Makes the key of a call of its arguments, as :class:`Key` does.
+MakeKey: TypeAlias = Callable[[Any, Any, AsSent], str]
+
+
+def _as_is(value: Any) -> Any:
+    return value
 
 
 def canonical(value: Any, _depth: int = 0) -> str:
@@ -149,8 +162,13 @@ class Key:
     def _misspelt(self, problem: str) -> ConfigurationError:
         return ConfigurationError(f"task {self.name}: the dedup key {self._rule!r} {problem}")
 
-    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], as_sent: AsSent = _as_is) -> str:
         """Return the key of a call.
+
+        Args:
+            args: the positional arguments.
+            kwargs: the named arguments.
+            as_sent: what the serializer of the message makes of a value. Arguments from a message need none.
 
         Raises:
             InvalidKey: an argument is missing or has no canonical form; the message names it.
@@ -160,23 +178,23 @@ class Key:
             if position < len(args):
                 value = args[position]
                 # An int is the most frequent value, so it is converted without a call of _value.
-                text = str(value) if type(value) is int else self._value(name, value)
+                text = str(value) if type(value) is int else self._value(name, value, as_sent)
                 return self._text(f"({name}={text})")
             if name in kwargs:
-                return self._text(f"({name}={self._value(name, kwargs[name])})")
+                return self._text(f"({name}={self._value(name, kwargs[name], as_sent)})")
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as exc:
             raise InvalidKey(f"task {self.name}: no dedup key for this call: {exc}: {_REMEDY}") from exc
         if callable(self._rule):
             value = self._called(self._rule, args, kwargs)
-            return self._text(f"(={self._value('what the key callable returned', value)})")
+            return self._text(f"(={self._value('what the key callable returned', value, as_sent)})")
         bound.apply_defaults()
         arguments = self._flat(bound.arguments)
         if self._rule is None:
-            pairs = [f"{name}={self._value(name, value)}" for name, value in arguments.items()]
+            pairs = [f"{name}={self._value(name, value, as_sent)}" for name, value in arguments.items()]
         else:
-            pairs = [f"{field[0]}={self._field(field, arguments)}" for field in self._fields]
+            pairs = [f"{field[0]}={self._field(field, arguments, as_sent)}" for field in self._fields]
         return self._text(f"{self._literal}({','.join(pairs)})")
 
     def _called(self, rule: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -199,7 +217,7 @@ class Key:
                 flat[name] = value
         return {**flat, **extra}
 
-    def _field(self, field: tuple[str, str, str], arguments: Mapping[str, Any]) -> str:
+    def _field(self, field: tuple[str, str, str], arguments: Mapping[str, Any], as_sent: AsSent) -> str:
         path, conversion, spec = field
         formatter = Formatter()
         try:
@@ -211,11 +229,11 @@ class Key:
                 f"task {self.name}: the dedup key {self._rule!r} cannot be filled from this call ({exc!r}): "
                 f"{_REMEDY}"
             ) from exc
-        return self._value(path, value)
+        return self._value(path, value, as_sent)
 
-    def _value(self, name: str, value: Any) -> str:
+    def _value(self, name: str, value: Any, as_sent: AsSent) -> str:
         try:
-            return canonical(value)
+            return canonical(value if type(value) in _SENT_AS_IS else as_sent(value))
         except (TypeError, RecursionError) as exc:
             raise InvalidKey(
                 f"task {self.name}: {name} is {exc} and has no canonical form: name an attribute that "

@@ -65,7 +65,7 @@ class StockReader:
             if not properties.get("tenant"):
                 properties["tenant"] = self._tenant(task, headers, properties, content)
         asked = headers.pop(DEDUP_HEADER, None)
-        if asked is not None:
+        if asked:
             properties[DEDUP_PROPERTY] = _dedup(asked)
         for name in ("body_encoding", "delivery_tag"):
             properties.pop(name, None)

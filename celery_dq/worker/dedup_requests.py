@@ -61,6 +61,10 @@ class WorkerDedupRequests:
                 "policy": "replace" if rule.on_duplicate == "replace" else "decline",
                 "waiting": rule.waiting,
             }
+            # A retry has the key of its message.
+            request.request_dict[DEDUP_HEADER] = found
+        if not found:
+            return None
         if singleton is not None:
             singleton.asks = True
         queue = (request.delivery_info or {}).get("routing_key") or ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import redis
 
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.rule import rule_of
-from celery_dq.dedup.signals import dedup_lock_lost
+from celery_dq.dedup.signals import dedup_lock_lost, verdict_given
 from celery_dq.testing.waiting import wait_until
 from tests.dedup.worker import Shop
 
@@ -69,3 +71,88 @@ def test_a_receiver_learns_of_an_eviction(redis_url: str) -> None:
         wait_until(lambda: lost == [("plain(sku=1)", head.id)], 30, what=lambda: str(lost))
         shop.open(1, 2)
         assert tail.get(timeout=30) == [1, 2]
+
+
+class Status(str, enum.Enum):
+    PAID = "paid"
+
+
+class Level(enum.IntEnum):
+    HIGH = 2
+
+
+#: Argument, the same as a worker reads it, and the option `dedup` of the call.
+SENT: list[tuple[Any, Any, dict[str, Any]]] = [
+    (Status.PAID, "paid", {"key": "{sku}"}),
+    ([Level.HIGH], [2], {"key": "{sku}"}),
+    ({1: {None: Status.PAID}}, {"1": {"null": "paid"}}, {"key": "{sku}"}),
+    ((3, 4), [3, 4], {"key": "{sku}"}),
+    (Status.PAID, Status.PAID, {"key": "{sku.name}", "name": "by attribute"}),
+]
+
+
+@pytest.mark.parametrize("scheme", ["dq-redis", "redis"])
+@pytest.mark.parametrize("how", ["retry", "replace"])
+def test_a_run_that_goes_on_has_the_key_of_its_message(redis_url: str, scheme: str, how: str) -> None:
+    """The key is that of what is sent, and neither a retry nor a replacement makes it again."""
+    blocked: list[str] = []
+
+    def receive(verdict: Verdict, task_id: str, **_: Any) -> None:
+        blocked.extend([task_id] * (verdict is Verdict.BLOCK))
+
+    verdict_given.connect(receive)  # weakly, for as long as the test runs
+    with plain_shop(redis_url.replace("redis://", f"{scheme}://"), redis_url) as shop:
+
+        def run(task: Any, sku: Any, version: int = 0, *, of: int) -> Any:
+            request = task.request
+            first = not (version or request.retries or request.replaced_task_nesting)
+            shop.work(task, of, version if version else int(not first))
+            if first and how == "retry":
+                raise task.retry(countdown=0)
+            if first:
+                raise task.replace(stubborn.s(*request.args, **request.kwargs))
+
+        stubborn = shop.app.task(shared=False, name="stubborn", bind=True, max_retries=1)(run)
+        with shop.working(concurrency=2 * len(SENT)):
+            calls = [
+                stubborn.apply_async((sku,), {"of": n}, dedup=rule) for n, (sku, _, rule) in enumerate(SENT)
+            ]
+            wait_until(lambda: len(shop.runs) == len(SENT), 30)
+            for n, (_, sent, rule) in enumerate(SENT):
+                later = stubborn.apply_async((sent, 10), {"of": n}, dedup=rule)
+                wait_until(partial(blocked.__contains__, later.id), 30, what=f"{sent} waits")
+                calls.append(later)
+            for n in range(len(SENT)):
+                shop.open(n)
+            wait_until(lambda: len(shop.runs) == 2 * len(SENT), 30)
+            if scheme == "dq-redis" or how == "retry":
+                assert sorted(shop.ran()) == [0] * len(SENT) + [1] * len(SENT)
+            for n in range(len(SENT)):
+                shop.open(n, 2)
+            for each in calls:
+                each.get(timeout=30)
+        assert shop.overlaps == []
+        # On other brokers a replacement asks for the key as any call, and a waiting call may cover it.
+        assert len(shop.runs) == 3 * len(SENT) or (scheme, how) == ("redis", "replace")
+
+
+@pytest.mark.parametrize("scheme", ["dq-redis", "redis"])
+def test_a_retry_of_a_call_without_a_key_has_none(redis_url: str, scheme: str) -> None:
+    with plain_shop(redis_url.replace("redis://", f"{scheme}://"), redis_url) as shop:
+
+        def run(task: Any, sku: Any) -> Any:
+            shop.work(task, sku, task.request.retries)
+            if task.request.retries == 0 and task.request.id == "excluded":
+                raise task.retry(countdown=0)
+
+        options = {"bind": True, "max_retries": 1, "dedup": {"key": "{sku}"}}
+        keyed = shop.app.task(shared=False, name="keyed", **options)(run)
+        with shop.working():
+            excluded = keyed.apply_async((1,), task_id="excluded", dedup=False)
+            wait_until(lambda: len(shop.runs) == 1, 30)
+            keyed.delay(1)
+            wait_until(lambda: len(shop.runs) == 2, 30)
+            shop.open(1)
+            wait_until(lambda: ("excluded", 1) in shop.runs, 30, what=lambda: str(shop.runs))
+            shop.open(1, 2)
+            excluded.get(timeout=30)

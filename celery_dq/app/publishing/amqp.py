@@ -15,7 +15,12 @@ from typing import Any
 from kombu import pools
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.app.publishing.dedup_stage import DedupRules, conclude_verdict, dedup_request_for
+from celery_dq.app.publishing.dedup_stage import (
+    DedupRules,
+    arguments_of,
+    conclude_verdict,
+    dedup_request_for,
+)
 from celery_dq.app.publishing.pipeline import CALL_OPTION, Call
 from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.app.timeouts import connection_with_timeout, unchanged_attempts
@@ -128,11 +133,15 @@ class DQAmqp:
             if call is not None and call.counts and (buffered or ours):
                 options[COUNTDOWN] = True
             request = None
-            found = dedup_rules.find(name, options.pop("dedup", None))
+            args, kwargs, _ = arguments_of(message)
+            found = dedup_rules.find(
+                name, options.pop("dedup", None), message.headers.get("id"), args, kwargs
+            )
             if found is not None:
                 # The buffer's sender passes the dedup request on, and the verdict comes after the call.
                 named = buffered or call is None or call.named
-                request = dedup_request_for(*found, message, named=named)
+                serializer = options.get("serializer") or self.app.conf.task_serializer
+                request = dedup_request_for(*found, message, named=named, serializer=serializer)
                 if buffered or ours:
                     options[DEDUP_PROPERTY] = request
                 else:
@@ -140,6 +149,9 @@ class DQAmqp:
                     message.headers[DEDUP_HEADER] = request.dedup_header()
                 if ours and call is not None:
                     call.request = request
+            elif not ours and dedup_rules.has_rule(name):
+                # The call is excluded. Without the header a worker would go by the rule of the task.
+                message.headers[DEDUP_HEADER] = {}
             if call is not None and call.published is not None:
                 call.headers = deepcopy(message.headers)
                 producer = RecordingProducer(producer, call.published)

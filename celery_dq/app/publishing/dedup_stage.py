@@ -10,13 +10,16 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from kombu import serialization
+
 from celery_dq.app.publishing.pipeline import Call, Proceed
-from celery_dq.compat.celery_calls import registered_tasks, running_task
-from celery_dq.dedup.key import Key
+from celery_dq.compat.celery_calls import in_task, registered_tasks, running_task
+from celery_dq.dedup.key import AsSent, Key, MakeKey
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.rule import Dedup, override, rule_of
 from celery_dq.dedup.signals import verdict_given
-from celery_dq.errors import DuplicateCall
+from celery_dq.errors import ConfigurationError, DuplicateCall
+from celery_dq.protocols import DEDUP_HEADER
 from celery_dq.transport.message_record import DedupSection
 from celery_dq.transport.redis.store.message_ids import delivery_of, task_id_of
 
@@ -25,6 +28,8 @@ __all__ = [
     "DedupRequests",
     "DedupRules",
     "DedupStage",
+    "arguments_of",
+    "as_sent_by",
     "conclude_verdict",
     "dedup_request_for",
 ]
@@ -82,16 +87,36 @@ class DedupRules:
         self._app = app
         self._compiled: dict[str, tuple[Any, Dedup | None, Key | None]] = {}
 
-    def find(self, name: str, option: Any) -> tuple[Dedup, Key] | None:
+    def find(
+        self, name: str, option: Any, task_id: Any = None, args: Any = None, kwargs: Any = None
+    ) -> tuple[Dedup, MakeKey] | None:
         """Return the rule and the key maker of a call; None when it takes no part in dedup.
+
+        A run that publishes itself again, by a retry or ``replace``, has the key of its message, or none as
+        its message: of the arguments that the worker has read, the rule may make another key.
 
         Args:
             name: the task.
             option: the call's own ``dedup``, see :func:`celery_dq.dedup.rule.override`.
+            task_id: the id of the call.
+            args: its positional arguments.
+            kwargs: its named arguments.
 
         Raises:
             ConfigurationError: The rule cannot be used for this task.
         """
+        found = self._find(name, option)
+        if option is None and in_task():
+            request = _request_repeated_by(name, task_id, args or (), kwargs or {})
+            if request is not None:
+                return _of_message(request.get(DEDUP_HEADER), found)
+        return found
+
+    def has_rule(self, name: str) -> bool:
+        """Whether the calls of a task have a key, unless a call is excluded."""
+        return self._find(name, None) is not None
+
+    def _find(self, name: str, option: Any) -> tuple[Dedup, MakeKey] | None:
         app = self._app
         tasks = app.tasks if app.finalized or app.autofinalize else registered_tasks(app)
         task = tasks.get(name)
@@ -114,7 +139,56 @@ def _anything(*args: Any, **kwargs: Any) -> None:
     """Stand in for a task whose signature is not known in this process."""
 
 
-def dedup_request_for(rule: Dedup, key: Key, message: Any, *, named: bool) -> DedupCallRequest:
+def _request_repeated_by(name: str, task_id: Any, args: Any, kwargs: Any) -> Any:
+    """Return the request of the running task if the call repeats this task; else None."""
+    running = running_task()
+    if running is None or running.name != name or running.request.id != task_id:
+        return None
+    request = running.request
+    # By the text, because 1 == True.
+    same = repr((tuple(args), kwargs)) == repr((tuple(request.args or ()), request.kwargs or {}))
+    return request if same else None
+
+
+def _of_message(header: Any, found: tuple[Dedup, MakeKey] | None) -> tuple[Dedup, MakeKey] | None:
+    """Return the rule and the key of a message; `found` are those of its task."""
+    if not header:
+        return None
+    try:
+        key, timeout, waiting = str(header["key"]), header["timeout"], header["waiting"]
+        raises = found is not None and found[0].on_duplicate == "raise"
+        rule = Dedup(None, timeout, "raise" if raises else header["policy"], waiting)
+    except (ConfigurationError, KeyError, TypeError):
+        return found  # another program has written the header
+    return rule, lambda args, kwargs, as_sent: key
+
+
+def as_sent_by(serializer: str) -> AsSent:
+    """Return the function that gives a value as the worker reads it from a message of this serializer."""
+
+    def as_sent(value: Any) -> Any:
+        try:
+            kind, encoding, payload = serialization.dumps(value, serializer)
+            return serialization.loads(payload, kind, encoding, accept={kind})
+        except Exception:
+            # The publish raises the error for an argument. The value of a callable need not be sent.
+            return value
+
+    return as_sent
+
+
+def arguments_of(message: Any) -> tuple[Any, Any, Any]:
+    """Return the arguments of a message that Celery has made, and its callbacks."""
+    body = message[2]
+    if isinstance(body, dict):  # task protocol 1
+        return body["args"], body["kwargs"], body
+    args, kwargs, embed = body
+    return args, kwargs, embed
+
+
+def dedup_request_for(
+    rule: Dedup, key: MakeKey, message: Any, *, named: bool, serializer: str
+) -> DedupCallRequest:
     """Make the dedup request of a call from its message, and put the rule's time limit on the message.
 
     Args:
@@ -122,15 +196,13 @@ def dedup_request_for(rule: Dedup, key: Key, message: Any, *, named: bool) -> De
         key: its key maker.
         message: the message, as Celery made it.
         named: the caller, a chain, chord or group knows the task id.
+        serializer: the serializer of the message.
 
     Raises:
         InvalidKey: No key can be made of its arguments.
     """
-    headers, _, body, _ = message
-    if isinstance(body, dict):  # task protocol 1
-        args, kwargs, embed = body["args"], body["kwargs"], body
-    else:
-        args, kwargs, embed = body
+    headers = message[0]
+    args, kwargs, embed = arguments_of(message)
     get = embed.get
     attached = bool(get("callbacks") or get("errbacks") or get("chain") or get("chord"))
     awaited = attached or not headers.get("ignore_result")
@@ -140,7 +212,7 @@ def dedup_request_for(rule: Dedup, key: Key, message: Any, *, named: bool) -> De
         # Less than the timeout, so that the pool ends the task before the broker passes its key on.
         limit = max(seconds - 1.0, seconds * 0.9)
         headers["timelimit"] = [limit if hard is None else min(hard, limit), soft]
-    text = key(args or (), kwargs or {})
+    text = key(args or (), kwargs or {}, as_sent_by(serializer))
     section = _section(
         rule,
         text,
@@ -183,11 +255,12 @@ class DedupRequests:
         key: its key maker.
     """
 
-    __slots__ = ("_starts", "key", "rule")
+    __slots__ = ("_as_sent", "_starts", "key", "rule")
 
-    def __init__(self, rule: Dedup, key: Key, first: DedupCallRequest) -> None:
+    def __init__(self, rule: Dedup, key: MakeKey, first: DedupCallRequest, serializer: str) -> None:
         self.rule = rule
         self.key = key
+        self._as_sent = as_sent_by(serializer)
         awaited = DedupSection.unpack(first.section).awaited
         # A section ends with its key.
         self._starts = tuple(_section(rule, "", awaited=awaited, named=named) for named in (False, True))
@@ -198,7 +271,7 @@ class DedupRequests:
         Raises:
             InvalidKey: No key can be made of its arguments.
         """
-        text = self.key(args or (), kwargs or {})
+        text = self.key(args or (), kwargs or {}, self._as_sent)
         return DedupCallRequest(self._starts[named] + text.encode(), text)
 
 
@@ -275,7 +348,10 @@ class DedupStage:
         Raises:
             ConfigurationError: The rule cannot be used for this task.
         """
-        call.dedup = self._rules.find(call.name, call.options.get("dedup"))
+        options = call.options
+        call.dedup = self._rules.find(
+            call.name, options.get("dedup"), options.get("task_id"), call.args, call.kwargs
+        )
         return self.answer(call, proceed(call))
 
     def answer(self, call: Call, result: Any) -> Any:

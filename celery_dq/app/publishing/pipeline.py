@@ -15,7 +15,7 @@ from celery_dq.app.publishing.results import flushing_result_class, prepare_for_
 from celery_dq.app.publishing.task_ids import Ids
 from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.compat.celery_calls import in_task
-from celery_dq.dedup.key import Key
+from celery_dq.dedup.key import MakeKey
 from celery_dq.dedup.rule import Dedup
 from celery_dq.per_process import PerProcess
 from celery_dq.producer.buffering_producer import BufferingProducer, Published
@@ -64,7 +64,7 @@ class Call:
         self.kwargs = kwargs
         self.options = options
         self.in_task = in_task()
-        self.dedup: tuple[Dedup, Key] | None = None
+        self.dedup: tuple[Dedup, MakeKey] | None = None
         self.request: Any = None
         self.producer: BufferingProducer | None = None
         self.published: Published | None = None

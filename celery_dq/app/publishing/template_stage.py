@@ -126,7 +126,8 @@ class TemplateStage:
             celerys = dict(message, headers=call.headers, properties=properties)
             templates.learn(kind, lane, celerys, exchange, routing_key, call.routed)
             if call.dedup is not None and request is not None and templates.by_kind.get(kind) is not None:
-                self._requests[kind] = DedupRequests(*call.dedup, request)
+                serializer = call.options.get("serializer") or self._app.conf.task_serializer
+                self._requests[kind] = DedupRequests(*call.dedup, request, serializer)
 
         return learn
 

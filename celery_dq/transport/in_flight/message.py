@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kombu.utils import json as kombu_json
 
 from celery_dq.compat.kombu_json import json_decoder_is_kombus
-from celery_dq.protocols import QUEUE_HEADER, RESOURCE_HEADER, TOKEN_HEADER, TermPermit
+from celery_dq.protocols import DEDUP_HEADER, QUEUE_HEADER, RESOURCE_HEADER, TOKEN_HEADER, TermPermit
 from celery_dq.transport.bases import VirtualQoS
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.message_record import DedupSection, MessageRecord
 from celery_dq.transport.stored_message import StoredMessage
 
 if TYPE_CHECKING:
@@ -68,12 +68,14 @@ class Message(StoredMessage):
         # A retry inherits these headers, and a publisher may have forged them, so each delivery sets them.
         self.headers.pop(TOKEN_HEADER, None)
         self.headers.pop(QUEUE_HEADER, None)
+        self.headers.pop(DEDUP_HEADER, None)
         self.headers.pop(RESOURCE_HEADER, None)
         if entry.resource:
             self.headers[RESOURCE_HEADER] = entry.resource
         if record.dedup:
             # The fencing token of this run is larger than that of any earlier run.
             self.headers[TOKEN_HEADER] = int(entry.claim)
+            self.headers[DEDUP_HEADER] = DedupSection.unpack(record.dedup).header()
         if record.tenant:
             self.properties["tenant"] = record.tenant
         self.record = record
