@@ -14,7 +14,8 @@ DOCS = tests/architecture/test_docs.py
 QUICK = tests/unit tests/architecture --ignore=tests/unit/test_servers.py --ignore=tests/unit/test_rabbitmq_server.py \
 	--deselect=$(DOCS)::test_the_programs_of_the_readme_run --deselect=$(DOCS)::test_the_tutorial_runs \
 	--deselect=$(DOCS)::test_the_program_for_plain_kombu_runs --deselect=$(DOCS)::test_the_careers_outside_of_celery_run \
-	--deselect=$(DOCS)::test_the_test_that_users_are_shown_passes
+	--deselect=$(DOCS)::test_the_test_that_users_are_shown_passes \
+	--deselect=$(DOCS)::test_the_quotas_of_a_recipe_hold --deselect=$(DOCS)::test_the_commands_of_the_recipe_of_two_environments_run
 CHAOS_ARGS ?=
 # Containers often forbid bytecode. Then each of the hundreds of processes of the suite compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE

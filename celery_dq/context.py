@@ -36,6 +36,7 @@ class ProcessState:
         "leaderships",
         "lock",
         "process",
+        "worker",
     )
 
     def __init__(self) -> None:
@@ -48,6 +49,7 @@ class ProcessState:
         self.discard_handler: DiscardHandler | None = None
         self.process: Any = None
         self.coordinator: Any = None
+        self.worker = ""
 
 
 class AppContext(str):
@@ -138,6 +140,15 @@ class AppContext(str):
     @coordinator.setter
     def coordinator(self, coordinator: Any) -> None:
         self._state.get().coordinator = coordinator
+
+    @property
+    def worker(self) -> str:
+        """Celery's name of the worker in this process; "" without one."""
+        return self._state.get().worker
+
+    @worker.setter
+    def worker(self, worker: str) -> None:
+        self._state.get().worker = worker
 
     @property
     def process(self) -> Any:

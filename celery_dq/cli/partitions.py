@@ -55,8 +55,8 @@ def partitions(dq: DQ, as_json: bool, queue: str | None, count: int | None, time
         found = dq.queues[name].snapshot()
         rows += getattr(found, "partitions", ()) or ([found] if queue else [])
     columns = with_nodes(_COLUMNS, rows)
-    if dq.workers.is_enabled:
-        sharing, columns = dq.workers(), (*columns, "worker")
+    if dq.workers.is_shared:
+        sharing, columns = dq.workers.sharing(), (*columns, "worker")
         rows = [replace(row, worker=worker_of(row.name, sharing)) for row in rows]
     show_table(as_json, rows, columns, "No queue has several partitions.")
 

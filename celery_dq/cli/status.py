@@ -10,7 +10,7 @@ from celery_dq.cli.doctor import line_of
 from celery_dq.cli.leaders import COLUMNS as LEADER_COLUMNS
 from celery_dq.cli.output import command, show, show_table
 from celery_dq.cli.queues import with_pauses
-from celery_dq.cli.workers import COLUMNS as WORKER_COLUMNS
+from celery_dq.cli.workers import worker_columns
 from celery_dq.inspector.queues import QueueSnapshot
 
 _QUEUE_COLUMNS = (
@@ -50,9 +50,7 @@ def status(dq: DQ, as_json: bool, timeout: float) -> None:
 
 def _print(found: Status) -> None:
     tenant_queues = [each for each in found.queues if isinstance(each, QueueSnapshot)]
-    consumers = [each for queue in tenant_queues for each in queue.consumers if each.lease_s > 0]
-    # The leader of a singleton queue has its fencing token in its name.
-    alive = {each.name.partition("@")[0] for each in consumers}
+    alive = [each for each in found.workers if (each.lease_s or 0) > 0]
     rows = [each for each in found.queues if any(getattr(each, name, 0) for name in _IN_USE)]
     counts = f"; queues: {len(found.queues)}" if found.queues else ""
     counts += f", living consumers: {len(alive)}" if tenant_queues else ""
@@ -64,9 +62,10 @@ def _print(found: Status) -> None:
     if found.leaders:
         click.echo()
         show_table(False, found.leaders, LEADER_COLUMNS, "")
-    if found.workers:
+    columns = worker_columns(found.workers)
+    if "partitions" in columns:
         click.echo()
-        show_table(False, found.workers, WORKER_COLUMNS, "")
+        show_table(False, found.workers, columns, "")
     if found.broker:
         click.echo()
     for finding in found.findings:

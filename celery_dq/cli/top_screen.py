@@ -167,8 +167,11 @@ def _workers(state: TopState) -> list[str]:
     chosen = [each for each in state.reading.queues if each.name == state.queue]
     found = [each for queue in chosen for each in queue.consumers]
     found.sort(key=lambda each: -each.held)
-    leases = {each.name: f"lease {each.lease_s:.0f} s" if each.lease_s > 0 else "lost" for each in found}
-    return [f"worker {cell(each.name)}  held {each.held:,}  {leases[each.name]}" for each in found]
+    return [
+        f"worker {cell(each.worker)}  held {each.held:,}  "
+        + (f"lease {each.lease_s:.0f} s" if each.lease_s > 0 else "lost")
+        for each in found
+    ]
 
 
 def _leaders(state: TopState) -> Text:

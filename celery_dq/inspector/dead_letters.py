@@ -14,6 +14,7 @@ from celery_dq.inspector.messages import message_of
 from celery_dq.inspector.redis_values import CHUNK, MOST, Client, chunks, first_of, moment, text
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.queue import process_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_one, run_rounds
 
 
@@ -246,7 +247,7 @@ def _dead_letter(message_id: str, queue: str, at_us: float, raw: bytes, info: by
         id=message_id,
         queue=queue,
         reason=str(known.get("reason", "unknown")),
-        worker=str(known.get("worker", "")),
+        worker=process_of(str(known.get("worker", ""))),
         at=moment(at_us),
         deliveries=int(known.get("deliveries", 0)),
         task=message.task or str(known.get("task", "")),

@@ -19,6 +19,7 @@ from celery_dq.transport.message_record import HEADER_SIZE, MessageRecord
 from celery_dq.transport.redis.store.likely_partitions import likely_first
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.queue import process_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
 
 T = TypeVar("T")
@@ -220,7 +221,7 @@ def locate(partition: Partition, task_id: str) -> Rounds[Located | None]:
     message = replace(
         message,
         tenant=message.tenant or place.get("tenant", ""),
-        consumer=place.get("consumer", ""),
+        consumer=process_of(place.get("consumer", "")),
         deliveries=int(place.get("deliveries") or 0),
         resource=place.get("resource", ""),
     )

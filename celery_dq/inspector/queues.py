@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
@@ -14,6 +15,7 @@ from celery_dq.inspector.queue_counters import COUNTER_FIELDS, PLACES, QueueCoun
 from celery_dq.inspector.redis_values import Client, text
 from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.queue import process_of
 from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_rounds
 
 #: The counts of tenants, in the order of :data:`~celery_dq.inspector.queue_counters.PLACES`.
@@ -26,7 +28,7 @@ class ConsumerSnapshot:
     """A process that consumes a queue.
 
     Attributes:
-        name: Host, process id and a random part.
+        name: Name of the worker (of another consumer, its host), process id and a random part.
         lease_s: Seconds until its lease expires; negative after that, until another worker reaps it.
         held: Number of its in-flight messages.
     """
@@ -34,6 +36,25 @@ class ConsumerSnapshot:
     name: str
     lease_s: float
     held: int
+
+    @property
+    def worker(self) -> str:
+        """Celery's name of the worker; of another consumer, its host."""
+        return _UNIQUE.sub("", self.name)
+
+
+#: The end of a consumer's name that differs between the processes of one worker.
+_UNIQUE = re.compile(r":\d+:[0-9a-f]{12}\Z")
+
+
+def merged(consumers: Iterable[ConsumerSnapshot]) -> tuple[ConsumerSnapshot, ...]:
+    """Return each process once, with its longest lease, the shortest ones first."""
+    found: dict[str, ConsumerSnapshot] = {}
+    for each in consumers:
+        known = found.get(each.name, each)
+        held = each.held if known is each else known.held + each.held
+        found[each.name] = ConsumerSnapshot(each.name, max(known.lease_s, each.lease_s), held)
+    return tuple(sorted(found.values(), key=lambda each: each.lease_s))
 
 
 @dataclass(frozen=True)
@@ -171,16 +192,11 @@ def _with_ages(
 
 def _whole(name: str, partitions: Sequence[QueueSnapshot]) -> QueueSnapshot:
     """Return the snapshot of a queue with several partitions."""
-    consumers: dict[str, ConsumerSnapshot] = {}
-    for each in (consumer for partition in partitions for consumer in partition.consumers):
-        known = consumers.get(each.name, ConsumerSnapshot(each.name, each.lease_s, 0))
-        lease_s = max(known.lease_s, each.lease_s)
-        consumers[each.name] = ConsumerSnapshot(each.name, lease_s, known.held + each.held)
     waits = [each.oldest_waiting_s for each in partitions if each.oldest_waiting_s is not None]
     return QueueSnapshot(
         name=name,
         **{count: sum(getattr(each, count) for each in partitions) for count in _COUNTS},
-        consumers=tuple(sorted(consumers.values(), key=lambda each: each.lease_s)),
+        consumers=merged(consumer for each in partitions for consumer in each.consumers),
         counters=reduce(add, (each.counters for each in partitions)),
         oldest_waiting_s=max(waits, default=None),
         pause=pause_of_all([each.pause for each in partitions]),
@@ -223,8 +239,9 @@ def _counted(partition: Partition) -> Rounds[QueueSnapshot]:
         throttled=throttled,
         at_concurrency=limited,
         paused=paused,
-        consumers=tuple(
-            ConsumerSnapshot(name, round((deadline - now_us) / 1e6, 3), count)
+        # The leader of a singleton queue has one lease per term.
+        consumers=merged(
+            ConsumerSnapshot(process_of(name), round((deadline - now_us) / 1e6, 3), count)
             for (name, deadline), count in zip(deadlines, held, strict=True)
         ),
         counters=QueueCounters.read(counted),

@@ -1,39 +1,71 @@
-"""Snapshots of the workers that share partitions, read from ZooKeeper. No worker is asked."""
+"""Snapshots of workers, read from their leases, and from ZooKeeper if they share partitions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from celery_dq.inspector.queues import QueueSnapshot, merged
 from celery_dq.znodes import AllocationNodes
 
 if TYPE_CHECKING:
     from celery_dq.zookeeper.session import Session
 
-__all__ = ["WorkerSnapshot", "worker_of", "worker_snapshots"]
+__all__ = ["WorkerSnapshot", "sharing_workers", "worker_of", "workers_of"]
 
 
 @dataclass(frozen=True)
 class WorkerSnapshot:
-    """A worker that shares the partitions of its queues with other workers.
+    """A worker.
 
     Attributes:
-        name: Name of the worker.
-        state: ``serves``; ``waits`` for its first partitions; ``draining``; or ``gone``: its partitions are
-            about to get another worker.
-        partitions: The partitions that it serves, such as ``push/3``.
-        queues: The queues that it consumes and that are allocated.
+        name: Celery's name of the worker; of another consumer, its host.
+        state: ``alive``, or ``lost``: its leases have expired. Of a worker that shares partitions with others
+            (``dq_allocation``): ``serves``; ``waits`` for its first partitions; ``draining``; or ``gone``:
+            its partitions are about to get another worker.
+        partitions: The partitions that it serves by the allocation, such as ``push/3``.
+        queues: The queues that it consumes.
+        held: Number of its in-flight messages.
+        lease_s: Seconds until its longest lease expires; negative after that; None without a lease.
+        consumer: Its name in the leases, with process id and a random part; "" without a lease.
     """
 
     name: str
-    state: Literal["serves", "waits", "draining", "gone"]
+    state: Literal["alive", "lost", "serves", "waits", "draining", "gone"]
     partitions: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
+    held: int = 0
+    lease_s: float | None = None
+    consumer: str = ""
 
 
-def worker_snapshots(session: Session, environment: str) -> list[WorkerSnapshot]:
-    """Read the running workers, and the assignment in force.
+def workers_of(
+    queues: Iterable[QueueSnapshot], sharing: Iterable[WorkerSnapshot] = ()
+) -> list[WorkerSnapshot]:
+    """Return the workers that have a lease on these queues, and those that share partitions."""
+    pairs = [(each, queue.name) for queue in queues for each in queue.consumers]
+    shared = {each.name: each for each in sharing}
+    found = []
+    for consumer in merged(each for each, _ in pairs):
+        name, lease_s = consumer.worker, consumer.lease_s
+        known = shared.get(name) or WorkerSnapshot(name, "alive" if lease_s > 0 else "lost")
+        consumed = {*known.queues, *(queue for each, queue in pairs if each.name == consumer.name)}
+        found.append(
+            replace(
+                known,
+                queues=tuple(sorted(consumed)),
+                held=consumer.held,
+                lease_s=lease_s,
+                consumer=consumer.name,
+            )
+        )
+    found += [each for name, each in shared.items() if all(name != row.name for row in found)]
+    return sorted(found, key=lambda each: (each.name, each.consumer))
+
+
+def sharing_workers(session: Session, environment: str) -> list[WorkerSnapshot]:
+    """Read the running workers that share partitions, and the assignment in force.
 
     Raises:
         ZooKeeperUnreachable: ZooKeeper does not answer.

@@ -33,6 +33,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         self._capacity: PoolCapacity | None = None
         context = consumer.conninfo.transport_options.get(APP_CONTEXT)
         if isinstance(context, AppContext) and leases_messages(consumer.conninfo):
+            context.worker = consumer.hostname
             options, events = context.options, task_events(consumer)
             lifecycle = TaskLifecycle(consumer.pool, SystemClock(), options.dead_letter_failures)
             events.subscribe(lifecycle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,8 @@ from celery_dq.cli import dq
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.testing.processes import dead_port
+from celery_dq.testing.waiting import wait_until
+from tests.workers import WorkerProcess
 
 Status = Callable[..., str]
 
@@ -58,6 +61,29 @@ def test_messages_with_and_without_a_worker(status: Status, shop: Any) -> None:
         while client.zscore(partition.keys.leases, "w") > int(client.time()[0]) * 1e6 + client.time()[1]:
             pass
     assert "living consumers: 0" in status(status=1)
+
+
+def test_one_worker_is_one_worker_in_every_view(broker_url: str, shop: Any) -> None:
+    conf = {"broker_url": broker_url, "dq_singleton_queues": ["ledger"]}
+    shop.conf.dq_singleton_queues = ["ledger"]
+
+    def output(*words: str) -> str:
+        return CliRunner().invoke(dq, words, obj=CLIContext(app=shop, no_color=True, workdir=None)).output
+
+    queues = ("push", "ledger", "late")
+    with WorkerProcess(
+        "tests.migration.worker_app", broker=None, conf=conf, queues=queues, preloaded=True
+    ) as run:
+        wait_until(lambda: [each.state for each in shop.dq.leaders()] == ["leads"])
+        wait_until(lambda: [each.queues for each in shop.dq.workers()] == [tuple(sorted(queues))])
+        (worker,) = shop.dq.workers()
+        assert (worker.name, worker.state) == ("w1@proof", "alive")
+        assert re.fullmatch(rf"w1@proof:{run.pid}:[0-9a-f]{{12}}", worker.consumer)
+        assert output("workers").splitlines()[1].startswith("w1@proof  alive  ")
+        assert "living consumers: 1" in output("status")
+        assert "workers 1 " in output("top", "--once")
+        assert [each["name"] for each in json.loads(output("status", "--json"))["workers"]] == ["w1@proof"]
+        assert [each.leader.split(":")[0] for each in shop.dq.leaders()] == ["w1@proof"]
 
 
 def test_delayed_messages_without_a_worker(status: Status, shop: Any) -> None:

@@ -49,7 +49,7 @@ class DQ:
         dead_letters: ``app.dq.dead_letters["push"].replay()``.
         dedup: ``app.dq.dedup["cache"].list()``.
         leaders: ``app.dq.leaders()``: the leaders of singleton queues and of other elections.
-        workers: ``app.dq.workers()``: the workers that share partitions, and the partitions of each.
+        workers: ``app.dq.workers()``: the workers, with their queues, leases and partitions.
         history: ``app.dq.history("push")``: rates and waiting times of the last hour.
         audit: ``app.dq.audit(queue="push")``: who changed queues and quotas.
         buffer: ``app.dq.buffer.flush(timeout=5)``: messages that are not sent yet.
@@ -64,7 +64,7 @@ class DQ:
         self.dead_letters = DeadLettersApi(self._broker, self.context)
         self.dedup = DedupApi(app, self._broker, self.context)
         self.leaders = Leaders(self._broker)
-        self.workers = Workers(self._broker)
+        self.workers = Workers(self._broker, self.queues)
         self.history = HistoryApi(self._broker)
         self.audit = self._broker.audit
         #: Whether ``setup`` has wrapped the app's ``send_task`` for dedup and the buffer.
@@ -152,7 +152,7 @@ class DQ:
         if tenant is None or queue is None or task_id is not None:
             raise InvalidRequest("explain: give either task_id=…, or tenant=… together with queue=…")
         explained = self.queues[queue].explain(tenant)
-        if not self.workers.is_enabled:
+        if not self.workers.is_shared:
             return explained
         with self._broker.open(queue) as (partitions, _):
             return self.workers.named_in(explained, partitions[explained.partition])

@@ -152,7 +152,7 @@ class BrokerMigration:
         for queue in self._broker.queue_names() if consumer else ():
             with self._broker.open(queue, self._connection) as opened:
                 found = queue_snapshot(opened.partitions, opened.client, ages=False)
-            held = sum(each.held for each in found.consumers if each.name.partition("@")[0] == consumer)
+            held = sum(each.held for each in found.consumers if each.name == consumer)
             if held:
                 raise InvalidRequest(
                     f"A migration back to {self._stock.connection.as_uri()} has taken {held:,} messages of "

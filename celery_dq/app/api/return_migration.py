@@ -150,7 +150,7 @@ class ReturnMigration:
         counts = QueueMigration(queue, migrated=self._migrated.get(queue, 0))
         counts.waiting = found.waiting + found.delayed + found.discards
         for each in found.consumers:
-            if consumer and each.name.partition("@")[0] == consumer:
+            if each.name == consumer:
                 counts.staged += each.held
             elif each.lease_s <= 0:
                 counts.waiting += each.held

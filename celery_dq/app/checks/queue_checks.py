@@ -10,9 +10,12 @@ from typing import Any
 import redis
 
 from celery_dq.app.api.api import DQ, dq_of
+from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.checks.finding import Finding
 from celery_dq.inspector.queues import QueueSnapshot
+from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.refusals import BrokerRefused
+from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 from celery_dq.worker.new_queues import queues_of_settings, routed_queues
 from celery_dq.worker.singleton import singleton_queues
 
@@ -55,7 +58,7 @@ def unrouted_quotas(app: Any, channel: Any) -> Iterator[Finding]:
     routed = routed_queues(app) | {name for task in tasks for name in _queue_of(app, task)}
     try:
         found = _unused(dq, sorted({*dq.queues, *limited} - routed))
-        names = [each.name for each in found if each.name in limited or dq.quotas.list(each.name)]
+        names = _with_quotas(app, [each.name for each in found], limited)
     except (redis.exceptions.NoPermissionError, BrokerRefused):
         return  # the check of the rights reports it
     if names:
@@ -75,6 +78,23 @@ def _queue_of(app: Any, task: Any) -> Iterator[str]:
     """Yield the queue of a call without arguments. A route may be a function, which may fail for that."""
     with suppress(Exception):
         yield app.amqp.router.route({}, task.name, (), {}, task)["queue"].name
+
+
+def _with_quotas(app: Any, names: list[str], limited: set[str]) -> list[str]:
+    """Return those of some queues that have a quota in the settings, or stored in the broker."""
+    others = [name for name in names if name not in limited]
+    stored = set[str]()
+    if others:
+        with BrokerAccess(app, dq_of(app).context).open_all(others) as queues:
+            partitions = [each for queue in queues for each in queue.partitions]
+            counts = run_rounds(queues[0].client, map(_count_quotas, partitions))
+        stored = {each.keys.queue for each, count in zip(partitions, counts, strict=True) if count}
+    return [name for name in names if name in limited or name in stored]
+
+
+def _count_quotas(partition: Partition) -> Rounds[int]:
+    (count,) = yield lambda pipe: pipe.hlen(partition.keys.quotas)
+    return int(count)
 
 
 def _unused(dq: DQ, names: list[str]) -> list[Any]:

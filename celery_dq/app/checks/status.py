@@ -36,7 +36,7 @@ class Status:
         broker: URL of the broker, without its password; "" when the settings are wrong.
         queues: The counts of each queue; none when the broker cannot be used.
         leaders: The leaders of singleton queues and of other elections.
-        workers: The workers that share partitions; none without ``dq_allocation``.
+        workers: The workers that consume queues; none if the broker does not know them.
         findings: Errors of the settings and the servers, and warnings about the queues.
         setup_warnings: Number of warnings of ``celery dq doctor``.
     """
@@ -132,8 +132,7 @@ class _StatusReading:
             self.leaders = tuple(dq.leaders())
             beat = leadership(schedule_name(self._app, dq.options))
             self.expected_leaders = frozenset({beat, *singleton_queues(self._app, dq.options)})
-        if dq.workers.is_enabled:
-            self.workers = tuple(dq.workers())
+        self.workers = tuple(dq.workers.among(self.queues))
 
     def _begin(self, step: str) -> None:
         self.step = step

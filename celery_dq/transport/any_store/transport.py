@@ -120,7 +120,8 @@ class StoreTransport(ThreadedTransport):
         """Make the fetcher, with a consumer name of its own."""
         lease_s = self.options.lease_us / 1e6
         self.in_flight = InFlightMessages(self.clock, lease_s)
-        name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+        worker = self._app_context.worker if self._app_context is not None else ""
+        name = f"{worker or socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
         self._consumer = StoreConsumer(name, lease_s, self.in_flight, self._started_tags)
         return StoreFetcher(self._store, self._consumer, self.clock, self.room, self.wake_delivery)
 

@@ -64,6 +64,7 @@ class ConnectionContext:
             slots = SlotMap(addresses_of(connection)) if on_cluster(connection) else None
             process = processes[self.address] = ConsumerIdentity(self.options.lease_us / 1e6, slots=slots)
         self.process: ConsumerIdentity = process
+        process.name_after(self.state.worker)
         process.running_tags = self._running_tags
         self.poller = Poller(process.clock)
 

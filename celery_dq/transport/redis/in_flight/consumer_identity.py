@@ -45,8 +45,9 @@ class ConsumerIdentity:
 
     def __init__(self, lease_s: float, clock: Clock | None = None, slots: SlotMap | None = None) -> None:
         self.owner = OwnerProcess()
+        self._unique = f"{self.owner.pid}:{uuid.uuid4().hex[:12]}"
         #: The process's name in the leases, unique; ``celery dq explain`` shows it.
-        self.consumer = f"{socket.gethostname()}:{self.owner.pid}:{uuid.uuid4().hex[:12]}"
+        self.consumer = f"{socket.gethostname()}:{self._unique}"
         self.clock: Clock = clock or SystemClock()
         self.server_clock = ServerClock(self.clock)
         self.lease_s = lease_s
@@ -71,6 +72,14 @@ class ConsumerIdentity:
         self.partition_maps = PartitionMaps()
         #: How long the claims of each queue took.
         self.claim_times: defaultdict[str, ClaimTimes] = defaultdict(ClaimTimes)
+
+    def name_after(self, worker: str) -> None:
+        """Consume under the name of a Celery worker, unless it is "".
+
+        The process may have published before the worker knew its name. It had no lease then.
+        """
+        if worker:
+            self.consumer = f"{worker}:{self._unique}"
 
     def may_have_claimed(self, queue: Queue) -> bool:
         """Return whether this process may have claimed from *queue* before."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from celery_dq.transport.partition_replies import Reaped
+from celery_dq.transport.redis.store.queue import process_of
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +17,7 @@ NAMED = 10
 
 def report_lost_workers(queue: str, lost: Iterable[Reaped]) -> None:
     """Log a record for each worker whose messages of *queue* were reaped."""
-    for worker, messages in groupby(sorted(lost), key=lambda each: each.consumer):
+    for worker, messages in groupby(sorted(lost), key=lambda each: process_of(each.consumer)):
         found = list(messages)
         back = [each.id for each in found if not each.settled]
         gone = [each.id for each in found if each.settled]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,14 @@ from functools import cached_property
 from celery_dq.errors import InvalidMessage
 from celery_dq.transport.redis.store.partition import STRICT_PRIORITY_US, Partition
 from celery_dq.transport.redis.store.replies import read_text
+
+#: The end of a consumer's name after its process: a fencing token, and the mark of a lost one.
+_PART = re.compile(r"(@\d+)?(~lost~\d+)?\Z")
+
+
+def process_of(consumer: str) -> str:
+    """Return the process of a consumer by the name that :meth:`Queue.consumer` has made."""
+    return _PART.sub("", consumer, count=1)
 
 
 @dataclass(frozen=True)
