@@ -18,6 +18,7 @@ from celery_dq.app.checks.status import read_status
 from celery_dq.cli import dq as dq_command
 from celery_dq.errors import InvalidRequest
 from celery_dq.options import Quota
+from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from tests.apps import DQCelery
 from tests.integration.partitioned_shop import (
@@ -31,6 +32,7 @@ from tests.integration.partitioned_shop import (
     tombstones,
 )
 from tests.integration.shop import send
+from tests.lua.partition_scripts import make_record
 
 
 def run_cli(app: Any, *args: str) -> Any:
@@ -103,6 +105,38 @@ def test_pauses_and_their_ends_follow_the_number_of_partitions(wide: Any, queue:
     queue.set_partitions(4)
     assert queue.snapshot().pause is None
     assert [each.pause for each in queue.snapshot().partitions] == [None] * COUNT
+
+
+def test_a_partition_that_goes_leaves_no_key_for_ever_and_keeps_all_when_it_returns(
+    wide: Any, queue: Any
+) -> None:
+    queue.pause(until=timedelta(hours=1))
+    for tenant in TENANTS:
+        wide.dq.quotas.set("push", tenant, rate=5, concurrency=9)
+    queue.resume()
+    queue.cancel("later")
+    send(wide, *TENANTS * 2)
+    for tenant in TENANTS:
+        (entry,) = claim_in(wide, tenant, 1)
+        with wide.dq._broker.open_home("push", tenant) as (home, client):
+            home.ack("worker:1", finish=[entry.tag]).run(client)
+    with opened(wide) as (partitions, client):
+        going = partitions[3]
+
+        def lives() -> dict[bytes, int]:
+            return {key: client.pttl(key) for key in client.keys("*online/push/3*")}
+
+        queue.set_partitions(2)
+        assert lives()
+        assert {key for key, life_ms in lives().items() if life_ms <= 0} == set()
+        queue.set_partitions(4)
+        assert {life_ms for key, life_ms in lives().items() if b"producer:" not in key} == {-1}
+        queue.set_partitions(2)
+        client.delete(*lives())
+        # A client that has slept for longer than a day still has the map of four partitions.
+        (reply,) = going.push([OutgoingRecord(0, "late", make_record(D))]).run(client)
+        assert reply.status == "misrouted"
+    assert len(send(wide, *TENANTS)) == queue.snapshot().waiting - len(TENANTS)
 
 
 def test_the_number_must_be_possible(wide: Any, queue: Any) -> None:

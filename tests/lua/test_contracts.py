@@ -92,7 +92,7 @@ def test_the_python_layer_sends_the_declared_arguments() -> None:
     tag = ("1", "a")
     homes, outbox = PartitionMap(4), Outbox("1", "t", 2, 0, "0", ((b"", b""),))
     calls: list[tuple[ScriptCall[Any], int]] = [
-        (partition.declare_partitions(homes), 3),
+        (partition.declare_partitions(homes), 4),
         (set_map(partition, homes, homes), 3),
         (export_messages(partition, "t", 2, ["a"]), 4 + 1),
         (import_messages(partition, partition, outbox, homes, 0), 8 + 2),

@@ -12,6 +12,8 @@
 --   running HASH
 --   dedup_locks HASH
 --   leases ZSET
+--   wake LIST
+--   imported HASH
 --   arrived SET
 -- ARGV
 --   map: the number of partitions that the client wants or, for a partition that follows, the map that partition 0 has:
@@ -20,11 +22,12 @@
 --     'restore', of a client that has seen this map in the broker, does so despite consumers; 'follow' unless the stored
 --     one has a higher version
 --   spreads: the spreads of tenants that belong to the map, as JSON; '' for none
+--   life_ms: how long the keys of a partition live that the map does not have any more; 0 when the map has it
 -- RETURNS
 --   an array of three: the map that is stored now, '1' without one; '1' when this call has stored it, else '0'; the
 --   spreads that are stored now
 -- COST
---   2 to 10 commands
+--   2 to 16 commands
 -- GUARANTEE
 --   A queue keeps its number of partitions when it stores anything that has a place by its tenant, or when a consumer
 --   would miss the new partitions. Of two clients that want different numbers, both get the one that was stored first.
@@ -56,4 +59,10 @@ if stored and version(stored) > version(wanted) then return {stored, '0', spread
 call('HSET', KEYS[1], 'partitions', wanted, 'sealed', seq or '0', 'spreads', ARGV[3])
 -- A tenant that arrived by the map before has not arrived by this one.
 call('UNLINK', P .. 'arrived')
+if mode == 'follow' then
+  local life_ms = tonumber(ARGV[4])
+  for _, key in ipairs({KEYS[1], P .. 'wake', P .. 'leases', P .. 'limiter', P .. 'tombstones', P .. 'imported'}) do
+    if life_ms > 0 then call('PEXPIRE', key, life_ms) else call('PERSIST', key) end
+  end
+end
 return {wanted, '1', ARGV[3]}

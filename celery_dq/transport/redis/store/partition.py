@@ -63,6 +63,8 @@ T = TypeVar("T")
 
 #: Most messages, tags or tenants in one call; longer work is done in chunks.
 MAX_CHUNK = 1000
+#: Life of the keys of a partition that the map does not have any more, in milliseconds.
+GONE_LIFE_MS = 24 * 3_600_000
 #: Tenants of which one call finds the oldest waiting messages, so that Redis is busy for a few ms only.
 TENANTS_PER_LOOK = 100
 #: Tenants whose backlogs one call counts, about 1 ms of Redis.
@@ -102,9 +104,12 @@ class Partition:
             homes: the wanted map.
             mode: ``declare`` stores nothing while a consumer lives. ``restore`` does, because this process
                 has seen the map in the broker before. ``follow`` stores it unless a later one is stored: it
-                is the map in partition 0, and this is another one.
+                is the map in partition 0, and this is another one. A partition that the map does not have
+                any more refuses clients that know an earlier map for a day, and then has no keys.
         """
-        return self._call("declare_partitions", (str(homes), mode, homes.spreads_text), read_declared)
+        life_ms = GONE_LIFE_MS if self.keys.partition >= homes.total else 0
+        args = (str(homes), mode, homes.spreads_text, life_ms)
+        return self._call("declare_partitions", args, read_declared)
 
     def push(
         self,
