@@ -85,7 +85,7 @@ _DECLARE = ("EXEC", "GET", "HGET", "HLEN", "MULTI", "SADD", "SMEMBERS", "ZCARD")
 _PUBLISH = (*_BROKER, *_DECLARE, "PEXPIRE")
 #: Broadcasts to workers, and the queue for their answers; kombu sends ``SCRIPT LOAD`` since 5.7.
 _ASK = ("BLPOP", "DEL", "LLEN", "PSUBSCRIBE", "PUBLISH", "SCRIPT|LOAD", "SET", "SREM", "TIME", "ZADD")
-_LEADING = ("BLPOP", "HGET", "HMGET", "TIME", "ZREM")
+_LEADING = ("BLPOP", "HGET", "HKEYS", "HMGET", "TIME", "ZREM")
 
 _QUEUES = ("transport/redis/lua", ())
 _PUSH = ("push", "declare_partitions")
