@@ -34,9 +34,6 @@ EVENTS: Final[dict[str, str]] = {
     "heartbeat_failed": (
         "A heartbeat failed with an unexpected error, which is in the record; the next one follows."
     ),
-    "heartbeat_refused": (
-        "Redis refuses the heartbeat on one queue; other workers get its messages after a lease."
-    ),
     "lease_lost": (
         "A worker's lease had expired; messages that had not begun are dropped, other workers may have them."
     ),
@@ -73,7 +70,8 @@ EVENTS: Final[dict[str, str]] = {
         "A worker consumes a queue that never had a message, and whose name is close to that of another one."
     ),
     "redis_full": "The memory of Redis is full; publishing is refused until workers have emptied its queues.",
-    "script_refused": "Redis answered a script with an error; it is sent again a second later.",
+    "redis_refuses_began": "Redis answers commands of a worker with an error; they are sent again.",
+    "redis_refuses_over": "Redis accepts the commands again after ``redis_refuses_began``.",
     "server_unchecked": (
         "The Redis user may not send INFO; the server's version and eviction policy are not checked."
     ),

@@ -235,7 +235,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "calls",
         "a declaration raises redis-py's error",
         "transport/redis/channel.py",
-        "    @refusals_named()\n    def queue_declare(",
+        "    @waits_for_redis\n    def queue_declare(",
         "    def queue_declare(",
         (TESTS + "test_refusals.py",),
     ),

@@ -10,6 +10,7 @@ not durable or with ``x-expires``) is a plain Redis list that expires (``store/t
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from queue import Empty
 from typing import TYPE_CHECKING, Any
@@ -26,14 +27,14 @@ from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
 from celery_dq.transport.redis.declared_ahead import DeclaredAhead
-from celery_dq.transport.redis.event_loop import HEALTH_CHECK_SECONDS, EventLoopChannel
+from celery_dq.transport.redis.event_loop import HEALTH_CHECK_SECONDS, EventLoopChannel, waits_for_redis
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.full_server import add_member, is_full
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.publish_batch import RedisPublishBatch
 from celery_dq.transport.redis.store.publisher import RedisPublisher
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
-from celery_dq.transport.redis.store.refusals import refusals_named
+from celery_dq.transport.redis.store.refusals import refusals_as_outage, refusals_named
 from celery_dq.transport.redis.store.server_checks import connection_refusals_named
 from celery_dq.transport.redis.store.transient import TransientQueues
 from celery_dq.transport.redis.store.whole_queue import purge, waiting_count, with_messages
@@ -76,9 +77,10 @@ class Channel(EventLoopChannel):
         self._health_check_at = self.process.clock.monotonic() + HEALTH_CHECK_SECONDS
         self._seen_partitions = self.process.partition_maps.changes
         self._gone_partitions: set[str] = set()
+        self._resumes_at = -math.inf
         self._registered = False
         self._apply_environment_prefix()
-        with refusals_named(), connection_refusals_named():
+        with refusals_as_outage(), connection_refusals_named():
             super().__init__(*args, **kwargs)
         options = self.context.options
         self.consumer = ChannelConsumer(
@@ -92,7 +94,8 @@ class Channel(EventLoopChannel):
             self.context.queue_of,
             self.process.partition_maps,
         )
-        self.context.check_server(self.client)
+        with refusals_as_outage():
+            self.context.check_server(self.client)
 
     # -- parts, queues ---------------------------------------------------------
 
@@ -139,7 +142,7 @@ class Channel(EventLoopChannel):
         """Return the arguments of a queue together with those of kombu's ``Queue``, such as ``expires``."""
         return queue_arguments(arguments, options)
 
-    @refusals_named()
+    @waits_for_redis
     def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
         """Declare *queue*; with the first one that a worker consumes, all others are declared."""
         self.ahead.declare_with(queue, passive)
@@ -159,6 +162,7 @@ class Channel(EventLoopChannel):
             if self.ahead.size(queue) is None:
                 add_member(self.client, self.context.registry_key, self.queues(queue).whole_name)
 
+    @waits_for_redis
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         member = self.sep.join([routing_key or "", pattern or "", queue or ""])
         if self.ahead.take_binding(exchange, member):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import redis
 
@@ -17,9 +18,11 @@ from celery_dq.transport.redis.bases import RedisChannel
 from celery_dq.transport.redis.consuming.consuming_channel import DeclaredQueues, WatchedSocket
 from celery_dq.transport.redis.consuming.partition_consumers import QueueConsumer
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
-from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
+from celery_dq.transport.redis.in_flight.script_pipeline import RETRY_AFTER_REFUSAL_S, ScriptPipeline
 from celery_dq.transport.redis.store.address import socket_options
 from celery_dq.transport.redis.store.queue import PartitionedQueue
+from celery_dq.transport.redis.store.refusals import BrokerNotReady, BrokerOverloaded, refusals_named
+from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.connection_context import ConnectionContext
@@ -31,6 +34,40 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two health checks of the PUB/SUB connection.
 HEALTH_CHECK_SECONDS = 25.0
+#: Seconds between two looks of a waiting worker whether it is to stop.
+STOP_CHECK_S = 0.1
+
+_M = TypeVar("_M", bound=Callable[..., Any])
+
+
+def waits_for_redis(method: _M) -> _M:
+    """Let a channel of a worker wait while Redis refuses a command of *method* for a reason that passes.
+
+    Elsewhere the error is raised, with its meaning. The method may be called again after such an error.
+    """
+
+    @wraps(method)
+    def wait(self: EventLoopChannel, *args: Any, **kwargs: Any) -> Any:
+        command = method.__name__.strip("_").replace("_", " ")
+        while True:
+            try:
+                with refusals_named():
+                    result = method(self, *args, **kwargs)
+            except BrokerOverloaded as exc:  # noqa: PERF203 - each attempt may be refused
+                capacity = self.context.capacity
+                if capacity is None or isinstance(exc, redis.ConnectionError):
+                    raise
+                self.process.refusals.refused(command, exc)
+                tries_at = self.process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
+                while self.process.clock.monotonic() < tries_at:
+                    if capacity.closing:
+                        raise BrokerNotReady(str(exc)) from exc
+                    time.sleep(STOP_CHECK_S)
+            else:
+                self.process.refusals.accepted(command)
+                return result
+
+    return cast("_M", wait)
 
 
 class EventLoopChannel(RedisChannel):
@@ -45,6 +82,8 @@ class EventLoopChannel(RedisChannel):
     _health_check_at: float
     _seen_partitions: int
     _gone_partitions: set[str]
+    #: Monotonic time until which neither partitions nor broadcasts are looked at, after a refusal.
+    _resumes_at: float
     #: Queue, callback and ``no_ack`` of the consumers that were asked for and have not begun, by their tags.
     _starting: dict[str, tuple[str, Callable[[Any], Any], bool]]
     queues: Callable[..., PartitionedQueue]
@@ -95,6 +134,7 @@ class EventLoopChannel(RedisChannel):
         """Return a factory of Redis clients for the heartbeat thread."""
         return self.own_clients(self.process.heartbeat.answer_timeout_s)
 
+    @waits_for_redis
     def start_consumers(self) -> None:
         """Start the consumers that wait for it; they go on to wait if that fails."""
         if not self._starting:
@@ -111,9 +151,10 @@ class EventLoopChannel(RedisChannel):
     def tick(self) -> None:
         """Send the due calls; see :class:`~celery_dq.transport.redis.consuming.fetcher.RedisFetcher`."""
         self.start_consumers()
-        if self.active_fanout_queues - self._subscribed:
+        now = self.process.clock.monotonic()
+        if self.active_fanout_queues - self._subscribed and now >= self._resumes_at:
             self._subscribe()
-        if self._subscribed and self.process.clock.monotonic() >= self._health_check_at:
+        if self._subscribed and now >= self._health_check_at:
             self._check_health()
         if self.consumer.singleton_delivery is not None:
             self.follow_leaderships()
@@ -122,7 +163,9 @@ class EventLoopChannel(RedisChannel):
         fetcher = self.consumer.live_fetcher
         if fetcher is not None or allocated is not None:
             try:
-                if follows or self._seen_partitions != self.process.partition_maps.changes:
+                if follows:
+                    self._seen_partitions = -1
+                if self._seen_partitions != self.process.partition_maps.changes and now >= self._resumes_at:
                     self.follow_partitions()
                     fetcher = self.consumer.live_fetcher
                 if fetcher is not None:
@@ -134,11 +177,25 @@ class EventLoopChannel(RedisChannel):
 
     def follow_partitions(self) -> None:
         """Consume the partitions that the queues have now, because the number of some has changed."""
-        for name in self.process.partition_maps.take_doubts():
-            with suppress(ConfigurationError):  # logged below, where the queue is consumed
-                self.queues(name, refresh=True)
-        self._seen_partitions = self.process.partition_maps.changes
-        self.consumer.follow_partitions(self._queue_now)
+        maps, refusals = self.process.partition_maps, self.process.refusals
+        doubted = maps.take_doubts()
+        self._seen_partitions = maps.changes
+        try:
+            for name in doubted:
+                with suppress(ConfigurationError):  # logged below, where the queue is consumed
+                    self.queues(name, refresh=True)
+            self._seen_partitions = maps.changes
+            self.consumer.follow_partitions(self._queue_now)
+        except PASSING_ERRORS:
+            raise
+        except redis.ResponseError as exc:
+            refusals.refused("look at the partitions", exc)
+            self._resumes_at = self.process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
+            for name in doubted:
+                maps.doubt(name)
+            self._seen_partitions = -1
+        else:
+            refusals.accepted("look at the partitions")
 
     def _queue_now(self, queue: PartitionedQueue) -> PartitionedQueue | None:
         """Return a consumed queue with the partitions that it has now; None for a partition that has gone."""
@@ -235,6 +292,17 @@ class EventLoopChannel(RedisChannel):
         except self.connection_errors:
             self._mark_broken()
             raise
+        except redis.ResponseError as exc:
+            if watched.kind != "broadcasts":
+                raise
+            # It was a subscription or a health check, and an error is an answer as well.
+            self.process.refusals.refused("subscription to broadcasts", exc)
+            self._resumes_at = self.process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
+            self.subclient.health_check_response_counter = 0
+            self._subscribed.clear()
+            return False
+        if watched.kind == "broadcasts":
+            self.process.refusals.accepted("subscription to broadcasts")
         if watched.kind == "broadcasts":
             return served
         if deliver and self.consumer.singleton_delivery is not None:
@@ -267,7 +335,7 @@ class EventLoopChannel(RedisChannel):
         if not (self._broken or self._loop_turns):
             try:
                 send()
-            except self.connection_errors:
+            except (redis.RedisError, OSError):
                 # The heartbeat thread sends the acks.
                 self._mark_broken()
 

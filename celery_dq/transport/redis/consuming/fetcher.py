@@ -34,8 +34,14 @@ from celery_dq.transport.redis.consuming.consuming_channel import WatchedSocket
 from celery_dq.transport.redis.consuming.subscriptions import ReadyQueues, Subscription
 from celery_dq.transport.redis.consuming.wakeups import Handovers, WakeupGroups, WakeupListener
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.script_pipeline import ClaimFailure, InFlightCall, ScriptPipeline
+from celery_dq.transport.redis.in_flight.script_pipeline import (
+    RETRY_AFTER_REFUSAL_S,
+    ClaimFailure,
+    InFlightCall,
+    ScriptPipeline,
+)
 from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 from celery_dq.transport.redis.store.transient import TransientListener
 
 #: Wake-ups that one turn of the loop hands over. After a connect, it may rely on this process for each queue.
@@ -179,7 +185,7 @@ class RedisFetcher:
             for group in self.wakeups
         ]
         found += [
-            WatchedSocket("messages", listener.connection.watched, listener.read)
+            WatchedSocket("messages", listener.connection.watched, partial(self._read_messages, listener))
             for listener in self._listeners.values()
         ]
         return [each for each in found if each.connection is not None]
@@ -238,6 +244,7 @@ class RedisFetcher:
         """Return when :meth:`tick` must run even if nothing arrives, a monotonic time; infinity for never."""
         waiting = self._process.queues_with_acks()
         times = [self._ready.next_time(), self.wakeups.asks_at, *self.pipeline.settle_times(waiting)]
+        times += [each.resumes_at for each in self._listeners.values() if each.waits_after_refusal]
         for queue, box in waiting:
             if box.finishes and queue.prefix in self._subscriptions:
                 times.append(max(box.oldest_finish_at + RIDE_ALONG_S, self.pipeline.resumes_at(queue)))
@@ -258,6 +265,18 @@ class RedisFetcher:
             if self._consumer.capacity()[0] <= 0:
                 # Another consumer may have a free slot. If due, the wake-up is stored again.
                 self.handovers.hand_over(source, self._process.clock.monotonic())
+
+    def _read_messages(self, listener: TransientListener) -> bool:
+        try:
+            served = listener.read()
+        except PASSING_ERRORS:
+            raise
+        except redis.ResponseError as exc:
+            self._process.refusals.refused("wait for replies", exc)
+            listener.resumes_at = self._process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
+            return False
+        self._process.refusals.accepted("wait for replies")
+        return served
 
     # -- claims ----------------------------------------------------------------
 

@@ -5,8 +5,10 @@ the next wait of one group, however many queues the channel consumes. Up to :dat
 group.
 
 A group waits while no queue of it may have work. While some may, the group *asks* for wake-ups of its other
-queues now and then, by a ``BLPOP`` that ends at once: a backlog in one queue must not hide the messages of
+queues now and then, by a script that does not wait: a backlog in one queue must not hide the messages of
 another. For the same reason, the queue that was served is the last one in the next ``BLPOP``.
+
+When Redis refuses a wait or a question, e.g. because it cannot save, the group tries again a second later.
 
 Other consumers rely on the consumer that took the wake-up of a queue, or keeps its next look. Without a free
 slot, before a long callback, and when it stops to consume, it hands them over by a script.
@@ -26,14 +28,15 @@ import redis
 from celery_dq.keys import wait_end
 from celery_dq.transport.redis.consuming.subscriptions import ReadyQueues, Subscription, WaitGroup
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
-from celery_dq.transport.redis.store.full_server import PUSH_EACH_FOR
+from celery_dq.transport.redis.in_flight.script_pipeline import RETRY_AFTER_REFUSAL_S, ScriptPipeline
+from celery_dq.transport.redis.store.full_server import POP_FIRST, PUSH_EACH_FOR
 from celery_dq.transport.redis.store.pipelined_connection import (
     BLPOP_TIMEOUT_S,
     OVERDUE_S,
     PipelinedConnection,
 )
 from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
 #: Queues of a group. More make each wait longer to send, and fewer make more connections.
 GROUP_SIZE = 100
@@ -57,17 +60,19 @@ class WakeupListener(WaitGroup):
     def __init__(self, pool: redis.ConnectionPool, end_key: bytes = b"") -> None:
         self.connection = PipelinedConnection(pool)
         self.end_key = end_key
-        #: Monotonic start of the current ``BLPOP``; None without one.
+        #: Monotonic start of the current wait or question; None without one.
         self.waiting_since: float | None = None
-        #: Whether the current ``BLPOP`` is a question, which is answered at once.
+        #: Whether it is a question, which is answered at once.
         self.is_asking = False
         #: The queues, by the keys of their wake-up lists.
         self.members: dict[bytes, Subscription] = {}
         self._asked_at = -math.inf
+        #: Monotonic time until which no wait begins, after a refusal.
+        self.resumes_at = -math.inf
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a ``BLPOP`` is under way, so that this channel may receive a wake-up."""
+        """Whether a wait or a question is under way, so that this channel may receive a wake-up."""
         return self.waiting_since is not None
 
     def start_wait(self, now: float) -> None:
@@ -80,7 +85,7 @@ class WakeupListener(WaitGroup):
             redis.RedisError: The connection broke.
         """
         self.connection.open()
-        self._send([*self.members, self.end_key])
+        self.connection.send(("BLPOP", *self.members, self.end_key, BLPOP_TIMEOUT_S))
         self.is_asking, self.waiting_since = False, now
 
     def ask(self, now: float) -> None:
@@ -93,15 +98,11 @@ class WakeupListener(WaitGroup):
             redis.RedisError: The connection broke.
         """
         self.connection.open()
-        # A BLPOP waits for nothing in a transaction. An idle Redis ends a short wait up to 0.1 s late.
-        with self.connection.together:
-            self.connection.send(("MULTI",))
-            self._send([key for key, each in self.members.items() if not each.may_have_work])
-            self.connection.send(("EXEC",))
+        # An idle Redis ends a short BLPOP up to 0.1 s late, and a full one refuses it in a transaction, in
+        # which it would not wait.
+        keys = [key for key, each in self.members.items() if not each.may_have_work]
+        self.connection.send(("EVAL", POP_FIRST, len(keys), *keys))
         self.is_asking, self.waiting_since, self._asked_at = True, now, now
-
-    def _send(self, keys: list[bytes]) -> None:
-        self.connection.send(("BLPOP", *keys, BLPOP_TIMEOUT_S))
 
     @property
     def asks_at(self) -> float:
@@ -133,12 +134,11 @@ class WakeupListener(WaitGroup):
         Raises:
             redis.RedisError: The connection broke, or the answer is an error.
         """
-        answer = self.connection.read()
-        if self.is_asking:
-            self.connection.read()
-            (answer,) = self.connection.read()
-            if isinstance(answer, redis.ResponseError):
-                raise answer
+        try:
+            answer = self.connection.read()
+        except redis.ResponseError:
+            self.waiting_since = None
+            raise
         self.waiting_since = None
         if answer is None:
             return []
@@ -235,24 +235,27 @@ class WakeupGroups:
         Raises:
             redis.RedisError: A connection broke, or an answer is overdue.
         """
-        self.asks_at = math.inf
+        self.asks_at = resumes_at = math.inf
         works = in_loop and any(group.busy for group in self.groups)
         for group in self.groups:
             if group.waiting_since is not None:
                 group.check_alive(now)
             elif not may_wait:
                 continue
+            elif now < group.resumes_at:
+                resumes_at = min(resumes_at, group.resumes_at)
             elif not (group.busy or works):
                 group.start_wait(now)
             else:
                 self.asks_at = min(self.asks_at, group.asks_at)
         if self.asks_at != math.inf:
             self._ask(now)
+        self.asks_at = min(self.asks_at, resumes_at)
 
     def _ask(self, now: float) -> None:
         """Let the group ask that has not asked for the longest time, if that is due."""
         if max(self.asks_at, self._asked_at + ASK_SPACING_S) <= now:
-            waiting = (each for each in self.groups if not each.is_waiting)
+            waiting = (each for each in self.groups if not (each.is_waiting or now < each.resumes_at))
             min(waiting, key=lambda each: each.asks_at).ask(now)
             self._asked_at = now
         self.asks_at = max(self.asks_at, self._asked_at + ASK_SPACING_S)
@@ -292,7 +295,16 @@ class Handovers:
 
     def read(self, group: WakeupListener) -> list[Subscription]:
         """Read the answer of a wait, and return the queues whose wake-up this process has taken."""
-        for source in (sources := group.read_wakeups()):
+        try:
+            sources = group.read_wakeups()
+        except PASSING_ERRORS:
+            raise
+        except redis.ResponseError as exc:
+            self._process.refusals.refused("wait for wake-ups", exc)
+            group.resumes_at = self._process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
+            return []
+        self._process.refusals.accepted("wait for wake-ups")
+        for source in sources:
             self._ready.rely_on(source)
         return sources
 
@@ -331,7 +343,16 @@ class Handovers:
         """End all waits in one round trip, and take the wake-ups that have come before."""
         waiting = [group for group in self._wakeups if group.is_waiting]
         if keys := [group.end_key for group in waiting if not group.is_asking]:
-            self._pipeline.ask(("EVAL", PUSH_EACH_FOR, len(keys), *keys, END_LIFE_MS))
+            try:
+                self._pipeline.ask(("EVAL", PUSH_EACH_FOR, len(keys), *keys, END_LIFE_MS))
+            except PASSING_ERRORS:
+                raise
+            except redis.ResponseError as exc:
+                self._process.refusals.refused("end of the waits for wake-ups", exc)
+                for group in waiting:
+                    self.restart_wait(group)
+            else:
+                self._process.refusals.accepted("end of the waits for wake-ups")
         for group in waiting:
             while group.is_waiting:
                 self.read(group)

@@ -28,6 +28,7 @@ from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from celery_dq.transport.redis.in_flight.server_clock import ServerClock
 from celery_dq.transport.redis.store.partition_map import PartitionMap, PartitionMaps
 from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.refusals import RefusalLog
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from celery_dq.transport.redis.store.slot_map import NodeUnreachable, SlotMap
 
@@ -48,6 +49,8 @@ class ConsumerIdentity:
         self._unique = f"{self.owner.pid}:{uuid.uuid4().hex[:12]}"
         #: The process's name in the leases, unique; ``celery dq explain`` shows it.
         self.consumer = f"{socket.gethostname()}:{self._unique}"
+        #: Logs the commands that Redis refuses.
+        self.refusals = RefusalLog(lambda: self.consumer)
         self.clock: Clock = clock or SystemClock()
         self.server_clock = ServerClock(self.clock)
         self.lease_s = lease_s

@@ -23,6 +23,7 @@ from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
 from celery_dq.transport.redis.in_flight.server_clock import ServerClock
 from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.refusals import RefusalLog
 from celery_dq.transport.redis.store.script_batches import (
     chunks,
     held_counts,
@@ -62,6 +63,7 @@ class LeaseHolder(Protocol):
     in_doubt: InDoubtClaims
     data_loss: DataLoss
     server_clock: ServerClock
+    refusals: RefusalLog
 
     def renewed(self, queue: Queue, renewal: HeartbeatReply, sent_at: float) -> None:
         """Record the answer to a renewal that was sent at monotonic *sent_at*."""
@@ -314,28 +316,22 @@ class Heartbeat:
             raise failure
         self._compare(renewed, client)
         for queue in renewed:
-            with self._each_by_itself(queue):
+            with self._each_by_itself(queue, "ack"):
                 self._send_unsent_acks(queue, client)
         return next_end_s
 
     @contextlib.contextmanager
-    def _each_by_itself(self, queue: Queue) -> Iterator[None]:
+    def _each_by_itself(self, queue: Queue, command: str = "heartbeat") -> Iterator[None]:
         """Log an error of one queue, which must not cost the other queues their leases."""
+        refusals = self._process.refusals
         try:
             yield
+            refusals.accepted(command, queue.partition_name)
         except redis.ResponseError as exc:
             # The keys of the queue may belong to another program.
             if isinstance(recognised_error(exc), PASSING_ERRORS):
                 raise
-            logger.error(
-                "Redis refuses the heartbeat of worker %s on queue %s (%s): without one, other workers "
-                "get its messages after %g s.",
-                self._process.consumer,
-                queue.name,
-                _text(exc),
-                self._process.lease_s,
-                extra={"event": "heartbeat_refused", "queue": queue.name},
-            )
+            refusals.refused(command, exc, queue.partition_name)
         except (struct.error, ValueError):
             logger.exception(
                 "The heartbeat of queue %s goes on after an error.",
@@ -352,7 +348,7 @@ class Heartbeat:
             return
         had = process.in_flight.tags_by_partition()
         for queue, count in zip(due, held_counts(due, process.consumer, client), strict=True):
-            with self._each_by_itself(queue):
+            with self._each_by_itself(queue, "comparison"):
                 if isinstance(count, Exception):
                     raise count
                 own = had.get(queue.key, ())
@@ -416,7 +412,7 @@ class Heartbeat:
                     answers = run_together(calls, client)
                     ended, left = left, []
                     for queue, call, answer in zip(ended, calls, answers, strict=True):
-                        with self._each_by_itself(queue):
+                        with self._each_by_itself(queue, "resign"):
                             if result_of(call, answer):
                                 left.append(queue)
                             else:
@@ -450,7 +446,9 @@ class Heartbeat:
                 )
 
     def _forget(self, name: str) -> None:
-        self.queues.pop(name, None)
+        queue = self.queues.pop(name, None)
+        if queue is not None:
+            self._process.refusals.forget(queue.partition_name)
         self._lease_holders.pop(name, None)
         self._overdue.discard(name)
         self._process.in_flight.forget_partition(name)

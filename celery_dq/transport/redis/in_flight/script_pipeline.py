@@ -7,7 +7,6 @@ pending again; an ack that is sent twice is harmless.
 from __future__ import annotations
 
 import enum
-import logging
 import math
 from collections import deque
 from collections.abc import Callable
@@ -24,8 +23,6 @@ from celery_dq.transport.redis.store.pipelined_connection import OVERDUE_S, Pipe
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_calls import ScriptCall
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
-
-logger = logging.getLogger(__name__)
 
 #: Seconds until a script that Redis has refused is sent again.
 RETRY_AFTER_REFUSAL_S = 1.0
@@ -339,6 +336,7 @@ class ScriptPipeline:
         acks.confirm()
         if sent.carries_acks:
             process.in_doubt.count_acks_under_way(sent.queue.key, -1)
+        process.refusals.accepted(sent.call.script.name, sent.queue.partition_name)
         result = sent.call.parse(answer)
         if sent.on_claimed is not None:
             process.claim_times[sent.queue.name].add(process.clock.monotonic() - sent.sent_at)
@@ -371,14 +369,7 @@ class ScriptPipeline:
 
         The connection stays open, and the worker serves its other queues. The script is sent again later.
         """
-        logger.error(
-            "Redis refused the script %r for queue %s: %s. It is tried again in %g s.",
-            sent.call.script.name,
-            sent.queue.name,
-            exc,
-            RETRY_AFTER_REFUSAL_S,
-            extra={"event": "script_refused", "queue": sent.queue.name},
-        )
+        self._process.refusals.refused(sent.call.script.name, exc, sent.queue.partition_name)
         if sent.on_claimed is not None:
             sent.on_claimed(ClaimFailure.REFUSED)
         else:

@@ -6,8 +6,9 @@ subclasses of it.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -15,17 +16,23 @@ import redis
 from kombu.exceptions import OperationalError
 
 from celery_dq.errors import DQError, InvalidMessage
+from celery_dq.outage import Outage
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
 __all__ = [
+    "BrokerNotReady",
     "BrokerOverloaded",
     "BrokerRefused",
     "MessageRefused",
     "PartitionsChanging",
     "PushInterrupted",
+    "RefusalLog",
     "message_refused",
+    "refusals_as_outage",
     "refusals_named",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 class BrokerRefused(DQError, OperationalError, redis.ResponseError):
@@ -37,6 +44,10 @@ class BrokerRefused(DQError, OperationalError, redis.ResponseError):
 
 class BrokerOverloaded(BrokerRefused):
     """Redis takes no writes now: it is full, cannot save, has too few replicas, or is busy."""
+
+
+class BrokerNotReady(BrokerOverloaded, redis.ConnectionError):
+    """Redis takes no writes now, so that no connection can be used: connect again later."""
 
 
 class PartitionsChanging(BrokerOverloaded):
@@ -170,13 +181,84 @@ def refusals_named() -> Iterator[None]:
         raise _named(error) from error
 
 
+@contextmanager
+def refusals_as_outage() -> Iterator[None]:
+    """As :func:`refusals_named`, for a connection that opens: a refusal that passes is a lost connection.
+
+    Kombu and Celery then wait and try again, as they do for a server that does not answer.
+
+    Raises:
+        BrokerNotReady: Redis takes no writes now.
+    """
+    try:
+        with refusals_named():
+            yield
+    except BrokerOverloaded as error:
+        raise BrokerNotReady(str(error)) from error
+
+
+def _meaning_of(error: redis.ResponseError) -> _Meaning | None:
+    # redis-py removes the code from the text where it has a class for the code.
+    found = f"{type(error).__name__} {error}"
+    return next((meaning for meaning in _MEANINGS if meaning.pattern.search(found)), None)
+
+
 def _named(error: redis.ResponseError) -> DQError:
     text = str(error)
     if text.startswith("DQINVALID"):
         return InvalidMessage(text)
-    # redis-py removes the code from the text where it has a class for the code.
-    found = f"{type(error).__name__} {text}"
-    for meaning in _MEANINGS:
-        if meaning.pattern.search(found):
-            return meaning.error(f"{meaning.text} (Redis says: {text})")
-    return BrokerRefused(f"Redis refused the request: {text}")
+    meaning = _meaning_of(error)
+    if meaning is None:
+        return BrokerRefused(f"Redis refused the request: {text}")
+    return meaning.error(f"{meaning.text} (Redis says: {text})")
+
+
+class RefusalLog:
+    """Logs that Redis refuses commands of a consuming process, which repeats them until Redis accepts them.
+
+    One reason, such as a full disk, refuses many commands on many queues again and again. It is logged when
+    it begins, and when the last refused command was accepted. Thread-safe.
+
+    Args:
+        consumer: Returns the name of the process in the leases.
+    """
+
+    def __init__(self, consumer: Callable[[], str]) -> None:
+        self._consumer = consumer
+        #: The reason for which a kind of command was refused last, by the command and its queue.
+        self._reasons: dict[tuple[str, str], str] = {}
+        self._outages: dict[str, Outage] = {}
+
+    def refused(self, command: str, error: redis.ResponseError, queue: str = "") -> None:
+        """Record a refusal.
+
+        Args:
+            command: What was refused, e.g. ``heartbeat``.
+            error: The answer of Redis.
+            queue: The name of the queue, if it is about one.
+        """
+        meaning = _meaning_of(error)
+        reason = str(error) if meaning is None else meaning.text
+        if self._reasons.get((command, queue)) != reason:
+            self.accepted(command, queue)
+            self._reasons[command, queue] = reason
+        self._outages.setdefault(reason, Outage(logger, "redis_refuses")).began(
+            "Redis refuses commands of worker %s, the %s%s first: %s. They are sent again until Redis "
+            "accepts them, and running tasks go on.",
+            self._consumer(),
+            command,
+            f" of queue {queue}" if queue else "",
+            error if isinstance(error, DQError) else _named(error),
+        )
+
+    def accepted(self, command: str, queue: str = "") -> None:
+        """Record that Redis has accepted a command that it may have refused before."""
+        reason = self._reasons.pop((command, queue), None) if self._reasons else None
+        if reason is not None and reason not in tuple(self._reasons.values()):
+            self._outages.pop(reason).over("Redis accepts the commands of worker %s again.", self._consumer())
+
+    def forget(self, queue: str) -> None:
+        """Remove a queue that is not consumed any more."""
+        for command, name in tuple(self._reasons):
+            if name == queue:
+                self.accepted(command, name)

@@ -10,6 +10,7 @@ A publisher may not have declared the queue, so the consumer writes a *mark*: a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from queue import Empty
 from typing import Any
@@ -163,6 +164,8 @@ class TransientListener:
         self._deliver = deliver
         self.connection = PipelinedConnection(pool)
         self._since: float | None = None
+        #: Monotonic time until which no wait begins, after a refusal.
+        self.resumes_at = -math.inf
 
     def tick(self, now: float) -> None:
         """Start a wait, unless one is under way.
@@ -174,6 +177,8 @@ class TransientListener:
             redis.RedisError: The connection broke, or the answer is overdue.
         """
         if self._since is None:
+            if now < self.resumes_at:
+                return
             self.connection.open()
             self.connection.send(("BLPOP", self._key, BLPOP_TIMEOUT_S))
             self._since = now
@@ -184,13 +189,22 @@ class TransientListener:
 
     def read(self) -> bool:
         """Read the answer of the wait; return whether it was a message."""
-        answer = self.connection.read()
+        try:
+            answer = self.connection.read()
+        except redis.ResponseError:
+            self._since = None
+            raise
         self._since = None
         if answer is None:
             return False
         value = answer[1]
         self._deliver(value.encode() if isinstance(value, str) else value)
         return True
+
+    @property
+    def waits_after_refusal(self) -> bool:
+        """Whether the next wait begins at :attr:`resumes_at`."""
+        return self._since is None and self.resumes_at > -math.inf
 
     def close(self) -> None:
         """Close the connection. A message that was just popped is lost with the queue."""

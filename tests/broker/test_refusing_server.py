@@ -1,0 +1,122 @@
+"""Redis refuses commands for a while: workers wait, go on, and log it once. They empty a full one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from tests.broker.worker_app import WorkerApp
+from tests.producer.test_refusals import busy, full, short_of_replicas, unable_to_save
+from tests.workers import WorkerProcess
+
+REFUSALS = {
+    "MISCONF": unable_to_save,
+    "NOREPLICAS": short_of_replicas,
+    "BUSY": busy,
+}
+
+
+@pytest.fixture(scope="module")
+def refusing_server() -> Iterator[RedisServer]:
+    with RedisServer(config={"maxmemory-policy": "noeviction"}) as server:
+        yield server
+
+
+@pytest.fixture
+def admin(refusing_server: RedisServer) -> Iterator[Any]:
+    with redis.Redis(port=refusing_server.port, socket_timeout=20) as client:
+        client.flushall()
+        client.config_resetstat()
+        yield client
+
+
+@pytest.fixture
+def worker_app(redis_server: RedisServer, refusing_server: RedisServer) -> Iterator[WorkerApp]:
+    """Tasks report on another server than the one that refuses."""
+    redis_server.flush(3)
+    queues = {"many": {"partitions": 2}}
+    worker_app = WorkerApp(
+        redis_server, refusing_server.port, dq_queues=queues, dq_default_quota={"concurrency": 5}
+    )
+    worker_app.client = redis.Redis(port=refusing_server.port, db=1)
+    yield worker_app
+    worker_app.close()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--without-mingle", "--without-gossip", "--without-heartbeat")])
+def test_a_worker_that_starts_while_redis_is_full_empties_the_queue(
+    worker_app: WorkerApp, admin: Any, arguments: tuple[str, ...]
+) -> None:
+    for n in range(5):
+        worker_app.send("note", n)
+    with full(admin), worker_app.worker("threads", 1, arguments=arguments) as worker:
+        assert sorted(worker_app.ran(5)) == [*"01234"]
+        assert "The memory of Redis is full" in worker.log
+        worker_app.settled()
+
+
+def refuse(name: str, admin: Any, worker: WorkerProcess) -> None:
+    """Wait until Redis has refused several commands of a worker."""
+    if name == "BUSY":  # it answers no question
+        worker.wait_for_log("Redis runs a script")
+        return
+
+    def refused() -> bool:
+        errors = admin.info("errorstats")
+        return sum(int(each["count"]) for key, each in errors.items() if name in key) > 4
+
+    wait_until(refused, 30, what=lambda: f"{admin.info('errorstats')}; {worker.log}")
+
+
+def test_a_worker_of_several_queues_empties_a_full_redis(worker_app: WorkerApp, admin: Any) -> None:
+    queues = [worker_app.queue, "many"]
+    with worker_app.worker("threads", 1, queues=queues) as worker:
+        worker_app.send("hold", "first")
+        worker_app.ran(1, subject="began")
+        for queue in (*queues, worker_app.queue, "many"):
+            worker_app.send("nap", 0.3, queue=queue)
+        with full(admin):
+            worker_app.witness.release("first")
+            worker_app.ran(5, subject="ended")
+            worker_app.settled()
+            assert worker.alive
+            assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize("queues", [[], ["many", "other"]])
+def test_a_worker_goes_on_after_each_refusal(worker_app: WorkerApp, admin: Any, queues: list[str]) -> None:
+    queue = queues[0] if queues else worker_app.queue
+    with worker_app.worker("threads", 1, queues=queues) as worker:
+        for number, (name, refusal) in enumerate(REFUSALS.items(), 1):
+            worker_app.send("hold_late", name, queue=queue)
+            worker_app.ran(number, subject="began")
+            with refusal(admin):
+                worker_app.witness.release(name)
+                refuse(name, admin, worker)
+            worker_app.send("note", name, queue=queue)
+            worker_app.ran(number)
+        assert worker.log.count("Redis refuses commands") == len(REFUSALS)
+        assert worker.log.count("Redis accepts the commands") == len(REFUSALS)
+        assert "Traceback" not in worker.log
+    assert worker_app.witness.reports("ran") == [*REFUSALS]
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_worker_that_starts_waits_until_redis_takes_writes(
+    worker_app: WorkerApp, admin: Any, name: str
+) -> None:
+    worker_app.send("note", name)
+    worker = worker_app.worker("threads", 1, queues=[worker_app.queue, "many"])
+    with ExitStack() as stack:
+        with REFUSALS[name](admin):
+            stack.push(worker.start().__exit__)
+            # Celery waits for a connection; for the declaration of a queue, the channel does.
+            worker.wait_for_log("Redis refuses commands" if name == "NOREPLICAS" else "Cannot connect")
+        assert worker_app.ran(1) == [name]
+        assert "Traceback" not in worker.log
