@@ -1,9 +1,9 @@
 """Checked settings: one table, one way to read it, frozen objects as the result.
 
-``schema``     the kinds of value, and how a wrong one is refused
+``schema``     how a setting is declared, and how a wrong value is refused
 ``quota``      what a tenant may take
-``buffer``, ``publishing``, ``singleton``, ``web``   the settings of these areas
-``sections``   the table of all settings, and the frozen objects made from them
+``singleton``  singleton queues and elections
+``sections``   all settings, declared as the fields of frozen objects
 ``resolve``    from the configuration of an app to ``Options``
 
 Every package receives ``Options`` from ``celery_dq.wiring``; none reads the configuration itself.

@@ -13,15 +13,16 @@ from typing import Any
 
 from celery_dq.duration import format_duration
 from celery_dq.errors import ConfigurationError, InvalidQuota
-from celery_dq.options.allocation import allocation_options
-from celery_dq.options.buffer import buffer_options
-from celery_dq.options.metrics import metrics_options
-from celery_dq.options.publishing import publishing_options
 from celery_dq.options.quota import QUOTA_KEYS, UNLIMITED, Quota
-from celery_dq.options.schema import Setting, refuse_unknown, without_password
-from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS, Options, QueueOptions
+from celery_dq.options.schema import (
+    checked,
+    fields_of_settings,
+    read_section,
+    refuse_unknown,
+    without_password,
+)
+from celery_dq.options.sections import SETTINGS, Options, QueueOptions
 from celery_dq.options.singleton import read_election, read_singletons
-from celery_dq.options.web import web_options
 
 __all__ = ["REDIS_URLS", "resolve"]
 
@@ -45,43 +46,24 @@ def resolve(conf: Mapping[str, Any]) -> Options:
     known = {setting.name: setting for setting in SETTINGS}
     refuse_unknown(given, known, where="settings", what="setting")
     singletons = tuple(read_singletons(given.pop("dq_singleton_queues", {})))
-    values = {name: _checked(setting, given) for name, setting in known.items()}
-    lease_us = values["dq_lease"]
-    defaults = QueueOptions(
-        quota=_quota(values["dq_default_quota"], UNLIMITED, "dq_default_quota"),
-        names_quota=bool(values["dq_default_quota"]),
-        priority_aging_us=values["dq_priority_aging"],
-        max_deliveries=values["dq_max_deliveries"],
-    )
-    options = Options(
-        environment=values["dq_environment"],
+    values = {
+        name: each.check(given[name]) if name in given else each.default for name, each in known.items()
+    }
+    default_quota = _quota(values["dq_default_quota"], UNLIMITED, "dq_default_quota")
+    names_quota = bool(values["dq_default_quota"])
+    defaults = read_section(QueueOptions, values, quota=default_quota, names_quota=names_quota)
+    lease_us, watchdog_us = values["dq_lease"], values["dq_watchdog"]
+    options = read_section(
+        Options,
+        values,
         key_prefix=_key_prefix(values["dq_key_prefix"]),
-        lease_us=lease_us,
-        dead_letter_failures=values["dq_dead_letter_failures"],
-        otel=values["dq_otel"],
-        dead_letter_retention_us=values["dq_dead_letter_retention"],
-        dead_letter_limit=values["dq_dead_letter_limit"],
-        confirm_replicas=values["dq_confirm_replicas"],
         # A lease longer than the default of the watchdog is no contradiction, so the default grows with it.
-        watchdog_us=values["dq_watchdog"] if "dq_watchdog" in given else max(values["dq_watchdog"], lease_us),
-        claim_ahead_us=values["dq_claim_ahead"],
-        allow_eviction=values["dq_allow_eviction"],
-        producer_marker_ttl_us=values["dq_producer_marker_ttl"],
-        tombstone_ttl_us=values["dq_tombstone_ttl"],
-        probe_file=values["dq_probe_file"],
+        watchdog_us=watchdog_us if "dq_watchdog" in given else max(watchdog_us, lease_us),
         dedup_url=_dedup_url(values["dq_dedup_url"]),
-        buffer=buffer_options(values),
-        publishing=publishing_options(values),
-        metrics=metrics_options(values),
-        web=web_options(values),
         defaults=defaults,
+        default_quota=default_quota,
         queues=tuple(_queues(values["dq_queues"], defaults)),
         singletons=singletons,
-        election=values["dq_election"],
-        beat_scheduler=values["dq_beat_scheduler"],
-        beat_name=values["dq_beat_name"],
-        allocation=allocation_options(values),
-        election_session_us=values["dq_election_session"],
         election_options=read_election(values["dq_election"], values["dq_election_options"]),
     )
     _refuse_contradictions(options)
@@ -108,10 +90,6 @@ def _given(conf: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _checked(setting: Setting, given: Mapping[str, Any]) -> Any:
-    return setting.check(given[setting.name]) if setting.name in given else setting.default
-
-
 def _queues(table: Mapping[Any, Any], defaults: QueueOptions) -> Iterable[QueueOptions]:
     """Yield one section per entry of ``dq_queues``, by name."""
     for name in table:
@@ -119,39 +97,23 @@ def _queues(table: Mapping[Any, Any], defaults: QueueOptions) -> Iterable[QueueO
             raise ConfigurationError(
                 f"dq_queues: {name!r} is not the name of a queue: give a text, not empty"
             )
-    own = {setting.name.removeprefix(_PREFIX): setting for setting in QUEUE_SETTINGS}
+    own = fields_of_settings(QueueOptions)
+    known = (*QUOTA_KEYS, *(each.name.removeprefix(_PREFIX) for each in own.values()))
     for name in sorted(table):
         where = f"dq_queues[{name!r}]"
         section = table[name]
         if not isinstance(section, Mapping):
             raise ConfigurationError(f"{where} = {section!r} is not a dict")
         _refuse_spread(section, where)
-        refuse_unknown(section, (*QUOTA_KEYS, *own), where=where)
+        refuse_unknown(section, known, where=where)
         parts = {key: section[key] for key in QUOTA_KEYS if key in section}
-        queue = replace(
+        yield replace(
             defaults,
             name=name,
             quota=_quota(parts, defaults.quota, where),
             names_quota=bool(parts) or defaults.names_quota,
+            **checked(own, section, where, _PREFIX),
         )
-        if "priority_aging" in section:
-            aging = own["priority_aging"].check(section["priority_aging"], where=f"{where}['priority_aging']")
-            queue = replace(queue, priority_aging_us=aging)
-        if "max_deliveries" in section:
-            most = own["max_deliveries"].check(section["max_deliveries"], where=f"{where}['max_deliveries']")
-            queue = replace(queue, max_deliveries=most)
-        if "partitions" in section:
-            count = own["partitions"].check(section["partitions"], where=f"{where}['partitions']")
-            queue = replace(queue, partitions=count)
-        if "spread_above_per_s" in section:
-            above = own["spread_above_per_s"].check(
-                section["spread_above_per_s"], where=f"{where}['spread_above_per_s']"
-            )
-            queue = replace(queue, spread_above_per_s=above)
-        if "allocated" in section:
-            allocated = own["allocated"].check(section["allocated"], where=f"{where}['allocated']")
-            queue = replace(queue, allocated=allocated)
-        yield queue
 
 
 def _refuse_spread(values: Mapping[str, Any], where: str) -> None:
@@ -204,6 +166,7 @@ def _dedup_url(url: str) -> str:
 
 
 def _refuse_contradictions(options: Options) -> None:
+    _refuse_useless(options)
     for singleton in options.singletons:
         count = options.queue(singleton.name).partitions
         if count > 1:
@@ -239,3 +202,30 @@ def _refuse_contradictions(options: Options) -> None:
             f"dq_producer_marker_ttl = {format_duration(options.producer_marker_ttl_us)} is shorter than "
             f"dq_lease = {lease}: lengthen it"
         )
+
+
+def _refuse_useless(options: Options) -> None:
+    """Check that no setting needs another one that is not set."""
+    buffer, election = options.buffer, options.election
+    if options.allocation.enabled and not election.startswith("zookeeper://"):
+        raise ConfigurationError(
+            f"dq_allocation = True needs a ZooKeeper, and dq_election is {election!r}: set it to "
+            "zookeeper://host:2181,host:2181/chroot"
+        )
+    if buffer.enabled and buffer.folder is None:
+        raise ConfigurationError(
+            "dq_buffer = True needs dq_buffer_folder: name a folder that outlives the process, so that no "
+            "message is lost when the process is killed, or '' to accept that loss and hold messages in "
+            "memory only"
+        )
+    if not buffer.folder:
+        syncs = {
+            "dq_buffer_sync_every": buffer.sync_every,
+            "dq_buffer_sync_interval": buffer.sync_interval_us,
+        }
+        for name, value in syncs.items():
+            if value:
+                raise ConfigurationError(
+                    f"{name} = {value!r} has no effect without dq_buffer_folder: set the folder, or "
+                    "leave it out"
+                )

@@ -1,22 +1,35 @@
-"""The description of a setting, and the check of its value.
+"""The declaration of a setting, and the check of its value.
 
-A :class:`Setting` is one option: its name, kind, default, bounds and meaning. The tables of all settings are
-in :mod:`celery_dq.options.sections`.
+A setting is declared once, as a field of a *section*, a frozen dataclass: ``setting("dq_lease", …)``. The
+check of the user's value, the table of the documentation and the field follow from that.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from celery_dq.duration import format_duration, parse_duration
 from celery_dq.errors import ConfigurationError
 
-__all__ = ["Kind", "Setting", "refuse_unknown", "without_password"]
+__all__ = [
+    "Kind",
+    "Setting",
+    "checked",
+    "fields_of_settings",
+    "read_section",
+    "refuse_unknown",
+    "section",
+    "setting",
+    "settings_of",
+    "without_password",
+]
+
+T = TypeVar("T")
 
 
 class Kind(Enum):
@@ -119,6 +132,96 @@ class Setting:
             known = " or ".join(map(repr, self.choices))
             raise ConfigurationError(f"{name} = {value!r} is not {known}{_suggest(value, self.choices)}")
         return value
+
+
+def setting(
+    name: str,
+    kind: Kind,
+    default: Any,
+    meaning: str,
+    *,
+    unset: Any = None,
+    hashed: bool = True,
+    **rules: Any,
+) -> Any:
+    """Declare a field of a section together with its setting.
+
+    Args:
+        name: See :class:`Setting`, as the other arguments.
+        kind: See there.
+        default: See there; also the default of the field.
+        meaning: See there.
+        unset: Default of a field whose value has another form than its setting, such as a tuple from a dict.
+        hashed: Whether the field is a part of the section's hash.
+        rules: ``low``, ``high``, ``choices``, ``optional`` and ``zero_is_off``.
+    """
+    declared = Setting(name, kind, default, meaning, **rules)
+    default = default if unset is None else unset
+    return field(default=default, hash=None if hashed else False, metadata={Setting: declared})
+
+
+def section(kind: type[Any], *names: str) -> Any:
+    """Declare a field that is a section of its own.
+
+    Args:
+        kind: The class of the section.
+        names: The fields of it that an app sets; default all.
+    """
+    return field(default_factory=kind, metadata={"section": kind, "names": names})
+
+
+def fields_of_settings(kind: type[Any]) -> dict[str, Setting]:
+    """Return the settings of a section by the name of the field, without those of sections in it."""
+    return {each.name: each.metadata[Setting] for each in fields(kind) if Setting in each.metadata}
+
+
+def settings_of(kind: type[Any]) -> tuple[Setting, ...]:
+    """Return the settings of a section and of the sections in it, in the order of the fields."""
+    found: list[Setting] = []
+    for each in fields(kind):
+        if Setting in each.metadata:
+            found.append(each.metadata[Setting])
+        elif inner := each.metadata.get("section"):
+            own = fields_of_settings(inner)
+            found += [own[name] for name in each.metadata["names"] or own]
+    return tuple(found)
+
+
+def checked(
+    own: Mapping[str, Setting], given: Mapping[str, Any], where: str, prefix: str = ""
+) -> dict[str, Any]:
+    """Return the checked values of the fields whose settings a dict of the user has.
+
+    Args:
+        own: The settings by the name of the field.
+        given: The dict.
+        where: Name of the dict, for the error.
+        prefix: Beginning of the names of the settings that the keys of the dict do not have.
+
+    Raises:
+        ConfigurationError: A value is not accepted.
+    """
+    keys = {each.name.removeprefix(prefix): name for name, each in own.items()}
+    return {
+        name: own[name].check(given[key], where=f"{where}[{key!r}]")
+        for key, name in keys.items()
+        if key in given
+    }
+
+
+def read_section(kind: type[T], values: Mapping[str, Any], **others: Any) -> T:
+    """Make a section.
+
+    Args:
+        kind: Its class.
+        values: The checked values of settings, by name; others have their defaults.
+        others: Values of fields that do not follow from one setting.
+    """
+    read = {name: values[each.name] for name, each in fields_of_settings(kind).items() if each.name in values}
+    for each in fields(kind):  # type: ignore[arg-type]  # a section is a dataclass
+        if "section" in each.metadata and each.name not in others:
+            read[each.name] = read_section(each.metadata["section"], values)
+    return kind(**{**read, **others})
 
 
 def refuse_unknown(

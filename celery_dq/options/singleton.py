@@ -9,68 +9,16 @@ from urllib.parse import urlsplit
 
 from celery_dq.duration import SECOND_US
 from celery_dq.errors import ConfigurationError
-from celery_dq.options.schema import Kind, Setting, refuse_unknown, without_password
-
-__all__ = ["ELECTION_SETTINGS", "SingletonOptions", "read_election", "read_singletons"]
-
-ELECTION_SETTINGS = (
-    Setting(
-        "dq_singleton_queues",
-        Kind.TABLE,
-        {},
-        "Queues that one elected worker at a time consumes, in order; per queue: hand_over, grace, career.",
-    ),
-    Setting(
-        "dq_election",
-        Kind.TEXT,
-        "",
-        "Server of the elections: zookeeper://host:2181,host:2181/chroot or redis://host/db; '' is the "
-        "broker.",
-    ),
-    Setting(
-        "dq_election_session",
-        Kind.DURATION,
-        10 * SECOND_US,
-        "Silence after which a leader is replaced; the leader stops its work after 0.6 of that time.",
-        low=SECOND_US,
-        high=300 * SECOND_US,
-    ),
-    Setting(
-        "dq_election_options",
-        Kind.TABLE,
-        {},
-        "Credentials and TLS for ZooKeeper: auth, sasl, tls; see celery_dq.zookeeper.session.",
-    ),
-    Setting(
-        "dq_beat_scheduler",
-        Kind.TEXT,
-        "celery.beat:Scheduler",
-        "The scheduler that celery_dq.beat:ElectedScheduler wraps, as 'module:name'.",
-    ),
-    Setting(
-        "dq_beat_name",
-        Kind.TEXT,
-        "",
-        "Name of the schedule: elected beats with one name have one leader; '' is the app's name.",
-    ),
+from celery_dq.options.schema import (
+    Kind,
+    checked,
+    fields_of_settings,
+    refuse_unknown,
+    setting,
+    without_password,
 )
 
-_HAND_OVER = Setting(
-    "hand_over",
-    Kind.TEXT,
-    "finish",
-    "Whether a hand-over lets the running message end, or aborts it.",
-    choices=("finish", "abort"),
-)
-_GRACE = Setting(
-    "grace",
-    Kind.DURATION,
-    0,
-    "How long a successor waits after a leader that did not hand over, for effects without fencing.",
-    high=3_600 * SECOND_US,
-)
-_CAREER = Setting("career", Kind.TEXT, "", "A subclass of Career, as 'module:name'.")
-_SECTION = (_HAND_OVER, _GRACE, _CAREER)
+__all__ = ["SingletonOptions", "read_election", "read_singletons"]
 
 _SCHEMES = ("zookeeper", "redis", "rediss")
 _ZOOKEEPER_OPTIONS = ("auth", "sasl", "tls")
@@ -82,18 +30,24 @@ class SingletonOptions:
 
     Attributes:
         name: Name of the queue.
-        hand_over: With ``finish`` (default) a voluntary hand-over waits for the running message. With
-            ``abort`` it kills the process of the message, which runs again only if its task acknowledges
-            late.
-        grace_us: Microseconds that a successor waits after a leader that did not hand over; default 0, which
-            is right for effects with fencing.
-        career: Dotted path of the class whose ``inaugurate`` and ``hand_over`` are called; "" is none.
     """
 
     name: str
-    hand_over: Literal["finish", "abort"] = "finish"
-    grace_us: int = 0
-    career: str = ""
+    hand_over: Literal["finish", "abort"] = setting(
+        "hand_over",
+        Kind.TEXT,
+        "finish",
+        "Whether a hand-over lets the running message end, or aborts it.",
+        choices=("finish", "abort"),
+    )
+    grace_us: int = setting(
+        "grace",
+        Kind.DURATION,
+        0,
+        "How long a successor waits after a leader that did not hand over, for effects without fencing.",
+        high=3_600 * SECOND_US,
+    )
+    career: str = setting("career", Kind.TEXT, "", "A subclass of Career, as 'module:name'.")
 
 
 def read_singletons(table: Any) -> Iterable[SingletonOptions]:
@@ -113,7 +67,7 @@ def read_singletons(table: Any) -> Iterable[SingletonOptions]:
             f"dq_singleton_queues = {table!r} is neither a list of the names of queues nor a dict of their "
             f"options{example}"
         )
-    table = ELECTION_SETTINGS[0].check(table)
+    own = fields_of_settings(SingletonOptions)
     for name in sorted(table, key=str):
         where = f"dq_singleton_queues[{name!r}]"
         if not isinstance(name, str) or not name:
@@ -121,15 +75,8 @@ def read_singletons(table: Any) -> Iterable[SingletonOptions]:
         section = table[name] or {}
         if not isinstance(section, Mapping):
             raise ConfigurationError(f"{where} = {section!r} is not a dict")
-        refuse_unknown(section, [setting.name for setting in _SECTION], where=where)
-        values = {
-            setting.name: setting.check(section[setting.name], where=f"{where}[{setting.name!r}]")
-            for setting in _SECTION
-            if setting.name in section
-        }
-        if "grace" in values:
-            values["grace_us"] = values.pop("grace")
-        yield SingletonOptions(name, **values)
+        refuse_unknown(section, [each.name for each in own.values()], where=where)
+        yield SingletonOptions(name, **checked(own, section, where))
 
 
 def read_election(url: str, options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

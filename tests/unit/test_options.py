@@ -10,9 +10,7 @@ from celery import Celery
 
 from celery_dq.errors import ConfigurationError
 from celery_dq.options import Options, Quota, resolve
-from celery_dq.options.buffer import BufferOptions
-from celery_dq.options.metrics import MetricsOptions
-from celery_dq.options.sections import SETTINGS, STRICT_HEAD_START_US
+from celery_dq.options.sections import SETTINGS, STRICT_HEAD_START_US, BufferOptions, MetricsOptions
 
 
 def test_without_settings_everything_has_its_default() -> None:

@@ -18,7 +18,7 @@ from celery_dq.inspector.quarantine import (
     quarantined_files,
 )
 from celery_dq.inspector.spill import Spill, survey
-from celery_dq.options.buffer import BufferOptions
+from celery_dq.options.sections import BufferOptions
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.buffered_producer import BufferedProducer, Persistence, ProducerSnapshot
 from celery_dq.producer.flusher import Undelivered

@@ -24,7 +24,7 @@ from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.compat.celery_calls import registered_tasks, running_task
 from celery_dq.dedup.rule import Dedup
-from celery_dq.options.buffer import BufferOptions
+from celery_dq.options.sections import BufferOptions
 from celery_dq.per_process import PerProcess
 from celery_dq.producer.buffering_producer import BufferingProducer
 
