@@ -7,6 +7,20 @@ errors survive pickling, because Celery sends exceptions between processes: an e
 
 from __future__ import annotations
 
+#: Characters of the description of a foreign error, which may show any part of the data that it is about.
+LONGEST_REASON = 500
+
+
+def described(error: BaseException) -> str:
+    """Return the class and the text of a foreign error, whose own ``__str__`` may fail.
+
+    The ``repr`` of redis-py's errors omits the text.
+    """
+    try:
+        return f"{type(error).__name__}: {error}"[:LONGEST_REASON]
+    except Exception:
+        return f"{type(error).__name__}: (its text cannot be made)"
+
 
 class DQError(Exception):
     """Base class of all errors of celery-dq."""
@@ -61,6 +75,19 @@ class TenantMoving(DQError):
 
 class CorruptRecord(DQError, ValueError):
     """A stored record cannot be read; the message becomes a dead letter."""
+
+    @classmethod
+    def of(cls, what: str, error: Exception) -> CorruptRecord:
+        """Return the error of data whose decoder has raised another one, of any class.
+
+        Data decide which error their decoder raises, so each of them means that the data cannot be read. A
+        list of the expected classes always lacks one.
+
+        Args:
+            what: The data, such as ``a stored message``.
+            error: The error of the decoder.
+        """
+        return error if isinstance(error, cls) else cls(f"{what} cannot be read: {described(error)}")
 
 
 class ScriptError(DQError):

@@ -12,10 +12,10 @@ import redis
 
 from celery_dq.app.timeouts import connection_with_timeout
 from celery_dq.clock import SystemClock
-from celery_dq.errors import ConfigurationError, InvalidMessage
+from celery_dq.errors import ConfigurationError, InvalidMessage, described
 from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.kombu_sender import KombuSender, unpack_headers
-from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishRefused, described
+from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishRefused
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import MessageRecord

@@ -240,8 +240,17 @@ def _count(key: str) -> Rounds[int]:
     return int(count)
 
 
+def read_info(info: bytes | None) -> dict[str, Any]:
+    """Return the description of the end of a dead letter; only a reason if it cannot be read."""
+    try:
+        known: dict[str, Any] = json.loads(info) if info else {}
+        return {**known, "deliveries": int(known.get("deliveries", 0))}
+    except Exception:  # another program may have written anything
+        return {"reason": "unreadable", "deliveries": 0}
+
+
 def _dead_letter(message_id: str, queue: str, at_us: float, raw: bytes, info: bytes | None) -> DeadLetter:
-    known: dict[str, Any] = json.loads(info) if info else {}
+    known = read_info(info)
     message = message_of(raw, message_id, queue, "dead")
     return DeadLetter(
         id=message_id,
@@ -249,7 +258,7 @@ def _dead_letter(message_id: str, queue: str, at_us: float, raw: bytes, info: by
         reason=str(known.get("reason", "unknown")),
         worker=process_of(str(known.get("worker", ""))),
         at=moment(at_us),
-        deliveries=int(known.get("deliveries", 0)),
+        deliveries=known["deliveries"],
         task=message.task or str(known.get("task", "")),
         tenant=message.tenant or str(known.get("tenant", "")),
         args=message.args,

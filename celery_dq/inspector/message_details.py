@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from celery_dq.errors import CorruptRecord
+from celery_dq.inspector.dead_letters import read_info
 from celery_dq.inspector.messages import MessageSnapshot, find_located
 from celery_dq.inspector.redis_values import Client, moment
 from celery_dq.options.sections import STRICT_HEAD_START_US
@@ -62,12 +62,13 @@ def message_details(partitions: Sequence[Partition], client: Client, task_id: st
         except CorruptRecord:
             pass  # the snapshot of the message names the fault
         else:
-            content_type = kind or ""
-            size = len(record.body.encode() if isinstance(record.body, str) else record.body)
+            content_type = str(kind or "")
+            body = record.body
+            size = len(body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body)
     reason = place.get("reason", "")
     if message.state == "dead":
         info = client.hget(partition.keys.dead_info, message.id)
-        reason = str(json.loads(info).get("reason", "")) if info else ""
+        reason = str(read_info(info).get("reason", ""))
     return MessageDetails(
         message,
         headers,

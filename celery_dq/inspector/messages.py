@@ -23,6 +23,8 @@ from celery_dq.transport.redis.store.queue import process_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
 
 T = TypeVar("T")
+#: The first word in the place of the arguments of a message that cannot be read.
+UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True)
@@ -234,22 +236,25 @@ def _message_in(partition: Partition, raw: bytes, message_id: str, state: str) -
 
 
 def message_of(raw: bytes, message_id: str, queue: str, state: str) -> MessageSnapshot:
-    """Read a record. Of an unreadable record, or of the marker of a settled one, only the id is known."""
+    """Read a record, as far as it can be read. Of the marker of a settled one, only the id is known."""
     message = MessageSnapshot(message_id, queue, state)
     if len(raw) < HEADER_SIZE:
         return message
     try:
         record = MessageRecord.unpack(raw)
+        message = replace(
+            message,
+            task=record.task,
+            tenant=record.tenant,
+            priority=record.priority,
+            due=moment(record.due_us),
+            expires=moment(record.expires_us),
+        )
         headers: dict[str, Any] = envelope.unpack(record.envelope)[0]
     except CorruptRecord as exc:
-        return replace(message, args=f"unreadable: {exc}")
+        return replace(message, args=f"{UNREADABLE}: {exc}")
     return replace(
         message,
-        task=record.task,
-        tenant=record.tenant,
-        priority=record.priority,
-        due=moment(record.due_us),
-        expires=moment(record.expires_us),
         args=str(headers.get("argsrepr") or ""),
         kwargs=str(headers.get("kwargsrepr") or ""),
     )

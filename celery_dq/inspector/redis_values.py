@@ -27,8 +27,11 @@ def text(reply: Any) -> str:
 
 
 def moment(time_us: float) -> datetime | None:
-    """Return a time of the server, in µs since 1970, as an aware datetime; None for 0."""
-    return datetime.fromtimestamp(time_us / 1e6, timezone.utc) if time_us else None
+    """Return a time of the server, in µs since 1970, as an aware datetime; None for 0 and for no time."""
+    try:
+        return datetime.fromtimestamp(time_us / 1e6, timezone.utc) if time_us else None
+    except (ValueError, OverflowError, OSError):  # another program may have written any number
+        return None
 
 
 def check_count(name: str, value: Any, least: int = 1, most: int = MOST) -> int:

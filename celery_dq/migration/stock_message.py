@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import struct
 from collections.abc import Callable, Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -13,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from kombu.message import Message as KombuMessage
 from kombu.utils.json import dumps, loads
 
-from celery_dq.errors import DQError, InvalidMessage
+from celery_dq.errors import DQError, InvalidMessage, described
 from celery_dq.protocols import DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport.message_record import DedupSection
 
@@ -96,16 +95,15 @@ class StockReader:
             return self._tenant_of(task, (headers, properties, content, None))
         except DQError as exc:
             raise InvalidMessage(f"it has no tenant: {exc}") from exc
-        except (TypeError, ValueError, LookupError) as exc:
-            raise InvalidMessage(f"its body is not that of a task: {exc!r}") from exc
+        except Exception as exc:
+            raise InvalidMessage(f"its body is not that of a task: {described(exc)}") from exc
 
 
 def _parsed(raw: bytes) -> dict[str, Any]:
     try:
         message = loads(raw)
-    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as exc:
-        # The last but one come from the values of kombu's "__type__".
-        raise InvalidMessage(f"it is no JSON: {exc}") from exc
+    except Exception as exc:
+        raise InvalidMessage(f"it is no JSON: {described(exc)}") from exc
     if (
         not isinstance(message, dict)
         or not isinstance(message.get("headers"), dict)
@@ -148,8 +146,8 @@ def _dedup(asked: Any) -> _MigratedDedup:
             awaited=True,
         )
         return _MigratedDedup(section.pack())
-    except (KeyError, TypeError, ValueError, OverflowError, struct.error) as exc:
-        raise InvalidMessage(f"its dedup header {asked!r} cannot be read: {exc!r}") from exc
+    except Exception as exc:
+        raise InvalidMessage(f"its dedup header cannot be read: {described(exc)}") from exc
 
 
 def as_restored(value: bytes) -> tuple[bytes, str, str]:
@@ -163,5 +161,5 @@ def as_restored(value: bytes) -> tuple[bytes, str, str]:
         message["headers"]["redelivered"] = True
         message["properties"]["delivery_info"]["redelivered"] = True
         return dumps(message).encode(), str(exchange or ""), str(routing_key)
-    except (ValueError, TypeError, KeyError, RecursionError) as exc:
-        raise InvalidMessage(f"it is no unacknowledged message of kombu: {exc!r}") from exc
+    except Exception as exc:
+        raise InvalidMessage(f"it is no unacknowledged message of kombu: {described(exc)}") from exc

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import struct
 import uuid
 from typing import Any
 
 from kombu.utils.json import dumps
 
-from celery_dq.errors import CorruptRecord, InvalidMessage
+from celery_dq.errors import InvalidMessage, described
 from celery_dq.migration.stock_message import Priorities
 from celery_dq.protocols import DEDUP_HEADER, DELIVERIES_HEADER, QUEUE_HEADER, TOKEN_HEADER
 from celery_dq.transport import envelope
@@ -57,5 +56,5 @@ def as_stock_message(raw: bytes, queue: str, priorities: Priorities) -> tuple[in
             "properties": properties,
         }
         return priority, dumps(message)
-    except (CorruptRecord, TypeError, ValueError, OverflowError, RecursionError, struct.error) as exc:
-        raise InvalidMessage(f"it cannot be read: {exc}") from exc
+    except Exception as exc:
+        raise InvalidMessage(f"it cannot be read: {described(exc)}") from exc

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from celery_dq.errors import described
 from celery_dq.native import leave_green_hub, unpatched
 from celery_dq.producer.buffer import BufferedMessage, Lane
 from celery_dq.producer.message_store import MessageStore
@@ -21,7 +22,6 @@ from celery_dq.producer.sender import (
     PublishRefused,
     Sender,
     State,
-    described,
 )
 
 __all__ = ["Flusher", "DeliveryCallbacks", "Undelivered"]

@@ -16,22 +16,33 @@ from kombu.utils.json import dumps, loads
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.compat.kombu_publishing import is_py_amqp, publish_prepared
-from celery_dq.errors import InvalidMessage
+from celery_dq.errors import CorruptRecord, InvalidMessage, described
 from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.confirms import Confirms, Nacked
-from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishDeferred, PublishRefused, described
+from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishDeferred, PublishRefused
 
 __all__ = ["KombuSender", "unpack_headers"]
 
 _HEAD = struct.Struct("<BI")
 _TEXT = 1
+_PARTS = {"to", "declare", "headers", "properties", "type", "at"}
 
 
 def _unpack_meta(payload: bytes) -> tuple[int, int, dict[str, Any]]:
-    """Return the flags of a packed message, the place of its body, and everything else."""
-    flags, length = _HEAD.unpack_from(payload)
-    end = _HEAD.size + length
-    return flags, end, loads(payload[_HEAD.size : end].decode("utf-8", "surrogatepass"))
+    """Return the flags of a packed message, the place of its body, and everything else.
+
+    Raises:
+        CorruptRecord: It cannot be read.
+    """
+    try:
+        flags, length = _HEAD.unpack_from(payload)
+        end = _HEAD.size + length
+        meta: dict[str, Any] = loads(payload[_HEAD.size : end].decode("utf-8", "surrogatepass"))
+        if not (type(meta["headers"]) is type(meta["properties"]) is dict and meta.keys() >= _PARTS):
+            raise ValueError("a part is missing")
+        return flags, end, meta
+    except Exception as error:
+        raise CorruptRecord.of("a buffered message", error) from error
 
 
 def unpack_headers(payload: bytes) -> dict[str, Any]:
@@ -107,7 +118,7 @@ class KombuSender:
                 for message in messages:
                     self._publish(publisher, message)
                     sent += 1
-        except InvalidMessage as error:
+        except (InvalidMessage, CorruptRecord) as error:
             raise PublishRefused(str(error)) from error
         except Nacked as error:
             raise PublishDeferred(

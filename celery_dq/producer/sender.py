@@ -19,7 +19,6 @@ __all__ = [
     "Sender",
     "State",
     "BrokerUnreachable",
-    "described",
 ]
 
 #: The state of a message that was not confirmed.
@@ -53,11 +52,6 @@ class PublishDeferred(BrokerUnreachable):
 
 class PublishRefused(DQError):
     """The broker will never accept this batch. No message of it was stored."""
-
-
-def described(error: BaseException) -> str:
-    """Return the class and the text of an error. The ``repr`` of redis-py's errors omits the text."""
-    return f"{type(error).__name__}: {error}"
 
 
 class Addressed(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any
 
 from kombu.utils.json import JSONEncoder, loads as loads_with_types
 
-from celery_dq.errors import CorruptRecord
+from celery_dq.errors import CorruptRecord, InvalidMessage, described
 
 #: (mapping, key, value that is left out). The order is part of the stored format: new rows go to the end, old
 #: ones stay.
@@ -79,9 +79,7 @@ def pack(
         The envelope, JSON in UTF-8.
 
     Raises:
-        TypeError: A value cannot be encoded as JSON.
-        ValueError: A value cannot be encoded as JSON.
-        RecursionError: A value is nested too deeply or contains itself.
+        InvalidMessage: A value cannot be encoded as JSON, is nested too deeply or contains itself.
     """
     left = dict(headers)
     kept = dict(properties)
@@ -94,9 +92,13 @@ def pack(
         if kept.get("correlation_id") == task_id:
             del kept["correlation_id"]
             mask |= _CORRELATION_IS_ID
+    parts: list[Any] = [mask, left, kept, content_type, content_encoding]
     if content_type == "application/json" and content_encoding == "utf-8":
-        return _dumps([mask | _PLAIN_JSON, left, kept]).encode("utf-8", "surrogatepass")
-    return _dumps([mask, left, kept, content_type, content_encoding]).encode("utf-8", "surrogatepass")
+        parts = [mask | _PLAIN_JSON, left, kept]
+    try:
+        return _dumps(parts).encode("utf-8", "surrogatepass")
+    except Exception as exc:
+        raise InvalidMessage(f"a header or property cannot be written as JSON: {described(exc)}") from exc
 
 
 def more_headers(headers: Mapping[str, Any]) -> str:
@@ -136,9 +138,15 @@ def unpack(envelope: bytes) -> tuple[dict[str, Any], dict[str, Any], str | None,
             properties["correlation_id"] = headers["id"]
         if type(headers) is not dict or type(properties.get("delivery_info", headers)) is not dict:
             raise ValueError("headers, properties and delivery info are mappings")
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
-        raise CorruptRecord(f"the envelope of a stored message cannot be read: {exc}") from exc
+        if not (_is_text(content_type) and _is_text(content_encoding)):
+            raise ValueError("content type and encoding are texts")
+    except Exception as exc:
+        raise CorruptRecord.of("the envelope of a stored message", exc) from exc
     return headers, properties, content_type, content_encoding
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or type(value) is str
 
 
 def _drop(values: dict[str, Any], rows: tuple[tuple[int, str, Any], ...]) -> int:

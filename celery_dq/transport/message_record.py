@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from celery_dq.errors import CorruptRecord
+from celery_dq.transport.message_times import LATEST_US
+from celery_dq.transport.tenant import MAX_PRIORITY
 
 VERSION = 1
 TEXT = 1
@@ -89,17 +91,17 @@ class DedupSection:
         try:
             flags, timeout, claim, size = _SECTION.unpack_from(section)
             run, key = section[_SECTION.size :][:size].decode(), section[_SECTION.size + size :].decode()
-        except (struct.error, UnicodeDecodeError) as exc:
-            raise CorruptRecord(f"the dedup key of a stored message cannot be read: {exc}") from exc
-        return cls(
-            key,
-            int(timeout),
-            replace=bool(flags & REPLACE),
-            waiting=bool(flags & WAITING),
-            follow=bool(flags & FOLLOW),
-            awaited=bool(flags & AWAITED),
-            continues=(run, int(claim)),
-        )
+            return cls(
+                key,
+                int(timeout),
+                replace=bool(flags & REPLACE),
+                waiting=bool(flags & WAITING),
+                follow=bool(flags & FOLLOW),
+                awaited=bool(flags & AWAITED),
+                continues=(run, int(claim)),
+            )
+        except Exception as exc:
+            raise CorruptRecord.of("the dedup key of a stored message", exc) from exc
 
 
 def as_moved(raw: bytes) -> bytes:
@@ -183,6 +185,10 @@ class MessageRecord(NamedTuple):
                 dedup = raw[end : -_LENGTH.size]
                 if end < body_at:
                     raise CorruptRecord("the dedup key of a stored message reaches into its header")
+            if priority > MAX_PRIORITY or not (0 <= due < LATEST_US and 0 <= expires < LATEST_US):
+                raise CorruptRecord(
+                    f"a stored message has priority {priority}, is due at {due} and expires at {expires} µs"
+                )
             body: str | bytes = raw[body_at:end]
             if flags & TEXT:
                 body = raw[body_at:end].decode("utf-8", "surrogatepass")
@@ -197,8 +203,8 @@ class MessageRecord(NamedTuple):
                 dedup,
                 bool(flags & COUNTED),
             )
-        except (struct.error, UnicodeDecodeError) as exc:
-            raise CorruptRecord(f"a stored message cannot be read: {exc}") from exc
+        except Exception as exc:
+            raise CorruptRecord.of("a stored message", exc) from exc
 
 
 def tenant_of(record: bytes) -> str:

@@ -9,6 +9,7 @@ from celery_dq.errors import InvalidMessage
 
 #: The first time, in µs, that a double would not hold exactly: in the year 2255.
 LATEST_US = 9_000_000_000_000_000
+_UNITS = {1_000_000: "seconds", 1000: "milliseconds"}
 
 
 def due_us(eta: Any) -> int:
@@ -26,15 +27,19 @@ def expires_us(expires: Any, expiration: Any, now_us: int) -> int:
     """
     if isinstance(expires, (int, float)):
         # The remote control of kombu: seconds since the epoch, or 0.
-        return max(int(expires * 1_000_000), 0)
+        return _later_us("expires", expires, 1_000_000, 0)
     if expires is not None:
         return _instant_us("expires", expires)
-    if expiration is None:
-        return 0
+    return 0 if expiration is None else _later_us("expiration", expiration, 1000, now_us)
+
+
+def _later_us(name: str, value: Any, unit_us: int, from_us: int) -> int:
+    """Return the time that is a number of units after another one."""
     try:
-        return now_us + int(float(expiration) * 1000)
+        instant_us = from_us + max(int(float(value) * unit_us), 0)
     except (TypeError, ValueError, OverflowError):
-        raise InvalidMessage(f"expiration = {expiration!r} is not a number of milliseconds") from None
+        raise InvalidMessage(f"{name} = {value!r} is not a number of {_UNITS[unit_us]}") from None
+    return _in_time(name, value, instant_us)
 
 
 def _instant_us(name: str, value: Any) -> int:
@@ -50,6 +55,10 @@ def _instant_us(name: str, value: Any) -> int:
         raise InvalidMessage(
             f"{name} = {value!r} is not a time: give a datetime or an ISO 8601 text"
         ) from None
+    return _in_time(name, value, instant_us)
+
+
+def _in_time(name: str, value: Any, instant_us: int) -> int:
     if instant_us >= LATEST_US:
         raise InvalidMessage(f"{name} = {value} is too far away: the year 2255 is the last; leave it out")
     return instant_us

@@ -104,7 +104,4 @@ def _envelope(
             kept["delivery_info"] = info
         else:
             del kept["delivery_info"]
-    try:
-        return envelope.pack(headers, kept, message["content-type"], message["content-encoding"])
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise InvalidMessage(f"a header or property cannot be written as JSON: {exc}") from exc
+    return envelope.pack(headers, kept, message["content-type"], message["content-encoding"])

@@ -74,6 +74,10 @@ class StoredMessage(KombuMessage):
         self.queue = queue
         self.deliveries = deliveries
 
+    def dead_letter(self, reason: str) -> None:
+        """Move the message to the dead letters with *reason*; a later ack or reject has no effect."""
+        raise NotImplementedError
+
     def pass_eta_to(self, request: Any) -> None:
         """Show the task its ETA in ``self.request``; called when the request goes to the pool."""
         if self.eta is not None:
@@ -83,7 +87,7 @@ class StoredMessage(KombuMessage):
 def shown_eta(published: Any, due_us: int) -> Any:
     """Return the ETA as published, or the due time when that is another one, as after a reschedule."""
     due = datetime.fromtimestamp(due_us / 1e6, timezone.utc)
-    with suppress(TypeError, ValueError, AttributeError):
+    with suppress(Exception):  # the header may be anything
         moment = published
         if isinstance(moment, str):
             # Python 3.10 does not read the Z of UTC.

@@ -20,6 +20,7 @@ from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 from celery.worker import state
 
 from celery_dq.clock import Clock
+from celery_dq.errors import LONGEST_REASON, described
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.worker.task_subscriber import TaskSubscriber
 
@@ -132,19 +133,6 @@ class TaskLifecycle(TaskSubscriber):
         self._forget(request.message.delivery_tag)
         request.message.release("unstarted")
 
-    def dead_letter_invalid(self, message: Any, error: Exception) -> bool:
-        """Dead-letter a message of which no task can be made, unless it is over or in the pool."""
-        if not isinstance(message, Message) or message.acknowledged or message.delivery_tag in self._in_pool:
-            return False
-        logger.error(
-            "Message %s goes to the dead letters: it is no valid task.",
-            message.message_id,
-            exc_info=error,
-            extra={"event": "invalid_task_dead_lettered"},
-        )
-        message.dead_letter(f"invalid task: {_text(error)}"[:500])
-        return True
-
     def _veto(self, request: Any, message: Message, *, starts: bool) -> None:
         """Refuse to start a message that another worker may have by now.
 
@@ -182,12 +170,4 @@ class TaskLifecycle(TaskSubscriber):
 def _dead_letter_failure(message: Message, exc: BaseException | None) -> None:
     exc = getattr(exc, "exc", None) or exc if not isinstance(exc, (Retry, Ignore, Reject)) else exc
     if exc is not None and not isinstance(exc, (Retry, Ignore, Reject)):
-        message.dead_letter(f"failed: {_text(exc)}"[:500])
-
-
-def _text(exc: BaseException) -> str:
-    """Return the type and the text of a task's error, whose own ``__str__`` may fail."""
-    try:
-        return f"{type(exc).__name__}: {exc}"
-    except Exception:
-        return f"{type(exc).__name__}: (its text cannot be made)"
+        message.dead_letter(f"failed: {described(exc)}"[:LONGEST_REASON])

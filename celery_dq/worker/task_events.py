@@ -28,7 +28,9 @@ from celery.worker import state
 from vine import promise
 
 from celery_dq.compat.prefork_pool import deliver_results_promptly, guard_flush, notice_deaths
+from celery_dq.errors import LONGEST_REASON, described
 from celery_dq.transport.in_flight.message import Message
+from celery_dq.transport.stored_message import StoredMessage
 from celery_dq.worker.task_subscriber import ORDER, TaskSubscriber
 
 __all__ = ["TaskEvents", "TaskEventsStep", "TaskInPool", "task_events"]
@@ -250,9 +252,24 @@ class TaskEvents:
         return on_task_received
 
     def _dead_letters(self, message: Any, error: BaseException) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, self._passing):
+        """Dead-letter a message of which no task can be made, and return whether that is the end of it."""
+        if (
+            not isinstance(error, Exception)
+            or isinstance(error, self._passing)
+            or not isinstance(message, StoredMessage)
+            or any(task.request.message is message for task in list(self._tasks.values()))
+        ):
             return False
-        return any(each.dead_letter_invalid(message, error) for each in self._subscribers)
+        logger.error(
+            "Message %.200s goes to the dead letters: it is no valid task.",
+            message.headers.get("id"),
+            exc_info=error,
+            extra={"event": "invalid_task_dead_lettered", "queue": message.queue},
+        )
+        # Celery has ended a message whose task it does not know, before its own bookkeeping has failed.
+        if not message.acknowledged:
+            message.dead_letter(f"invalid task: {described(error)}"[:LONGEST_REASON])
+        return True
 
     def _start(self, req: Any) -> Any:
         """Pass a request to the pool, as Celery's worker does.

@@ -43,10 +43,6 @@ class TaskSubscriber:
     def failed_to_start(self, request: Any) -> None:
         """Note that Celery or the pool raised an error on the way to the pool."""
 
-    def dead_letter_invalid(self, message: Any, error: Exception) -> bool:
-        """Dead-letter a message that has raised an error in Celery or the pool; return whether it did."""
-        return False
-
     def accepted(self, request: Any) -> None:
         """Note that the task starts, or has started in a child process.
 

@@ -12,6 +12,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 
 from celery_dq.testing.waiting import wait_until
 from tests.conformance.celery_app import CeleryApp
+from tests.hostile_messages import publish_kinds, some_kinds
 
 WAIT = 30
 
@@ -194,3 +195,21 @@ def test_nothing_is_left_in_hand(staffed_app: CeleryApp) -> None:
     assert staffed_app.send("add", 1, 1).get(timeout=WAIT) == 2
     wait_until(lambda: staffed_app.ask("active") == [], WAIT)
     wait_until(lambda: staffed_app.waiting() == 0, WAIT)
+
+
+# Stock workers end at the first message whose header cannot be decoded, and each one after it again.
+@pytest.mark.parametrize("broker", ["dq", "zookeeper"], indirect=True)
+@pytest.mark.logged_error(
+    "it is no valid task", "DecodeError", "could not be recorded", "Pool callback raised"
+)
+def test_no_message_ends_the_worker(staffed_app: CeleryApp) -> None:
+    worker = staffed_app.shared_worker
+    assert worker is not None
+    lost = worker.log.count("Connection to broker lost")
+    with staffed_app.app.connection_for_write() as connection:
+        sent = publish_kinds(connection, staffed_app.queue, "add", some_kinds())
+    assert len(sent) > 50
+    assert staffed_app.send("add", 2, 3).get(timeout=WAIT) == 5
+    wait_until(lambda: staffed_app.waiting() == 0, WAIT)
+    assert worker.alive
+    assert worker.log.count("Connection to broker lost") == lost

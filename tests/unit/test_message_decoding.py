@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import uuid
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,10 +16,16 @@ from kombu.exceptions import ContentDisallowed
 from kombu.message import Message as KombuMessage
 from kombu.utils import json as kombu_json
 
+from celery_dq.errors import CorruptRecord
+from celery_dq.inspector.dead_letters import read_info
+from celery_dq.producer.kombu_sender import unpack_headers
 from celery_dq.transport import envelope
 from celery_dq.transport.in_flight.message import JSON, Message
-from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.message_record import DedupSection, MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
+from celery_dq.transport.stored_message import StoredMessage
+from celery_dq.transport.zookeeper.record import ZooKeeperRecord
+from tests.hostile_messages import TYPED
 
 VALUES = {
     "plain": [[42, "order", 1.5], {"merchant": "bakery"}, {"callbacks": None, "chain": None}],
@@ -174,3 +181,64 @@ def test_any_value(value: Any) -> None:
 @given(st.binary())
 def test_any_bytes(body: bytes) -> None:
     assert_as_kombu(received(body))
+
+
+DECODERS = (
+    MessageRecord.unpack,
+    ZooKeeperRecord.unpack,
+    DedupSection.unpack,
+    envelope.unpack,
+    unpack_headers,
+    lambda raw: read_info(raw) and None,
+    lambda raw: StoredMessage(
+        raw, b"", priority=0, due_us=1, returned=True, deliveries=1, tag="", queue="q", channel=None
+    ),
+)
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from([*TYPED.values()]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(
+    st.binary()
+    | st.builds(
+        lambda head, rest: b"\x01" + head + rest,
+        st.binary(min_size=26, max_size=26),
+        st.binary(max_size=200),
+    )
+    | st.builds(lambda parts: kombu_json.dumps(parts).encode("utf-8", "surrogatepass"), JSON_VALUES)
+    | st.builds(
+        lambda mask, *parts: kombu_json.dumps([mask, *parts]).encode("utf-8", "surrogatepass"),
+        st.integers(-1, 2**25),
+        st.dictionaries(st.sampled_from(["eta", "id", "compression", "x"]), JSON_VALUES, max_size=3),
+        st.dictionaries(st.sampled_from(["delivery_info", "priority", "x"]), JSON_VALUES, max_size=3),
+        JSON_VALUES,
+        JSON_VALUES,
+    )
+)
+def test_a_decoder_raises_nothing_but_that_the_data_are_corrupt(raw: bytes) -> None:
+    for decode in DECODERS:
+        with suppress(CorruptRecord):
+            decode(raw)
+
+
+class Unspeakable(Exception):
+    """An error whose own text fails, as that of a value that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_error_without_a_text_is_named() -> None:
+    assert str(CorruptRecord.of("a header", Unspeakable())) == (
+        "a header cannot be read: Unspeakable: (its text cannot be made)"
+    )
+    error = CorruptRecord("as it was")
+    assert CorruptRecord.of("a header", error) is error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from typing import Any
 
@@ -16,7 +15,7 @@ from celery_dq.app.api.migration_report import (
 from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.clock import SystemClock
-from celery_dq.errors import InvalidMessage, InvalidRequest
+from celery_dq.errors import InvalidMessage, InvalidRequest, described
 from celery_dq.inspector.queues import queue_snapshot
 from celery_dq.migration.live_workers import live_workers
 from celery_dq.migration.stock_broker import StockBroker
@@ -188,8 +187,10 @@ class BrokerMigration:
         now_us = int(self._clock.wall() * 1_000_000)
         try:
             stamped = stamp(message, queue, producer, lambda: number, now_us)
-        except (TypeError, AttributeError, KeyError, ValueError, OverflowError, struct.error) as exc:
-            raise InvalidMessage(f"a header has an unknown form: {exc!r}") from exc
+        except InvalidMessage:
+            raise
+        except Exception as exc:
+            raise InvalidMessage(f"a header has an unknown form: {described(exc)}") from exc
         return StampedMessage(producer, stamped.outgoing, stamped.dedup, MARKER_TTL_MS)
 
     def _is_understood(self, report: MigrationReport, raw: bytes, queue: str, key: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from celery.utils.saferepr import saferepr
 from kombu import compression, serialization
 
-from celery_dq.errors import CorruptRecord, InvalidMessage
+from celery_dq.errors import InvalidMessage, described
 from celery_dq.transport import envelope
 
 __all__ = ["check_changes", "shown_arguments", "with_arguments"]
@@ -63,14 +63,14 @@ def read_body(packed: bytes, raw: str | bytes, accept: Collection[str]) -> Any:
             data = compression.decompress(raw.encode() if isinstance(raw, str) else raw, squeezed)
         return serialization.loads(data, kind, encoding or "utf-8", accept={kind})
     except Exception as exc:
-        how = f", compression {squeezed!r}" if squeezed else ""
-        raise InvalidMessage(f"the body of the message ({kind}{how}) cannot be decoded: {exc}") from exc
+        how = f"{kind}, compression {squeezed!r}" if squeezed else kind
+        raise InvalidMessage(f"the body of the message ({how}) cannot be decoded: {described(exc)}") from exc
 
 
 def shown_arguments(packed: bytes, raw: str | bytes) -> tuple[Any, Any]:
     """Return ``args`` and ``kwargs`` of a task in JSON; None and None for any other content."""
     # The body may be of a program that has another form of messages.
-    with suppress(InvalidMessage, CorruptRecord, TypeError, ValueError):
+    with suppress(Exception):
         args, kwargs, _ = read_body(packed, raw, {JSON})
         return args, kwargs
     return None, None
@@ -99,7 +99,12 @@ def with_arguments(
     if "args" not in changes and "kwargs" not in changes:
         return packed, raw
     body = read_body(packed, raw, accept)
-    if not (isinstance(body, (list, tuple)) and len(body) == 3):
+    if not (
+        isinstance(body, (list, tuple))
+        and len(body) == 3
+        and isinstance(body[0], (list, tuple))
+        and isinstance(body[1], Mapping)
+    ):
         raise InvalidMessage("edit: the message is no Celery task of protocol 2, its arguments are not known")
     headers, properties, content_type, _ = envelope.unpack(packed)
     args = list(changes["args"] if "args" in changes else body[0])
@@ -114,7 +119,7 @@ def with_arguments(
         if squeezed:
             payload, headers["compression"] = compression.compress(payload, squeezed)
     except Exception as exc:
-        raise InvalidMessage(f"edit: the new arguments cannot be encoded: {exc}") from exc
+        raise InvalidMessage(f"edit: the new arguments cannot be encoded: {described(exc)}") from exc
     if "args" in changes:
         headers["argsrepr"] = _shown(headers.get("argsrepr"), tuple(body[0]), tuple(args))
     if "kwargs" in changes:

@@ -228,6 +228,10 @@ class PrefetchCount(VirtualQoS):
         """Count a delivered message."""
         self._delivered[delivery_tag] = message
 
+    def forget(self, delivery_tag: str) -> None:
+        """Remove the message from the prefetch count only; the messages in flight track its ack."""
+        self._delivered.pop(delivery_tag, None)
+
 
 class QoS(PrefetchCount):
     """Prefetch count and acknowledgements of one channel.
@@ -237,10 +241,6 @@ class QoS(PrefetchCount):
     """
 
     channel: SettlingChannel
-
-    def forget(self, delivery_tag: str) -> None:
-        """Remove the message from the prefetch count only; ``InFlightMessages`` tracks its ack."""
-        self._delivered.pop(delivery_tag, None)
 
     def release(self, delivery_tag: str, mode: str) -> None:
         """Release a message to its place; the modes are those of ``InFlightMessages.release``."""

@@ -135,9 +135,7 @@ class Channel(ThreadedChannel):
             if worker is not None and held.deliveries < 2 * self._transport.max_deliveries(message.queue):
                 worker.deliver_discard(message, message.discard)
         finally:
-            reason = message.discard.partition(":")[2]
-            held.letter = dead_letter_record(held, message.headers, reason, self._transport.clock.wall())
-            self.in_flight.add_outcome(ItemOutcome.GIVE_UP, held.tag)
+            self.dead_letter(message, message.discard.partition(":")[2])
             logger.error(
                 "Message %s of queue %s becomes a dead letter: %d of its consumers were lost, the last one "
                 "was %s. Replay it when the cause is mended.",
@@ -147,6 +145,13 @@ class Channel(ThreadedChannel):
                 held.worker or "unknown",
                 extra={"event": "zookeeper_message_dead_lettered"},
             )
+
+    def dead_letter(self, message: Message, reason: str) -> None:
+        """Move a message to the dead letters."""
+        held = message.held
+        held.letter = dead_letter_record(held, message.headers, reason, self._transport.clock.wall())
+        self.in_flight.add_outcome(ItemOutcome.GIVE_UP, held.tag)
+        self.qos.forget(held.tag)
 
     def dead_letters(self, queue: str) -> ZooKeeperDeadLetters:
         """The dead letters of *queue*."""

@@ -61,8 +61,7 @@ def dead_letter_record(
         "deliveries": held.deliveries,
         "task": task[:LONGEST_NAME] if isinstance(task, str) else "",
     }
-    known = isinstance(message_id, str) and 0 < len(message_id) <= LONGEST_ID
-    name = str(message_id) if known else held.name
+    name = str(message_id) if _names_node(message_id) else held.name
     return name, frame([*unframe(held.data), json.dumps(about).encode()])
 
 
@@ -146,6 +145,13 @@ class ZooKeeperDeadLetters:
         return self._queues.remove([self._nodes.dead_letter(message_id) for message_id in message_ids])
 
 
+def _names_node(message_id: Any) -> bool:
+    """Return whether a message's own id, which may be anything, can be the name of its dead letter."""
+    if not isinstance(message_id, str) or not 0 < len(message_id) <= LONGEST_ID:
+        return False
+    return message_id.encode("utf-8", "ignore").decode() == message_id
+
+
 def _record(data: bytes) -> ZooKeeperRecord:
     items = unframe(data)
     if len(items) != 2:
@@ -156,7 +162,7 @@ def _record(data: bytes) -> ZooKeeperRecord:
 def _dead_letter_node(message_id: str, data: bytes) -> DeadLetterNode:
     try:
         about = json.loads(unframe(data)[1])
-        record: ZooKeeperRecord | None = _record(data)
-    except (CorruptRecord, ValueError, IndexError):
+        about["deliveries"] = int(about.get("deliveries", 0))
+        return DeadLetterNode(message_id, _record(data), float(about.get("at", 0)), about)
+    except Exception:  # another program may have written anything
         return DeadLetterNode(message_id, None, 0.0, {"reason": "unreadable"})
-    return DeadLetterNode(message_id, record, float(about.get("at", 0)), about)

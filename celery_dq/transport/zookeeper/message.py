@@ -17,6 +17,7 @@ class Message(StoredMessage):
         deliveries: Number of deliveries so far that ended with the loss of the consumer.
         discard: Why the message must not run (``dead:max_deliveries``), or ``""``.
         crashed: Whether a requeue counts as a lost consumer.
+        held: The item that this connection has locked.
     """
 
     def __init__(self, record: ZooKeeperRecord, held: ClaimedItem, queue: str, channel: Any) -> None:
@@ -32,8 +33,13 @@ class Message(StoredMessage):
             channel=channel,
         )
         self.delivery_info["priority"] = record.priority
+        self.held = held
         self.discard = "dead:max_deliveries" if held.exhausted else ""
         self.crashed = False
+
+    def dead_letter(self, reason: str) -> None:
+        """Move the message to the dead letters with *reason*; a later ack or reject has no effect."""
+        self.channel.dead_letter(self, reason)
 
     def ack(self, multiple: bool = False) -> None:
         """Acknowledge the message. A message to be discarded stays in ZooKeeper as a dead letter."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 from celery_dq.curator.framing import frame, unframe
-from celery_dq.errors import CorruptRecord, InvalidMessage
+from celery_dq.errors import CorruptRecord
 from celery_dq.transport import envelope
-from celery_dq.transport.tenant import check_priority
+from celery_dq.transport.message_times import LATEST_US, due_us
+from celery_dq.transport.tenant import MAX_PRIORITY, check_priority
 
 VERSION = 1
 TEXT = 1
@@ -70,12 +70,14 @@ class ZooKeeperRecord:
             start = _HEADER.size
             if start + length > len(item):
                 raise CorruptRecord("the envelope of a stored message is longer than the message")
+            if priority > MAX_PRIORITY or not 0 <= due_ms * 1000 < LATEST_US:
+                raise CorruptRecord(f"a stored message has priority {priority} and is due at {due_ms} ms")
             body: str | bytes = item[start + length :]
             if flags & TEXT:
                 body = item[start + length :].decode("utf-8", "surrogatepass")
             return cls(priority, due_ms, item[start : start + length], body)
-        except (struct.error, UnicodeDecodeError) as exc:
-            raise CorruptRecord(f"a stored message cannot be read: {exc}") from exc
+        except Exception as exc:
+            raise CorruptRecord.of("a stored message", exc) from exc
 
 
 def record_of(message: dict[str, Any]) -> ZooKeeperRecord:
@@ -91,10 +93,7 @@ def record_of(message: dict[str, Any]) -> ZooKeeperRecord:
     body = message["body"]
     kept = {key: value for key, value in properties.items() if key not in _MADE_AT_DELIVERY}
     kept.pop(STAMPS, None)
-    try:
-        packed = envelope.pack(headers, kept, message["content-type"], message["content-encoding"])
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise InvalidMessage(f"a header or property cannot be written as JSON: {exc}") from exc
+    packed = envelope.pack(headers, kept, message["content-type"], message["content-encoding"])
     return ZooKeeperRecord(
         check_priority(properties.get("priority")),
         _due_ms(headers.get("eta")),
@@ -108,15 +107,5 @@ STAMPS = "dq_stamps"
 
 
 def _due_ms(eta: Any) -> int:
-    if eta is None:
-        return 0
-    try:
-        moment = eta
-        if isinstance(moment, str):
-            moment = datetime.fromisoformat(eta[:-1] + "+00:00" if eta.endswith("Z") else eta)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=timezone.utc)
-        # Round up: a task must not start before its ETA.
-        return max(-int(-moment.timestamp() * 1000 // 1), 0)
-    except (ValueError, TypeError, AttributeError, OverflowError):
-        raise InvalidMessage(f"eta = {eta!r} is not a time: give a datetime or an ISO 8601 text") from None
+    # Round up: a task must not start before its ETA.
+    return -(-due_us(eta) // 1000)

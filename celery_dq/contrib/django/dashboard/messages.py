@@ -14,7 +14,7 @@ from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, P
 from celery_dq.inspector.dead_letters import DeadLetter
 from celery_dq.inspector.explain import explain_state, explain_unknown
 from celery_dq.inspector.message_details import MessageDetails
-from celery_dq.inspector.messages import MessageSnapshot
+from celery_dq.inspector.messages import UNREADABLE, MessageSnapshot
 
 __all__ = ["CancelView", "MessageView", "reason_without_text", "shown", "without_arguments"]
 
@@ -49,8 +49,9 @@ def shown(messages: Iterable[MessageSnapshot], arguments: bool) -> list[MessageS
 
 
 def without_arguments(message: WithArguments) -> WithArguments:
-    """Return a message or a dead letter without its arguments."""
-    return replace(message, args=HIDDEN if message.args else "", kwargs=HIDDEN if message.kwargs else "")
+    """Return a message or a dead letter without its arguments, or with the word that it cannot be read."""
+    hidden = UNREADABLE if message.args.startswith(f"{UNREADABLE}: ") else HIDDEN
+    return replace(message, args=hidden if message.args else "", kwargs=HIDDEN if message.kwargs else "")
 
 
 def reason_without_text(reason: str) -> str:

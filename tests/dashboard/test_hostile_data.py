@@ -1,0 +1,86 @@
+"""No page and no command ends with a traceback, whatever a message or a stored field contains."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.hostile_messages import TYPED, publish_kinds, raw_records, some_kinds
+from tests.hostile_readers import (
+    CHANGES,
+    COMMANDS,
+    LISTS,
+    faults_of_commands,
+    faults_of_pages,
+)
+from tests.integration.shop import claim, send
+
+LATER = "2100-01-01T00:00:00+00:00"
+#: A header that kombu's decoder answers with an error of arithmetic.
+UNREADABLE = {"x": {"__type__": "decimal", "__value__": "abc"}}
+
+
+@pytest.fixture
+def hostile(shop: Any) -> Any:
+    """An app whose queue has messages of many kinds, delayed, dead and waiting, and good ones."""
+    with shop.connection_for_write() as connection:
+        publish_kinds(connection, "push", "notify", some_kinds(), headers={"eta": LATER}, tenant="a")
+        publish_kinds(connection, "push", "notify", some_kinds(), tenant="a")
+        with shop.dq._broker.open_home("push") as (partition, client):
+            keys = partition.keys
+            for entry in claim(shop, want=1000):
+                partition.dead_letter("worker:1", entry.tag, reason="rejected", worker="w").run(client)
+            for number, record in enumerate(raw_records().values()):
+                client.hset(keys.dead, f"raw-{number}", record)
+                client.hset(keys.dead_info, f"raw-{number}", b"[1]" if number % 2 else b'{"deliveries": "x"}')
+                client.zadd(keys.dead_index, {f"raw-{number}": 1e18 if number % 3 else number})
+        send(shop, "a")
+        publish_kinds(connection, "push", "notify", some_kinds(), tenant="a")
+        with shop.dq._broker.open_home("push") as (partition, client):
+            for message_id, record in zip(
+                client.zrange(keys.tenant("a"), 0, -1), raw_records().values(), strict=False
+            ):
+                client.hset(keys.messages, message_id, record)
+    return shop
+
+
+def test_pages_and_commands_list_hostile_messages(hostile: Any, operator: Any) -> None:
+    assert list(faults_of_commands(hostile, "none", LISTS)) == []
+    assert list(faults_of_pages(operator, "none")) == []
+
+
+@pytest.mark.parametrize("state", ["waiting", "delayed", "dead"])
+def test_a_message_that_cannot_be_read_is_shown_as_such(shop: Any, operator: Any, state: str) -> None:
+    headers = {**UNREADABLE, "id": "bad", **({"eta": LATER} if state == "delayed" else {})}
+    with shop.connection_for_write() as connection:
+        publish_kinds(connection, "push", "notify", iter([("", {"headers": headers})]), tenant="a")
+    if state == "dead":
+        (entry,) = claim(shop)
+        with shop.dq._broker.open_home("push") as (partition, client):
+            partition.dead_letter("worker:1", entry.tag, reason="rejected", worker="w").run(client)
+    queue, letters = shop.dq.queues["push"], shop.dq.dead_letters["push"]
+    if state == "dead":
+        (letter,) = letters.list()
+        page, shown = "/dq/dead-letters/?queue=push", letter.args
+    else:
+        (message,) = queue.peek(delayed=state == "delayed")
+        page, shown = f"/dq/message/?queue=push&id={message.id}", message.args
+    assert shown.startswith("unreadable: the envelope of a stored message cannot be read: InvalidOperation")
+    assert "unreadable" in operator.get(page).content.decode()
+    commands = [line for line in COMMANDS if line not in LISTS]
+    assert list(faults_of_pages(operator, "bad")) == []
+    assert list(faults_of_commands(shop, "bad", (*commands, *CHANGES[:-4]))) == []
+    if state == "dead":
+        # The dead letter keeps the bytes: an edit that does not touch the envelope sends it again.
+        (again,) = queue.peek()
+        assert (again.priority, again.args) == (4, shown)
+
+
+def test_a_page_of_headers_that_json_cannot_hold(shop: Any, operator: Any) -> None:
+    headers = {"a": TYPED["bytes"], "b": TYPED["a signaling NaN"]}
+    with shop.connection_for_write() as connection:
+        publish_kinds(connection, "push", "notify", iter([("", {"headers": headers})]), tenant="a")
+    answer = operator.get("/dq/message/?queue=push&id=hostile-0&format=json")
+    assert json.loads(answer.content)["places"][0]["message"]["task"] == "notify"
