@@ -20,6 +20,7 @@ __all__ = [
     "BrokerNodes",
     "LeadershipNodes",
     "QueueNodes",
+    "guid_of",
     "leaderships",
     "sequence_of",
     "serial_distance",
@@ -178,6 +179,11 @@ class BeatNodes:
 def sequence_of(node: str) -> int:
     """Return the sequence after a candidate's GUID; it becomes negative after 2³¹ children."""
     return int(node.split("-", 2)[2])
+
+
+def guid_of(node: str) -> str:
+    """Return the GUID in the name of a candidate."""
+    return node.split("-", 2)[1]
 
 
 def serial_order(nodes: list[str], sequence: Callable[[str], int] = sequence_of) -> list[str]:

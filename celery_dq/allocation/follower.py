@@ -68,7 +68,7 @@ class Follower:
         self.worker = worker
         self._session = session
         self._nodes = nodes
-        self._registration = Registration(session, nodes, worker)
+        self._registration = Registration(session, nodes, worker, self._on_lost)
         self._published = PublishedAssignment(session, nodes)
         self._is_allocated = is_allocated
         self._silence_s = silence_s
@@ -235,6 +235,9 @@ class Follower:
 
     def _on_state(self, state: SessionState) -> None:
         self._flipped = True
+        self._wake.set()
+
+    def _on_lost(self) -> None:
         self._wake.set()
 
     def _on_flip(self, _event: Any) -> None:

@@ -24,12 +24,20 @@ class Registration:
         session: The session that keeps the node.
         nodes: The nodes of the allocation.
         worker: Name of the worker.
+        on_lost: Called in the connection's thread when the node is gone; :meth:`write` makes it again.
     """
 
-    def __init__(self, session: Session, nodes: AllocationNodes, worker: str) -> None:
+    def __init__(
+        self,
+        session: Session,
+        nodes: AllocationNodes,
+        worker: str,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
         self._session = session
         self._nodes = nodes
         self._worker = worker
+        self._on_lost = on_lost
         #: The session and the data of the node; None if the node may be missing or other.
         self._written: tuple[int, bytes] | None = None
         #: Whether there may be a node.
@@ -62,8 +70,14 @@ class Registration:
             stat = self._ask(lambda client: client.set_async(path, data))
         if stat.ephemeralOwner != session_id:
             raise ZooKeeperUnreachable(f"the session of worker {self._worker} changed while it registered")
-        self._written = session_id, data
+        # An operator may delete the node, and perhaps has.
+        if self._ask(lambda client: client.exists_async(path, self._on_node)) is not None:
+            self._written = session_id, data
         return True
+
+    def _on_node(self, event: Any) -> None:
+        self._written = None
+        self._on_lost()
 
     def remove(self) -> None:
         """Delete the node, so that the partitions of the worker go to other ones at once.
@@ -104,6 +118,8 @@ class Members:
         #: Nodes that have changed since they were asked for, perhaps before their answers were read.
         self._changed: set[str] = set()
         self._session_id: int | None = None
+        #: The transaction that created the node of each member of the last reading.
+        self.created: dict[str, int] = {}
 
     def read(self) -> list[RunningWorker]:
         """Return the running workers, by name. Of two nodes of one worker, the newer one counts.
@@ -148,6 +164,7 @@ class Members:
         for name in self._known.keys() - set(names) | self._changed:
             self._known.pop(name, None)
         self._changed.intersection_update(names)
+        self.created = {name: created for name, (created, _) in members.items()}
         return [members[name][1] for name in sorted(members)]
 
     def _member(self, node: str, data: bytes) -> RunningWorker:

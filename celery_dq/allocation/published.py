@@ -68,6 +68,8 @@ class PublishedAssignment:
     def __init__(self, session: Session, nodes: AllocationNodes) -> None:
         self._session = session
         self._nodes = nodes
+        #: The transaction that put the generation in force which was read last.
+        self.flipped_in = 0
 
     # -- reading
 
@@ -87,6 +89,7 @@ class PublishedAssignment:
         if self._ask(lambda client: client.exists_async(path, watch)) is None:
             return None, -1
         data, stat = self._ask(lambda client: client.get_async(path))
+        self.flipped_in = stat.mzxid
         try:
             return Generation(**json.loads(data)), stat.version
         except (TypeError, ValueError):

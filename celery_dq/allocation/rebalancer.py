@@ -2,6 +2,9 @@
 
 A partition without a worker is assigned at once. A better balance, after a worker has joined, waits for
 ``join_delay_s``, so that workers that start together cause one change.
+
+After an outage that was longer than the session, all workers register again, one after the other, and serve
+what they served before. A new allocator that sees this waits for the rest of them.
 """
 
 from __future__ import annotations
@@ -9,8 +12,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Iterable
 
-from celery_dq.allocation.assignment import Assignment, compute
+from celery_dq.allocation.assignment import Assignment, RunningWorker, compute
 from celery_dq.allocation.members import Members
 from celery_dq.allocation.published import PublishedAssignment
 from celery_dq.clock import Clock, SystemClock
@@ -42,6 +46,7 @@ class Rebalancer(Career[bool]):
     def __init__(
         self, session: Session, nodes: AllocationNodes, join_delay_s: float, clock: Clock | None = None
     ) -> None:
+        self._session = session
         self._published = PublishedAssignment(session, nodes)
         self._join_delay_s = join_delay_s
         self._clock: Clock = clock or SystemClock()
@@ -52,9 +57,13 @@ class Rebalancer(Career[bool]):
         #: Monotonic time at which the members are read again, and since which a better balance is known.
         self._look_at = -math.inf
         self._unbalanced_since: float | None = None
+        #: Until when this allocator waits for workers that were there before it (monotonic).
+        self._returned_at = -math.inf
 
     def inaugurate(self, token: int) -> None:
         """Read the assignment in force."""
+        wait_s = max(self._session.timeout_s, self._join_delay_s)
+        self._returned_at = self._clock.monotonic() + wait_s
         self._token, self._look_at, self._unbalanced_since = token, -math.inf, None
         generation = self._published.generation()
         self._current = Assignment() if generation is None else self._published.read(generation.number)
@@ -84,9 +93,18 @@ class Rebalancer(Career[bool]):
             if now < balance_at:
                 self._look_at = balance_at
                 return True
+        elif now < self._returned_at and self._all_register_again(members):
+            self._look_at = min(self._look_at, self._returned_at)
+            return True
         self._unbalanced_since = None
         self._publish(wanted)
         return True
+
+    def _all_register_again(self, members: Iterable[RunningWorker]) -> bool:
+        """Whether each running worker of the last assignment is newer, so that others may follow."""
+        former = {member.name for member in members} & set(self._current.servers.values())
+        created = self._members.created
+        return bool(former) and all(created[name] > self._published.flipped_in for name in former)
 
     def _publish(self, wanted: Assignment) -> None:
         try:
@@ -100,7 +118,7 @@ class Rebalancer(Career[bool]):
                 extra={"event": "allocation_not_published"},
             )
             return
-        self._current = wanted
+        self._current, self._returned_at = wanted, -math.inf
         logger.info(
             "Generation %d of the allocation is in force: %d partitions on %d workers, of which %d moved.",
             generation.number,

@@ -22,17 +22,19 @@ import contextlib
 import json
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, NotEmptyError
 
 from celery_dq.errors import NotElected, ZooKeeperUnreachable
 from celery_dq.leadership.election import ElectionWon, Leader
-from celery_dq.znodes import LeadershipNodes, leaderships, serial_order
+from celery_dq.znodes import LeadershipNodes, guid_of, leaderships, serial_order
+from celery_dq.zookeeper.multi_read import read_all
 from celery_dq.zookeeper.session import Session, SessionState
+from celery_dq.zookeeper.transaction import ask_all
 
-__all__ = ["ZooKeeperElection", "leadership_names"]
+__all__ = ["ZooKeeperElection", "ZooKeeperLines", "leadership_names"]
 
 #: Timeout of a request, as a share of the session.
 PATIENCE = 1 / 6
@@ -75,6 +77,89 @@ def forget_leadership(session: Session, nodes: LeadershipNodes) -> bool:
     return not any(isinstance(answer, NoNodeError) for answer in answers)
 
 
+class ZooKeeperLines:
+    """Reads the lines of many leaderships; a line that has not changed costs no request. Thread-safe.
+
+    A watch on each line tells of its changes, and a name of a candidate is read once for each GUID.
+
+    Args:
+        session: The session.
+        environment: ``online`` or ``sandbox``.
+
+    Attributes:
+        changed: Whether a line has changed since the last reading.
+    """
+
+    def __init__(self, session: Session, environment: str) -> None:
+        self.changed = False
+        self._session = session
+        self._environment = environment
+        self._lock = threading.Lock()
+        self._session_id: int | None = None
+        #: The nodes in each line whose watch has not fired.
+        self._known: dict[str, list[str]] = {}
+        #: Lines whose watch has fired, perhaps before the answer was read.
+        self._fired: set[str] = set()
+        self._who: dict[str, str] = {}
+
+    def read(self, names: Collection[str]) -> dict[str, list[str]]:
+        """Return the names of the candidates in each line, the oldest first.
+
+        Raises:
+            ZooKeeperUnreachable: ZooKeeper does not answer.
+        """
+        with self._lock:
+            timeout_s = self._session.timeout_s
+            self._session.open(timeout_s)
+            if self._session.id != self._session_id:
+                # The watches have ended with their session.
+                self._known, self._session_id = {}, self._session.id
+            self.changed = False
+            fired, self._fired = self._fired, set()
+            for name in fired:
+                self._known.pop(name, None)
+            nodes = {name: LeadershipNodes(self._environment, name) for name in names}
+            unknown = [name for name in names if name not in self._known]
+            answers = ask_all(
+                self._session,
+                lambda client: [
+                    client.get_children_async(nodes[name].candidates, self._watch(name)) for name in unknown
+                ],
+                timeout_s,
+            )
+            for name, answer in zip(unknown, answers, strict=True):
+                if isinstance(answer, Exception) and not isinstance(answer, NoNodeError):
+                    raise answer
+                if not isinstance(answer, Exception):
+                    self._known[name] = serial_order(answer)
+            lines = {name: self._known.get(name, []) for name in names}
+            self._read_names({node: nodes[name] for name in lines for node in lines[name]}, timeout_s)
+            # A candidate that was gone before its name was read is in no line any more.
+            return {
+                name: [self._who[guid] for guid in map(guid_of, line) if guid in self._who]
+                for name, line in lines.items()
+            }
+
+    def _read_names(self, folders: dict[str, LeadershipNodes], timeout_s: float) -> None:
+        guids = {guid_of(node): node for node in folders}
+        self._who = {guid: who for guid, who in self._who.items() if guid in guids}
+        unknown = [(guid, node) for guid, node in guids.items() if guid not in self._who]
+        paths = [folders[node].candidate(node) for _, node in unknown]
+        for (guid, _), answer in zip(unknown, read_all(self._session, paths, timeout_s), strict=True):
+            if isinstance(answer, NoNodeError):
+                continue
+            if isinstance(answer, Exception):
+                raise answer
+            self._who[guid] = str(json.loads(answer[0])["who"])
+
+    def _watch(self, name: str) -> Callable[[Any], None]:
+        def fired(_event: Any) -> None:
+            self._fired.add(name)
+            self.changed = True
+
+        return fired
+
+
 class ZooKeeperElection:
     """One candidate for one leadership; see :class:`~celery_dq.leadership.election.Election`.
 
@@ -82,14 +167,16 @@ class ZooKeeperElection:
         session: The session; several elections may share it.
         nodes: The nodes of the leadership.
         who: A readable name of the candidate; a unique suffix is added.
+        guid: The GUID in the names of this candidate's nodes; default a new one. The candidates of one worker
+            for several leaderships may share one; see :class:`ZooKeeperLines`.
     """
 
-    def __init__(self, session: Session, nodes: LeadershipNodes, who: str) -> None:
+    def __init__(self, session: Session, nodes: LeadershipNodes, who: str, guid: str = "") -> None:
         self.name = nodes.name
         self.who = f"{who}:{uuid.uuid4().hex[:12]}"
         self._session = session
         self._nodes = nodes
-        self._guid = uuid.uuid4().hex
+        self._guid = guid or uuid.uuid4().hex
         self._node = ""
         self._node_session: int | None = None
         #: The session in which a candidate node of unknown name may be left.

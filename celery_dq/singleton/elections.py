@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Collection, Iterable
+from functools import cached_property
 from typing import Any
 
 from celery_dq.errors import ConfigurationError, InvalidRequest, MissingLibrary
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.election import Election
-from celery_dq.leadership.redis_election import RedisElection, forget_leadership, led_names
+from celery_dq.leadership.redis_election import RedisElection, RedisLines, forget_leadership, led_names
 from celery_dq.options.sections import Options
 from celery_dq.znodes import LeadershipNodes
 
@@ -38,6 +40,8 @@ class Elections:
         self._who = f"{name}:{socket.gethostname()}:{os.getpid()}"
         self._session_s = options.election_session_us / 1e6
         self._redis_client = redis_client
+        #: The GUID of all candidates of this worker.
+        self._guid = uuid.uuid4().hex
         self._client: Any = None
         self._session: Any = None
         if not options.election and redis_client is None:
@@ -55,8 +59,26 @@ class Elections:
             from celery_dq.leadership.zookeeper_election import ZooKeeperElection
 
             nodes = LeadershipNodes(self._options.environment, queue)
-            return ZooKeeperElection(self._make_session(), nodes, self._who)
+            return ZooKeeperElection(self._make_session(), nodes, self._who, self._guid)
         return RedisElection(self._make_client(), self._keys(queue), self._who, self._session_s)
+
+    @cached_property
+    def _reader(self) -> Any:
+        if self._by_zookeeper:
+            from celery_dq.leadership.zookeeper_election import ZooKeeperLines
+
+            return ZooKeeperLines(self._make_session(), self._options.environment)
+        return RedisLines(self._make_client(), self._keys, self._session_s)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a line of candidates is known to have changed since :meth:`read`."""
+        return bool(self._reader.changed)
+
+    def read(self, queues: Collection[str]) -> dict[str, list[str]]:
+        """Return the candidates for each queue, the leader first."""
+        lines: dict[str, list[str]] = self._reader.read(queues)
+        return lines
 
     def led(self, known: Iterable[str]) -> list[str]:
         """Return the names of the leaderships that ever had a candidate or a leader.

@@ -24,7 +24,7 @@ from celery_dq.leadership.elector import LeaderElector
 from celery_dq.options.singleton import SingletonOptions
 from celery_dq.outage import Outage
 from celery_dq.protocols import SingletonConsumer
-from celery_dq.singleton.balancer import Balancer
+from celery_dq.singleton.balancer import Balancer, CandidateLines
 from celery_dq.singleton.guard import Guard
 
 __all__ = ["Fence", "LeadershipReport", "WorkerLeaderships"]
@@ -92,6 +92,7 @@ class WorkerLeaderships:
         guard: Kills the process that runs a message after the end of its term.
         careers: The user's careers, by queue.
         kills: Whether the guard can kill a running message without killing this process.
+        lines: Reads the lines of candidates, for the balance of leaderships.
         clock: Wall and monotonic time.
     """
 
@@ -104,6 +105,7 @@ class WorkerLeaderships:
         *,
         careers: Mapping[str, Career[Any]] | None = None,
         kills: bool,
+        lines: CandidateLines,
         clock: Clock | None = None,
     ) -> None:
         self._sections = dict(sections)
@@ -114,7 +116,7 @@ class WorkerLeaderships:
         self._kills = kills
         self._clock: Clock = clock or SystemClock()
         self._electors: dict[str, LeaderElector] = {}
-        self._balancer = Balancer(self._electors, self._clock)
+        self._balancer = Balancer(self._electors, self._clock, lines)
         self._consumers: dict[str, SingletonConsumer] = {}
         self._listeners: list[Callable[[], None]] = []
 

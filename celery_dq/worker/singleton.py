@@ -92,6 +92,7 @@ class SingletonStep(bootsteps.StartStopStep):
                 name: instantiate(section.career) for name, section in sections.items() if section.career
             },
             kills=kills,
+            lines=self._elections,
         )
         context.leaderships = self._leaderships
         if isinstance(context.capacity, PoolCapacity) and consumer.pool.uses_semaphore:

@@ -108,6 +108,50 @@ def test_departures_act_at_once_and_joins_wait_for_more(team: Team) -> None:
     assert team.folders() == ["0000000003", "0000000004"]
 
 
+@pytest.mark.parametrize("back", [0, 1, 2])
+def test_workers_that_return_after_an_outage_find_their_partitions(team: Team, back: int) -> None:
+    """All sessions have ended; the workers return one after the other, and one of them never does."""
+    names = ["a", "b", "c"]
+    before = [team.worker(name) for name in names]
+    served = team.published_after()
+    for registration in before:
+        registration.remove()
+    allocator = team.allocator(2)
+    allocator.execute(True)
+    for name in names[: back + 1]:
+        team.worker(name)
+        assert team.published_after(allocator) == served
+    assert team.generation.number == 1
+    team.clock.jump(DELAY_S + 0.1)
+    assert set(team.published_after(allocator)) == set(names[: back + 1])
+
+
+def test_the_partitions_of_an_allocator_that_died_do_not_wait(team: Team) -> None:
+    """The other workers have kept their sessions, so no worker is on its way back."""
+    first = team.worker("a")
+    team.worker("b")
+    team.published_after()
+    team.clock.jump(DELAY_S + 0.1)
+    assert set(team.published_after()) == {"a", "b"}
+    first.remove()
+    assert set(team.published_after(team.allocator(2))) == {"b"}
+
+
+def test_a_member_whose_node_was_deleted_by_hand_registers_again(team: Team) -> None:
+    lost = threading.Event()
+    session = Session(team._hosts, timeout_s=4.0)
+    team._sessions.append(session)
+    member = RunningWorker("a", {"push": 16})
+    registration = Registration(session, NODES, "a", lost.set)
+    assert registration.write(member)
+    assert not registration.write(member)
+    path = NODES.member("a", session.id or 0)
+    team.session.ask(lambda client: client.delete_async(path), 4)
+    assert lost.wait(5)
+    assert registration.write(member)
+    assert Members(team.session, NODES).read() == [member]
+
+
 def test_a_draining_worker_gives_its_partitions_away_unless_it_is_the_last(team: Team) -> None:
     first = team.worker("a")
     team.published_after()

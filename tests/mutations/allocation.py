@@ -51,6 +51,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "calls",
+        "after an outage, the worker that is back first gets all partitions",
+        "allocation/rebalancer.py",
+        "elif now < self._returned_at and",
+        "elif now < 0 and",
+        (REBALANCER, "-k", "outage"),
+    ),
+    Mutation(
+        "calls",
         "each join moves partitions at once",
         "allocation/rebalancer.py",
         "if now < balance_at:",

@@ -6,12 +6,12 @@ workers ask their balancers repeatedly, and follow the answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from hypothesis import given, strategies as st
 
 from celery_dq.clock import ManualClock
-from celery_dq.singleton.balancer import LOOK_S, Balancer
+from celery_dq.singleton.balancer import LONGEST_PAUSE_S, LOOK_S, Balancer
 
 #: Seconds between two questions of a term whether it should yield.
 ASKS_S = 0.5
@@ -26,28 +26,52 @@ class Place:
         self.who = f"{worker}:unique"
         self.election = self
         self.term: object | None = None
-        self.asked = 0
 
-    def candidates(self) -> list[str]:
+
+class Lines:
+    """Reads the lines, and counts the readings.
+
+    Args:
+        lines: The lines, by queue.
+        watched: Whether changes are reported, as by ZooKeeper.
+    """
+
+    def __init__(self, lines: Mapping[str, list[Place]], watched: bool) -> None:
+        self.lines = lines
+        self.watched = watched
+        self.asked = 0
+        self.seen: dict[str, list[str]] = {}
+
+    @property
+    def changed(self) -> bool:
+        return self.watched and bool(self.seen) and self.seen != self.now(self.seen)
+
+    def now(self, queues: Collection[str]) -> dict[str, list[str]]:
+        return {queue: [place.who for place in self.lines[queue]] for queue in queues}
+
+    def read(self, queues: Collection[str]) -> dict[str, list[str]]:
         self.asked += 1
-        return [place.who for place in self.line]
+        self.seen = self.now(queues)
+        return self.seen
 
 
 class Cluster:
     """Workers with their queues; the first one of a queue leads until the balancer decides otherwise."""
 
-    def __init__(self, stands_for: Mapping[str, set[str]]) -> None:
+    def __init__(self, stands_for: Mapping[str, set[str]], watched: bool = True) -> None:
         self.clock = ManualClock()
         self.lines: dict[str, list[Place]] = {}
         self.places: dict[str, dict[str, Place]] = {}
         self.balancers: dict[str, Balancer] = {}
+        self.readers: dict[str, Lines] = {}
         self.moves = 0
         for worker, queues in stands_for.items():
             electors = {queue: Place(self.lines.setdefault(queue, []), worker) for queue in sorted(queues)}
             for place in electors.values():
                 place.line.append(place)
             self.places[worker] = electors
-            self.balancers[worker] = Balancer(electors, self.clock)
+            self.readers[worker] = Lines(self.lines, watched)
+            self.balancers[worker] = Balancer(electors, self.clock, self.readers[worker])
         for line in self.lines.values():
             line[0].term = "the first one"
 
@@ -85,19 +109,23 @@ class Cluster:
         return len(self.leads(one) & shared) - len(self.leads(other) & shared)
 
 
-clusters = st.dictionaries(
-    st.sampled_from(["ann", "bob", "cid", "dan"]),
-    st.sets(st.sampled_from(["audit", "ledger", "mail", "orders", "payments"]), min_size=1),
-    min_size=1,
-).map(Cluster)
+clusters = st.builds(
+    Cluster,
+    st.dictionaries(
+        st.sampled_from(["ann", "bob", "cid", "dan"]),
+        st.sets(st.sampled_from(["audit", "ledger", "mail", "orders", "payments"]), min_size=1),
+        min_size=1,
+    ),
+    st.booleans(),
+)
 
 
 @given(clusters)
 def test_leaderships_stop_moving_in_balance(cluster: Cluster) -> None:
     # After as many looks as chance may need
-    cluster.look(400)
+    cluster.look(1000)
     # Then no leadership moves, and no worker leads two more queues than another candidate for one of them.
-    assert cluster.look(40) == 0
+    assert cluster.look(200) == 0
     for one in cluster.places:
         for other in cluster.places:
             if cluster.leads(one) & set(cluster.places[other]):
@@ -111,10 +139,26 @@ def test_a_queue_of_ones_own_reports_nothing_about_balance() -> None:
     assert (cluster.leads("ann"), cluster.leads("bob")) == ({"ledger", "payments"}, {"audit"})
 
 
-def test_a_worker_looks_once_in_a_while_however_many_queues_it_leads() -> None:
+def test_a_worker_reads_less_and_less_while_nothing_changes() -> None:
     queues = {f"ledger-{number}" for number in range(20)}
-    cluster = Cluster({"ann": queues, "bob": set()})
-    rounds = 40
+    cluster = Cluster({"ann": queues, "bob": set()}, watched=False)
+    rounds = 1000
     assert cluster.look(rounds) == 0
-    asked = [place.asked for place in cluster.places["ann"].values()]
-    assert 1 <= max(asked) <= rounds * ASKS_S / LOOK_S
+    first = cluster.readers["ann"].asked
+    # A reading is of all queues, and after each check of the balance at first.
+    assert 1 <= first <= 5 + rounds * ASKS_S / LONGEST_PAUSE_S
+    assert cluster.look(int(2 * LONGEST_PAUSE_S / ASKS_S)) == 0
+    assert 1 <= cluster.readers["ann"].asked - first <= 2
+
+
+def test_a_change_that_is_reported_is_read_at_the_next_check() -> None:
+    cluster = Cluster({"ann": {"ledger", "payments"}, "bob": {"audit"}})
+    assert cluster.look(1000) == 0
+    for queue in ("ledger", "payments"):
+        place = cluster.places["bob"][queue] = Place(cluster.lines[queue], "bob")
+        place.line.append(place)
+    cluster.places["bob"]["audit"].term = None
+    before = cluster.readers["ann"].asked
+    assert cluster.look(int(2 * LOOK_S / ASKS_S)) == 1
+    assert cluster.readers["ann"].asked > before
+    assert len(cluster.leads("bob")) == 1

@@ -13,7 +13,7 @@ import redis
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.career import Career
-from celery_dq.leadership.redis_election import RedisElection
+from celery_dq.leadership.redis_election import RedisElection, RedisLines
 from celery_dq.options.singleton import SingletonOptions
 from celery_dq.singleton.guard import Guard
 from celery_dq.singleton.leaderships import WorkerLeaderships
@@ -67,6 +67,7 @@ def leaderships(redis_url: str, diary: Diary, guard: Guard) -> Iterator[WorkerLe
             guard,
             careers={QUEUE: diary},
             kills=False,
+            lines=RedisLines(client, lambda queue: PartitionKeys("online", queue), SESSION_S),
         )
         leaderships.attach_consumer(QUEUE, diary)
         yield leaderships

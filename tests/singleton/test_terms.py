@@ -15,7 +15,7 @@ import celery_dq
 from celery_dq.clock import ManualClock
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.career import Career
-from celery_dq.leadership.redis_election import RedisElection
+from celery_dq.leadership.redis_election import RedisElection, RedisLines
 from celery_dq.options.singleton import SingletonOptions
 from celery_dq.singleton.guard import Guard
 from celery_dq.singleton.leaderships import WorkerLeaderships
@@ -72,6 +72,7 @@ def test_a_fence_that_is_refused_ends_the_term_before_it_is_inaugurated(app: Any
             Guard([QUEUE]),
             careers={QUEUE: diary},
             kills=False,
+            lines=RedisLines(client, lambda queue: PartitionKeys("online", queue), SESSION_S),
         )
         seen: list[int] = []
         leaderships.add_listener(lambda: seen.append(leaderships.term_token(QUEUE)))
