@@ -8,6 +8,8 @@ the session timeout:
 * A server that accepts a connection has a twelfth of the session timeout for each answer of the handshake.
   The time doubles with every round in which no server accepted the client, up to a fifth.
 * The server that was left last is tried last.
+* A client whose handshakes get no answer for a session timeout connects as a new client. The handshakes may
+  arrive: each one would keep the old session alive, so that no other client gets its locks or leaderships.
 * A client that no server has accepted for two session timeouts forgets the latest change that it has seen. A
   server that was rebuilt, or restored from an older backup, refuses clients that have seen later changes.
 
@@ -22,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kazoo.client import KazooClient, _prefix_root
-from kazoo.exceptions import ConnectionDropped
+from kazoo.exceptions import ConnectionDropped, SessionExpiredError
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.retry import ForceRetryError, KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
@@ -155,8 +157,11 @@ class WatchedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo ships
         self._silent_since: float | None = None
         #: Time of the first failed attempt since the last connection.
         self._lost_at: float | None = None
+        #: Time of the first handshake without an answer since the last connection.
+        self._unheard_since: float | None = None
         #: Rounds over all servers since the last connection.
         self._rounds = 0
+        self._in_handshake = False
         #: Whether a server has accepted the client in the current round.
         self._was_accepted = False
         self._left_at: dict[Address, float] = {}
@@ -188,7 +193,9 @@ class WatchedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo ships
     # -- the handshake
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
+        self._end_unheard_session()
         self._silent_since = None
+        self._in_handshake = True
         self._patience_s = self._session_s * min(HANDSHAKE * 2**self._rounds, LONGEST_SILENCE)
         self._forget_in_time()
         try:
@@ -198,11 +205,23 @@ class WatchedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo ships
             if reported is error:
                 raise
             raise reported from error
-        self._lost_at, self._rounds, self._was_accepted = None, 0, True
+        finally:
+            self._in_handshake = False
+        self._lost_at, self._unheard_since, self._rounds, self._was_accepted = None, None, 0, True
         self._session_s = answer[0] / READ_SHARE / 1000.0
         self._patience_s = self._session_s * LONGEST_SILENCE
         self._on_connected(self.client, self._session_s)
         return answer
+
+    def _end_unheard_session(self) -> None:
+        since = self._unheard_since
+        if since is None or not self.client._session_id:
+            return
+        unheard_s = self._clock.monotonic() - since
+        if unheard_s > self._session_s:
+            self._unheard_since = None
+            # kazoo treats this as the answer of a server that the session has expired.
+            raise SessionExpiredError(f"no handshake was answered for {unheard_s:.1f} s")
 
     def _forget_in_time(self) -> None:
         now = self._clock.monotonic()
@@ -249,4 +268,6 @@ class WatchedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo ships
         return ready
 
     def _leave(self, silent_s: float) -> Any:
+        if self._in_handshake and self._unheard_since is None:
+            self._unheard_since = self._clock.monotonic() - silent_s
         raise ConnectionDropped(f"the server has owed an answer for {silent_s:.1f} s")

@@ -19,6 +19,7 @@ class Proxy:
         self._target_port = target_port
         self._loop = asyncio.new_event_loop()
         self._open = asyncio.Event()
+        self._answers = asyncio.Event()
         self._pairs: set[asyncio.StreamWriter] = set()
         #: Strong references, because the loop has only weak ones to its tasks.
         self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -37,9 +38,14 @@ class Proxy:
         """Hold all traffic back, in both directions."""
         self._loop.call_soon_threadsafe(self._open.clear)
 
+    def hold_answers(self) -> None:
+        """Hold back what the server sends; requests pass."""
+        self._loop.call_soon_threadsafe(self._answers.clear)
+
     def restore(self) -> None:
         """Forward all traffic again, after the bytes that were held back."""
         self._loop.call_soon_threadsafe(self._open.set)
+        self._loop.call_soon_threadsafe(self._answers.set)
 
     def sever(self) -> None:
         """Close every connection."""
@@ -58,6 +64,7 @@ class Proxy:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._open.set()
+        self._answers.set()
         server = self._loop.run_until_complete(asyncio.start_server(self._accept, self._host, 0))
         self.port = server.sockets[0].getsockname()[1]
         self._started.set()
@@ -106,6 +113,8 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 await self._open.wait()
+                if writer in self._serving.values():
+                    await self._answers.wait()
                 self.overhear(data)
                 writer.write(data)
                 await writer.drain()

@@ -84,6 +84,28 @@ def test_a_standby_whose_server_hangs_is_elected_through_another_one(doors: list
         standing.close()
 
 
+def test_a_leader_that_gets_no_answers_loses_its_session(doors: list[Proxy], hosts: str) -> None:
+    """Its requests arrive: each new handshake would keep the session alive, and no candidate could lead."""
+    leading, standing = Session(through(doors[:1], hosts), timeout_s=2), Session(hosts, timeout_s=6)
+    leader, standby = (ZooKeeperElection(session, NODES, "w") for session in (leading, standing))
+    states: list[SessionState] = []
+    leading.add_listener(states.append)
+    try:
+        assert leader.become_candidate()
+        leader.accept(0, 0.0)
+        assert not standby.become_candidate()
+        doors[0].hold_answers()
+        wait_until(standby.become_candidate, 12)
+        assert standby.accept(0, 0.0).token == 2
+        assert SessionState.LOST in states
+        doors[0].restore()
+        assert not leader.become_candidate()
+    finally:
+        doors[0].restore()
+        leading.close()
+        standing.close()
+
+
 def test_a_server_that_accepts_and_reports_nothing_does_not_hold_up_the_others(
     doors: list[Proxy], hosts: str
 ) -> None:
