@@ -167,7 +167,7 @@ EVENTS: Final[dict[str, str]] = {
     "probe_file_shared": "Two workers keep one dq_probe_file, and each hides the end of the other one.",
     "probe_file_outage_over": "A worker writes dq_probe_file again.",
     # Publishing and the buffer.
-    "publish_waits_for_broker": "A call of a running task waits until the broker answers.",
+    "publish_waits_for_broker": "A call of a running task waits until the broker takes it.",
     "buffer_flusher_not_started": (
         "The thread that sends buffered messages could not start, because the interpreter ends; messages on "
         "disk are sent by a later process."

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from celery_dq.compat.kombu_publishing import publish_prepared
 from celery_dq.errors import TooFewReplicas
 from celery_dq.lost_attempts import LostAttempts
 from celery_dq.producer.errors import BrokerUnavailable
-from celery_dq.transport.redis.store.refusals import PushInterrupted, message_refused
+from celery_dq.transport.redis.store.refusals import BrokerOverloaded, PushInterrupted, message_refused
 
 __all__ = ["AMQP", "Deadline", "LimitedCall", "connection_with_timeout", "unchanged_attempts"]
 
@@ -33,6 +34,10 @@ AMQP = ("amqp", "amqps", "pyamqp")
 
 
 logger = logging.getLogger(__name__)
+
+#: First and longest pause, in seconds, after a server has refused a message that waits.
+FIRST_REFUSED_S = 0.1
+LAST_REFUSED_S = 1.0
 
 
 @dataclass
@@ -84,20 +89,53 @@ class Deadline:
             raise BrokerUnavailable(
                 f"the broker did not answer within dq_publish_timeout: {str(error) or repr(error)}"
             ) from error
-        if call.what:
-            logger.warning(
-                "%s waits for the broker (%s), and is tried until the broker answers.",
-                call.what,
-                error,
-                extra={"event": "publish_waits_for_broker"},
-            )
-            call.what = ""
+        _report_that_it_waits(call, error)
         if losses.pause_s:
             time.sleep(max(min(losses.pause_s, call.latest - time.monotonic()), 0.0))
+
+    def publisher_that_waits(self, producer: Any, policy: dict[str, Any]) -> Callable[..., Any]:
+        """Return a function that publishes a prepared message of a running task, however long it takes.
+
+        Kombu tries again when a connection is lost. It does not when the server refuses the message, or
+        refuses to be connected to, because it is full, lacks replicas or cannot save.
+
+        Args:
+            producer: a kombu producer.
+            policy: its retry policy, without a limit.
+        """
+        publish = publish_prepared(producer)
+
+        def publish_patiently(*prepared: Any) -> Any:
+            pause_s = FIRST_REFUSED_S
+            while True:
+                try:
+                    # The message keeps its stamp from one round to the next, so it is stored once.
+                    return producer.connection.ensure(producer, publish, **policy)(*prepared)
+                except BrokerOverloaded as error:  # noqa: PERF203 - a broker that takes it ends the loop
+                    call = self.call.get()
+                    if call is None:
+                        raise
+                    call.losses = None
+                    _report_that_it_waits(call, error)
+                    time.sleep(pause_s)
+                    pause_s = min(pause_s * 2, LAST_REFUSED_S)
+
+        return publish_patiently
 
     def __repr__(self) -> str:
         # Kombu compares connections by the text of their options.
         return "<deadline of calls>"
+
+
+def _report_that_it_waits(call: LimitedCall, error: BaseException) -> None:
+    if call.what:
+        logger.warning(
+            "%s waits for the broker (%s), and is tried until the broker takes it.",
+            call.what,
+            error,
+            extra={"event": "publish_waits_for_broker"},
+        )
+        call.what = ""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Messages that a running task publishes while Redis is away are sent after its return."""
+"""Messages that a running task publishes while Redis is away, or refuses them, are sent afterwards."""
 
 from __future__ import annotations
 
@@ -28,29 +28,57 @@ def split_worker_app(redis_server: RedisServer, server: RedisServer) -> Iterator
     worker_app.close()
 
 
+def hold_tasks_that_publish(worker_app: WorkerApp) -> set[str]:
+    """Begin nine tasks that will publish in each way, and return the keys on which they wait."""
+    note = worker_app.app.signature("note")
+    for ending in ("", "_late"):
+        hold = worker_app.app.signature(f"hold{ending}")
+        chain(hold.clone((f"chain{ending}",)), note).apply_async()
+        hold.clone((f"link{ending}",)).apply_async(link=note)
+        worker_app.send(f"hold_then_retry{ending}", f"retry{ending}")
+        worker_app.send(f"hold_then_call{ending}", f"call{ending}")
+    chord([worker_app.app.signature("hold", ("chord",))], app=worker_app.app)(note)
+    return set(worker_app.ran(9, subject="began"))
+
+
+def wait_longer_than(seconds: float) -> None:
+    """Wait for a time that is longer than each timeout of the test."""
+    over = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() > over, 30)
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_retries_and_callbacks_wait_for_the_broker(
     split_worker_app: WorkerApp, server: RedisServer, pool: str
 ) -> None:
     worker_app = split_worker_app
-    note = worker_app.app.signature("note")
     with worker_app.worker(pool, 9) as worker:
-        for ending in ("", "_late"):
-            hold = worker_app.app.signature(f"hold{ending}")
-            chain(hold.clone((f"chain{ending}",)), note).apply_async()
-            hold.clone((f"link{ending}",)).apply_async(link=note)
-            worker_app.send(f"hold_then_retry{ending}", f"retry{ending}")
-            worker_app.send(f"hold_then_call{ending}", f"call{ending}")
-        chord([worker_app.app.signature("hold", ("chord",))], app=worker_app.app)(note)
-        keys = set(worker_app.ran(9, subject="began"))
+        keys = hold_tasks_that_publish(worker_app)
         server.kill()
         for key in keys:
             worker_app.witness.release(key)
         worker.wait_for_log("waits for the broker", 30)
-        # Longer than the publish timeout and the lease.
-        over = time.monotonic() + 2 * TIMEOUT_S + LEASE_S
-        wait_until(lambda: time.monotonic() > over, 30)
+        wait_longer_than(2 * TIMEOUT_S + LEASE_S)
         server.start()
+        reported = worker_app.ran(9, 60)
+    assert sorted(reported) == sorted(keys - {"chord"} | {"['chord']"})
+
+
+@pytest.mark.parametrize(
+    ("pool", "setting"), [("prefork", ("maxmemory", "1")), ("threads", ("min-replicas-to-write", "1"))]
+)
+def test_retries_and_callbacks_wait_for_a_broker_that_refuses_them(
+    split_worker_app: WorkerApp, server: RedisServer, pool: str, setting: tuple[str, str]
+) -> None:
+    worker_app = split_worker_app
+    with worker_app.worker(pool, 9) as worker:
+        keys = hold_tasks_that_publish(worker_app)
+        server.ask("CONFIG", "SET", *setting)
+        for key in keys:
+            worker_app.witness.release(key)
+        worker.wait_for_log("waits for the broker", 30, occurrences=9)
+        wait_longer_than(2 * TIMEOUT_S + LEASE_S)
+        server.ask("CONFIG", "SET", setting[0], "0")
         reported = worker_app.ran(9, 60)
     assert sorted(reported) == sorted(keys - {"chord"} | {"['chord']"})
 

@@ -24,6 +24,7 @@ from celery_dq.app.publishing.dedup_stage import (
 from celery_dq.app.publishing.pipeline import CALL_OPTION, Call
 from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.app.timeouts import connection_with_timeout, unchanged_attempts
+from celery_dq.compat.kombu_publishing import publishing_by
 from celery_dq.context import APP_CONTEXT
 from celery_dq.errors import ConfigurationError, MissingLibrary
 from celery_dq.producer.buffering_producer import BufferingProducer, RecordingProducer
@@ -101,7 +102,9 @@ class DQAmqp:
         def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
             if (options.get("retry_policy") or {}).get("max_retries") != math.inf:
                 return publish(producer, name, message, **options)
-            with unchanged_attempts(producer.connection):
+            policy = dict(self.app.conf.task_publish_retry_policy or {}, **options["retry_policy"])
+            waits = dq_of(self.app).deadline.publisher_that_waits(producer, policy)
+            with unchanged_attempts(producer.connection), publishing_by(producer, waits):
                 return publish(producer, name, message, **options)
 
         def publish(producer: Any, name: str, message: Any, **options: Any) -> Any:

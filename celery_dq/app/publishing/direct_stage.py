@@ -5,7 +5,7 @@ answer for ever. Here every step has a third of ``dq_publish_timeout``, and no a
 third. After some calls in a row without an answer the next ones fail at once. The breaker does not apply to
 calls of tasks and of beat: failing at once would break chains, or skip due times, during a short outage.
 
-On the tenant broker a call of a running task has no deadline either: it is tried until the broker is back.
+On the tenant broker a call of a running task has no deadline either: it is tried until the broker takes it.
 The call may be a retry or the next task of a chain, and would be lost. While the broker is away no other
 worker can claim the message of the running task, so the task may wait.
 """
@@ -244,9 +244,9 @@ class DirectStage:
         """Return until when a call may be tried, and set its retry policy; None without a limit."""
         options, timeout_s = call.options, self._timeout_s
         policy = options.get("retry_policy")
-        patient = (
-            not policy and call.in_task and options.get("retry") is not False and self._must_not_be_lost()
-        )
+        retry = options.get("retry")
+        retry = self._app.conf.task_publish_retry if retry is None else retry
+        patient = not policy and retry and call.in_task and self._must_not_be_lost()
         if policy or not (timeout_s or patient):
             # A retry policy of the caller wins.
             return None
