@@ -28,6 +28,9 @@ class Proxy:
         self.cut_requests: bytes = b""
         self.cuts_left = 0
         self.cut = 0
+        #: How many requests are forwarded before the next one is cut, or its answer dropped; None: all are.
+        self.requests_left: int | None = None
+        self.drops_answer = False
         #: The answer to a request that contains these bytes is forwarded only after `release_answers` is set.
         self.hold_answers_to: bytes = b""
         self.holds_left = 0
@@ -73,6 +76,13 @@ class Proxy:
                     self.cuts_left -= 1
                     self.cut += 1
                     break
+                if self.requests_left is not None:
+                    self.requests_left -= 1
+                    if self.requests_left < 0:
+                        self.requests_left = None
+                        if not self.drops_answer:
+                            break
+                        doomed.set()
                 if self.hold_answers_to and self.hold_answers_to in data and self.holds_left > 0:
                     self.holds_left -= 1
                     held.set()

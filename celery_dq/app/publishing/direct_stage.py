@@ -312,25 +312,16 @@ class DirectPublisher:
             return False
         connection = pool.connections.acquire(block=True)
         try:
-            channel = open_default_channel(connection)
-            if channel is not None and (
-                type(channel).basic_publish is not Channel.basic_publish
-                or (
-                    queue not in channel.transients.durable
-                    and channel.transients.exists(channel.client, queue)
-                )
-            ):
-                return False
             published = _Publish(queue, message, request)
-            if not published.on_open(channel):
+            if not published.on_open(open_default_channel(connection)):
                 published.with_retries(connection, self.policy(policy))
+            return published.is_sent
         except BaseException:
             # A pooled producer replaces its connection in the same way.
             pool.connections.replace(connection)
             raise
         finally:
             connection.release()
-        return True
 
     def policy(self, policy: dict[str, Any] | None) -> dict[str, Any]:
         """Return how often to retry, see Celery's ``task_publish_retry_policy``."""
@@ -338,9 +329,13 @@ class DirectPublisher:
 
 
 class _Publish:
-    """The publish of one message; kombu's ``ensure`` gives it a new channel after a reconnect."""
+    """The publish of one message; kombu's ``ensure`` gives it a new channel after a reconnect.
 
-    __slots__ = ("_channel", "_failed", "_queue", "_record", "_request", "_stamped", "_task_id")
+    Attributes:
+        is_sent: Whether it was sent; False when kombu has to send it.
+    """
+
+    __slots__ = ("_channel", "_failed", "_queue", "_record", "_request", "_stamped", "_task_id", "is_sent")
 
     def __init__(self, queue: str, message: Addressed, request: DedupCallRequest | None) -> None:
         self._queue = queue
@@ -350,6 +345,7 @@ class _Publish:
         self._stamped: StampedMessage | None = None
         self._failed: Exception | None = None
         self._channel: Any = None
+        self.is_sent = False
 
     def revive(self, channel: Any) -> None:
         """Take the channel of a new connection; kombu calls it."""
@@ -357,12 +353,17 @@ class _Publish:
 
     def on(self, channel: Any) -> None:
         """Publish on this channel. All attempts have the first stamp, so the broker stores one copy."""
+        if type(channel).basic_publish is not Channel.basic_publish or (
+            self._queue not in channel.transients.durable and channel.is_transient(self._queue)
+        ):
+            return
         if self._stamped is None:
             self._stamped = channel.publisher.number(self._queue, self._task_id, self._record, self._request)
         channel.publisher.push(self._queue, [self._stamped])
+        self.is_sent = True
 
     def on_open(self, channel: Any) -> bool:
-        """Publish on the open channel, if there is one, without kombu's wrapper; return whether it did."""
+        """Use the open channel, if there is one, without kombu's wrapper; return whether it did not fail."""
         if channel is None or channel.closed:
             return False
         try:

@@ -136,6 +136,11 @@ class Channel(EventLoopChannel):
         """Return the first partition of the queue called *name*; a singleton queue has no other one."""
         return self.queues(name).partitions[0].partition
 
+    @refusals_named()
+    def is_transient(self, queue: str) -> bool:
+        """Return whether *queue* ends with its consumer; see :class:`TransientQueues`."""
+        return self.transients.exists(self.client, queue)
+
     # -- declaring -------------------------------------------------------------
 
     def prepare_queue_arguments(self, arguments: dict[str, Any] | None, **options: Any) -> dict[str, Any]:
