@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
+import kombu
 import psutil
 import pytest
+import redis
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from tests.broker.kombu_client import KombuClient, bodies
 from tests.broker.proxy import Proxy
 from tests.broker.worker_app import WorkerApp
 
@@ -131,3 +136,67 @@ def test_a_black_hole(server: RedisServer) -> None:
                 worker_app.settled()
             direct.close()
         worker_app.close()
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_server_that_closes_idle_connections_costs_a_consumer_nothing(
+    server: RedisServer, is_busy: bool
+) -> None:
+    kombu_client = KombuClient(server.url())
+    kombu_client.publish("a", "b")
+
+    def clients() -> set[str]:
+        return set(re.findall(r"^id=(\d+)", str(server.ask("CLIENT", "LIST")), re.M))
+
+    with kombu_client.connect() as connection, kombu_client.consuming(connection, prefetch=1) as got:
+        kombu_client.drain(connection, got, 1)
+        if not is_busy:
+            got[0].ack()
+            kombu_client.drain(connection, got, 2)
+            got[1].ack()
+            kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
+        before = clients()
+        server.ask("CONFIG", "SET", "timeout", "1")
+        # The server closes the connections for scripts and for commands, which are idle.
+        kombu_client.drain_until(connection, lambda: len(before - clients()) >= 2)
+        server.ask("CONFIG", "SET", "timeout", "0")
+        if is_busy:
+            got[0].ack()
+        else:
+            kombu_client.publish("b")
+        kombu_client.drain(connection, got, 2 + (not is_busy))
+        assert bodies(got)[-1] == "b"
+        got[-1].ack()
+    kombu_client.close()
+
+
+def test_a_queue_that_expires_is_bound_while_other_clients_flush_the_scripts(
+    kombu_client: KombuClient,
+) -> None:
+    """A worker binds such queues for remote control and gossip at each reconnect."""
+    over = threading.Event()
+
+    def flush() -> None:
+        with redis.Redis.from_url(kombu_client.url) as client:
+            while not over.is_set():
+                client.script_flush()
+
+    flushing = [threading.Thread(target=flush) for _ in range(2)]
+    for each in flushing:
+        each.start()
+    try:
+        with kombu_client.connect() as connection:
+            for number in range(200):
+                exchange = kombu.Exchange(f"storm-{number}", type="direct")
+                kombu.Queue(
+                    f"storm-{number}",
+                    exchange,
+                    expires=60,
+                    auto_delete=True,
+                    channel=connection.default_channel,
+                ).declare()
+            assert connection.default_channel.get_table("storm-199")
+    finally:
+        over.set()
+        for each in flushing:
+            each.join()

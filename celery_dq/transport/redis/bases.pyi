@@ -9,6 +9,8 @@ class RedisChannel(VirtualChannel):
     connection_class: Any
     connection_class_ssl: Any
     active_fanout_queues: set[str]
+    @property
+    def _refresh_binding(self) -> Any: ...
     fanout_prefix: bool | str
     keyprefix_queue: str
     keyprefix_binding_permanent: str

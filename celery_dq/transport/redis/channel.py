@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +181,20 @@ class Channel(EventLoopChannel):
             add_member(self.client, self.keyprefix_queue % (exchange,), member)
             if queue not in getattr(self, "_expires", ()):
                 add_member(self.client, self.keyprefix_binding_permanent % (exchange,), member)
+
+    @cached_property
+    def _refresh_binding(self) -> Callable[..., Any]:
+        """Kombu's script for the binding of a queue that expires, since version 5.7.
+
+        It is sent with its source: when other clients flush the scripts all the time, redis-py's second
+        attempt finds it unknown again.
+        """
+        source = super()._refresh_binding.script
+
+        def refresh(keys: Sequence[str], args: Sequence[Any], client: Any) -> Any:
+            return client.eval(source, len(keys), *keys, *args)
+
+        return refresh
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         if self.transients.is_declared(queue) or queue in self._fanout_queues:

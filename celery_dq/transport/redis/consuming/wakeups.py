@@ -132,10 +132,15 @@ class WakeupListener(WaitGroup):
             The queue whose wake-up has come; none after a wait without a wake-up.
 
         Raises:
-            redis.RedisError: The connection broke, or the answer is an error.
+            redis.RedisError: The connection broke in a wait, or the answer is an error.
         """
         try:
             answer = self.connection.read()
+        except redis.ConnectionError:
+            if self.is_waiting:
+                raise
+            self.connection.close()  # it was idle for longer than the setting `timeout` of Redis
+            return []
         except redis.ResponseError:
             self.waiting_since = None
             raise

@@ -172,7 +172,11 @@ class NodePipelines(ScriptPipeline):
             while line.connection.has_answer():
                 self._read_from(line)
         except _LOST as exc:
-            self._lose(node, exc)
+            if line.sent:
+                self._lose(node, exc)
+            else:  # it was idle for longer than the setting `timeout` of Redis
+                self._lines.pop(node, None)
+                line.connection.close()
 
     def read_all_answers(self) -> None:
         """Read all outstanding answers, blocking. Those of a node that fails do not come."""

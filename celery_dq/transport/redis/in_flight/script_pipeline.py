@@ -315,6 +315,12 @@ class ScriptPipeline:
     def _read_one(self) -> None:
         try:
             answer = self.connection.read()
+        except redis.ConnectionError:
+            if self._under_way:
+                raise
+            # Redis closes idle connections after its setting `timeout`. The next script opens another one.
+            self.connection.close()
+            return
         except NoScriptError:
             # The server's scripts were flushed: send the script again, with its source.
             sent = self._under_way.popleft()

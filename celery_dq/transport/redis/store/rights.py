@@ -83,8 +83,8 @@ _BROKER = ("EVAL", "EVALSHA", "INFO", "PING", "SELECT")
 _DECLARE = ("EXEC", "GET", "HGET", "HLEN", "MULTI", "SADD", "SMEMBERS", "ZCARD")
 #: The above, and the expiry of a producer's key at its end.
 _PUBLISH = (*_BROKER, *_DECLARE, "PEXPIRE")
-#: Broadcasts to workers, and the queue for their answers; kombu sends ``SCRIPT LOAD`` since 5.7.
-_ASK = ("BLPOP", "DEL", "LLEN", "PSUBSCRIBE", "PUBLISH", "SCRIPT|LOAD", "SET", "SREM", "TIME", "ZADD")
+#: Broadcasts to workers, and the queue for their answers.
+_ASK = ("BLPOP", "DEL", "LLEN", "PSUBSCRIBE", "PUBLISH", "SET", "SREM", "TIME", "ZADD")
 _LEADING = ("BLPOP", "HGET", "HKEYS", "HMGET", "TIME", "ZREM")
 
 _QUEUES = ("transport/redis/lua", ())
@@ -139,7 +139,7 @@ ROLES = (
         "worker",
         "``celery worker``; its tasks may call others, and it may lead singleton queues without ZooKeeper",
         (
-            *(*_PUBLISH, *_ASK, *_LEADING, "HSCAN", "RPUSH", "SUBSCRIBE", "ZSCAN"),
+            *(*_PUBLISH, *_ASK, *_LEADING, "HSCAN", "LPOP", "RPUSH", "SUBSCRIBE", "ZSCAN"),
             # The end of broadcasts in kombu since 5.7, and before.
             *("PUNSUBSCRIBE", "UNSUBSCRIBE"),
         ),
