@@ -43,7 +43,7 @@ from celery_dq.cli.exporter import exporter
 from celery_dq.cli.leaders import leaders
 from celery_dq.cli.messages import cancel, edit, explain, find, peek, reprioritise, reschedule
 from celery_dq.cli.migrate import migrate
-from celery_dq.cli.output import explain_configuration_errors
+from celery_dq.cli.output import ErrorsAsJson, explain_configuration_errors
 from celery_dq.cli.partitions import partitions
 from celery_dq.cli.pauses import pause, resume
 from celery_dq.cli.probe import alive, ready
@@ -61,7 +61,7 @@ equip_every_app()
 explain_configuration_errors()
 
 
-@click.group(name="dq")
+@click.group(name="dq", cls=ErrorsAsJson)
 def dq() -> None:
     """Inspect tenant queues, cancel and move tasks, pause, set quotas, replay dead letters."""
 

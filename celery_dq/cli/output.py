@@ -24,6 +24,27 @@ from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import MOST
 
 
+class ErrorsAsJson(click.Group):
+    """A group whose commands print an error as JSON, too, if --json is among their words."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click; remember whether JSON is wanted."""
+        ctx.meta[__name__] = "--json" in args
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. An error of the user or a server becomes an object on the standard output."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.Abort) as exc:
+            if not ctx.meta[__name__]:
+                raise
+            kind = type(exc.__cause__ or exc).__name__
+            message = exc.format_message() if isinstance(exc, click.ClickException) else "Nothing was changed"
+            show(True, {"error": message, "type": kind})
+            ctx.exit(exc.exit_code if isinstance(exc, click.ClickException) else 1)
+
+
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Decorate a click callback: add ``--json``, pass ``app.dq``, and turn errors into one line.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from celery.bin.base import CLIContext
 from celery.bin.celery import celery
@@ -14,6 +15,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from celery_dq.cli import dq
+from celery_dq.testing.processes import dead_port
 from tests.integration.shop import send
 
 Run = Callable[..., Result]
@@ -213,3 +215,54 @@ def test_the_shell_completes_the_commands() -> None:
     completion = ShellComplete(celery, {}, "celery", "_CELERY_COMPLETE")
     assert [each.value for each in completion.get_completions(["dq"], "qu")] == ["queues", "quotas"]
     assert [each.value for each in completion.get_completions(["dq", "peek"], "--del")] == ["--delayed"]
+
+
+def leaves(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaves(command, *path, name)
+        else:
+            yield *path, name
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "status", "text"),
+    [
+        (("nothing",), "", 2, "nothing"),
+        (("dead", "nothing"), "", 2, "nothing"),
+        (("peek",), "MissingParameter", 2, "QUEUE"),
+        (("queues", "pusch"), "InvalidRequest", 1, "pusch"),
+        (("purge", "push"), "UsageError", 2, "--yes makes the change"),
+        (("quotas", "set", "push", "acme", "--rate", "5/y"), "", 1, "5/y"),
+        (("quotas", "import", "/nowhere/quotas.json"), "", 2, "/nowhere/quotas.json"),
+        (("dead", "show", "push", "nothing"), "", 1, "nothing"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_an_error_is_an_object_of_json(
+    shop: Any, words: tuple[str, ...], kind: str, status: int, text: str
+) -> None:
+    send(shop, "acme")
+    context = CLIContext(app=shop, no_color=True, workdir=None)
+    done = CliRunner().invoke(dq, [*words, "--json"], obj=context)
+    found = json.loads(done.stdout)
+    assert (done.exit_code, found["type"]) == (status, kind or found["type"])
+    assert text in found["error"]
+    assert "Error" not in done.stderr
+    without = CliRunner().invoke(dq, words, obj=context)
+    assert (without.exit_code, without.stdout) == (status, "")
+    assert f"Error: {found['error']}" in without.stderr
+
+
+def test_a_wrong_option_of_any_command_is_an_object_of_json(shop: Any) -> None:
+    for path in leaves(dq):
+        done = CliRunner().invoke(dq, [*path, "--nonsense", "--json"], obj=CLIContext(shop, True, None))
+        assert (done.exit_code, json.loads(done.stdout)["type"]) == (2, "NoSuchOption"), path
+
+
+def test_a_broker_that_is_away_is_an_object_of_json(shop: Any) -> None:
+    with dead_port() as port:
+        shop.conf.broker_url = f"dq-redis://127.0.0.1:{port}/0"
+        done = CliRunner().invoke(dq, ["queues", "--json"], obj=CLIContext(shop, no_color=True, workdir=None))
+    assert done.exit_code == 1
+    assert "The server cannot be reached" in json.loads(done.stdout)["error"]

@@ -199,7 +199,6 @@ MISTAKES: list[tuple[str, str]] = [
     ("audit --limit 0", "1<=x<=1000000"),
     ("leaders pusj", "'pusj' never had a leader."),
     ("leaders EMPTY", "give a text, not empty"),
-    ("workers", "dq_allocation is off"),
     ("workers w1", "unexpected extra argument"),
     ("dedup list pusj", "Did you mean 'push'?"),
     ("dedup list push --limit 0", "1<=x<=1000000"),
