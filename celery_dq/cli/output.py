@@ -22,6 +22,7 @@ from celery_dq.app.checks.finding import WAIT_FOR_SLOT, slot_moves
 from celery_dq.errors import ConfigurationError, DQError
 from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import MOST
+from celery_dq.transport.redis.store.server_checks import refuses_login
 
 
 class ErrorsAsJson(click.Group):
@@ -72,6 +73,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             reason = str(exc) or type(exc).__name__
             if slot_moves(exc):
                 raise click.ClickException(f"The broker cannot be read: {reason}. {WAIT_FOR_SLOT}") from exc
+            if refuses_login(exc):
+                raise click.ClickException(reason) from exc
             raise click.ClickException(
                 f"The server cannot be reached or used: {reason.rstrip('.')}. Start it, or correct its URL; "
                 "'celery dq doctor' checks all servers."

@@ -6,12 +6,15 @@ import logging
 from typing import Any
 
 from celery import bootsteps
+from celery.utils.log import worker_logger
 from celery.worker import state
 
 from celery_dq.clock import SystemClock
 from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.errors import ConfigurationError, ServerError
 from celery_dq.transport.aliases import TENANT_SCHEMES, leases_messages
 from celery_dq.transport.in_flight.message import Message
+from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.worker.capacity import PoolCapacity
 from celery_dq.worker.lifecycle import TaskLifecycle
 from celery_dq.worker.task_events import task_events
@@ -34,6 +37,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         context = consumer.conninfo.transport_options.get(APP_CONTEXT)
         if isinstance(context, AppContext) and leases_messages(consumer.conninfo):
             context.worker = consumer.hostname
+            worker_logger.addFilter(_without_traceback)
             options, events = context.options, task_events(consumer)
             lifecycle = TaskLifecycle(consumer.pool, SystemClock(), options.dead_letter_failures)
             events.subscribe(lifecycle)
@@ -65,6 +69,14 @@ class ConsumerStep(bootsteps.StartStopStep):
         """Note that the pool is drained or killed: messages that are still held may run elsewhere."""
         if self._capacity is not None:
             self._capacity.over = True
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Leave the sentence of Celery's record of an error that an operator must mend."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, (ConfigurationError, ServerError, BrokerRefused)):
+        record.msg, record.args, record.exc_info = "The worker ends: %s", (str(error),), None
+    return True
 
 
 def _dead_letter_unrunnable(consumer: Any, has_commands: bool) -> None:

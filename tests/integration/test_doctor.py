@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
@@ -34,6 +35,7 @@ from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.transport.redis.store.rights import ROLES, Role, denied_commands
 from tests.apps import without_shared_tasks
+from tests.workers import WorkerProcess
 
 MakeApp = Callable[..., Any]
 #: An address on which no server listens.
@@ -342,6 +344,44 @@ def test_rights_of_the_redis_user(
     found = faults(check_server(make_app(f"dq-redis://{user}:pw@127.0.0.1:{guarded.port}/0")))
     assert words in found.pop(code, "")
     assert set(found) == ({"W012"} if code != "W013" else set())
+
+
+@pytest.mark.parametrize(
+    ("login", "database", "config", "words"),
+    [
+        ("", 0, {"maxmemory": "50mb", "maxmemory-policy": "allkeys-lru"}, "maxmemory-policy 'allkeys-lru'"),
+        ("", 0, {"cluster-enabled": "yes"}, "write dq-rediscluster://host:port"),
+        ("", 99, {}, "The database in broker_url does not exist"),
+        ("no-scripts:pw@", 0, None, "user of broker_url lacks a right: grant it"),
+    ],
+)
+@pytest.mark.logged_error("The worker ends:")
+def test_a_worker_that_refuses_its_broker_ends_with_the_sentence(
+    guarded: RedisServer, login: str, database: int, config: dict[str, str] | None, words: str
+) -> None:
+    with contextlib.ExitStack() as stack:
+        server = guarded if config is None else stack.enter_context(RedisServer(config=config))
+        conf = {"broker_url": f"dq-redis://{login}127.0.0.1:{server.port}/{database}"}
+        worker = WorkerProcess("tests.migration.worker_app", broker=None, conf=conf, preloaded=True).start()
+        stack.callback(worker.discard)
+        assert worker.wait() == 1
+        assert words in worker.log
+        assert "Traceback" not in worker.log
+        assert len([line for line in worker.log.splitlines() if "CRITICAL" in line]) == 1
+
+
+@pytest.mark.parametrize("login", ["", ":wrong@", "worker:wrong@"])
+def test_a_wrong_password_is_named(make_app: MakeApp, login: str) -> None:
+    with RedisServer(config={"requirepass": "secret"}) as server:
+        place = f"{login}127.0.0.1:{server.port}/0"
+        app = make_app(f"dq-redis://{place}", dq_election=f"redis://{place}", dq_dedup_url=f"redis://{place}")
+        found = faults(check_server(app))
+        context = CLIContext(app=app, no_color=True, workdir=None)
+        printed = CliRunner().invoke(dq, ["queues"], obj=context).output
+    assert "Redis refuses the user or the password of broker_url (" in found["E011"]
+    assert "the user and the password in dq_election" in found["E017"]
+    assert printed.startswith("Error: Redis refuses the user or the password of broker_url (")
+    assert not any("Start it" in each for each in (*found.values(), printed))
 
 
 @pytest.mark.parametrize("role", [role for role in ROLES if role.name in ("publisher", "worker")])

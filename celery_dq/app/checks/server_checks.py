@@ -30,7 +30,12 @@ from celery_dq.transport.redis.store.cluster_client import master_clients
 from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.transport.redis.store.rights import ROLES, denied_commands
 from celery_dq.transport.redis.store.rounds import run_rounds
-from celery_dq.transport.redis.store.server_checks import UNCHECKED, is_cluster_node, server_info
+from celery_dq.transport.redis.store.server_checks import (
+    UNCHECKED,
+    is_cluster_node,
+    refuses_login,
+    server_info,
+)
 
 #: Seconds within which a server must answer.
 PATIENCE_S = 3.0
@@ -80,6 +85,9 @@ def broker(app: Any, found: list[Finding]) -> Iterator[Any]:
 def _unreachable(app: Any, exc: Exception) -> Finding:
     if slot_moves(exc):
         return Finding("error", "E011", f"The broker cannot be read: {reason_of(exc)}.", WAIT_FOR_SLOT)
+    if refuses_login(exc):
+        problem, _, remedy = str(exc).rpartition(": ")
+        return Finding("error", "E011", f"{problem}.", f"{remedy.capitalize()}.")
     problem = f"The broker cannot be reached: {reason_of(exc)}."
     remedy = f"Start it, or mend broker_url.{tls_hint(app)}"
     # The libraries raise errors of their own with the text of the ssl module.
@@ -292,7 +300,9 @@ def _reached(url: str, setting: str, code: str, purpose: str) -> Iterator[Findin
             "error",
             code,
             f"The Redis for {purpose} cannot be used: {reason_of(exc)}.",
-            f"Start it, or mend {setting}.",
+            f"Correct the user and the password in {setting}."
+            if refuses_login(exc)
+            else f"Start it, or mend {setting}.",
         )
     else:
         yield Finding("ok", f"I{code[1:]}", f"The Redis for {purpose} can be reached.")

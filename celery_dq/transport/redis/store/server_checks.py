@@ -106,6 +106,13 @@ def server_info(client: Any, *sections: str) -> dict[str, Any] | None:
     return info
 
 
+def refuses_login(error: BaseException | None) -> bool:
+    """Return whether an error, or one behind it, says that the server refuses the user or the password."""
+    while error is not None and not isinstance(error, exceptions.AuthenticationError):
+        error = error.__cause__
+    return error is not None
+
+
 def is_cluster_node(info: dict[str, Any]) -> bool:
     """Return whether the section ``server`` of ``INFO`` is that of a node of a Redis Cluster."""
     return "cluster" in (info.get("redis_mode"), info.get("server_mode"))  # Valkey 8 has renamed the field
@@ -122,9 +129,16 @@ def connection_refusals_named() -> Iterator[None]:
     Raises:
         ServerError: the server does not know HELLO, which redis-py sends first: it is older than Redis 6.
         ConfigurationError: the server has no database of that number.
+        redis.AuthenticationError: the server refuses the user or the password.
     """
     try:
         yield
+    except exceptions.AuthenticationError as exc:
+        # A connection error, as it was: the server may get its users after the worker.
+        raise exceptions.AuthenticationError(
+            f"Redis refuses the user or the password of broker_url ({str(exc).rstrip('.')}): correct them "
+            "there, or on the server"
+        ) from exc
     except exceptions.ResponseError as exc:
         if "DB index is out of range" in str(exc):
             raise ConfigurationError(
