@@ -90,7 +90,7 @@ class PartitionKeys:
 
         A pause of the queue is in paused_since and paused_until, in µs. partitions is its map, spreads the
         tenants in several partitions, sealed the seq at which these came, opened the version after which no
-        tenant arrives, sets the count of resource_sets.
+        tenant arrives, sets the count of resource_sets, clock the time of the last heartbeat.
         Its counters are those of :class:`~celery_dq.inspector.queue_counters.QueueCounters`.
         """
         return self.prefix + "state"

@@ -41,7 +41,7 @@
 --@include lease
 local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until',
-  'partitions', 'sets')
+  'partitions', 'sets', 'clock')
 local last_claim = known[2] or '0'
 if is_fenced_out(consumer, tonumber(known[1] or 0)) then return {'-1', '0', last_claim, '-', ''} end
 local alive = call('ZSCORE', P .. 'leases', consumer)
@@ -60,7 +60,8 @@ if first > 0 and limit > 0 and is_calm
 end
 --@include state
 keep_state(known, 'epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until', 'partitions',
-  'sets')
+  'sets', 'clock')
+--@uses apply_quota
 --@uses promote
 --@uses reap
 --@uses recount
@@ -82,6 +83,12 @@ dq.promote(limit, has_rare)
 if limit > 0 then dq.recount_held() end
 collect(P .. 'finish_tags', state.v, limit)
 collect(P .. 'limiter', now, limit)
+if limit > 0 then
+  -- After a failover to a host whose clock is behind, no tenant waits until the time of the old one. If there may be
+  -- more, the next heartbeat goes on.
+  local late = state.clock > now and call('ZREVRANGEBYSCORE', P .. 'limiter', '+inf', text(now), 'LIMIT', '0', text(limit)) or {}
+  if not (#late > 0 and dq.apply_quota(late) and #late == limit) then state.clock = now end
+end
 if has_rare then
   collect(P .. 'tombstones', now, limit)
   dq.delete_old_dead_letters(limit, tonumber(ARGV[5]) * 1000, tonumber(ARGV[6]))

@@ -4,7 +4,8 @@
 --   limiter ZSET
 --@include state
 --@uses tenant_placement
--- No tenant waits longer for its next message than its new burst allows, and each is placed where it belongs.
+-- No tenant waits longer for its next message than its new burst allows, and each is placed where it belongs. Returns
+-- whether one would have waited longer.
 function dq.apply_quota(tenants)
   local quotas = dq.quotas_of(tenants)
   local arrivals = call('ZMSCORE', P .. 'limiter', unpack(tenants))
@@ -23,4 +24,5 @@ function dq.apply_quota(tenants)
   write('ZADD', P .. 'limiter', sooner)
   write('ZREM', P .. 'limiter', none)
   dq.replace(tenants)
+  return #sooner + #none > 0
 end

@@ -2,7 +2,7 @@
 -- keep all their digits; `..` and `tostring` round them.
 --@include clock
 -- The state: `epoch`, `last_epoch` (of a fence that has ended), `seq`, `v`, `claim`, `held`, `head`, `next_look`, `next_look_owner`, `evict`, `leader`, `floor`,
--- `accepted`, `discards_at`, `resume_at`, `paused_until`, `paused_since`, `partitions` (the map), `opened`,
+-- `accepted`, `clock` (of the last heartbeat), `discards_at`, `resume_at`, `paused_until`, `paused_since`, `partitions` (the map), `opened`,
 -- `sets` (those with a backlog) and `claim_window`; and counters (see `QueueCounters`): `pushed`, `replayed`, `waits_alone` and
 -- `waits_in_line` (claimed messages), `settled`, `released`, `reaped`, `leases_lost`, `stale_acks`, `discarded`,
 -- `cancelled`, `expired`, `discards_claimed`, `discards_finished`, `dead_lettered` and `dropped`. A field is read when a script first asks for it, or with others by
