@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from getpass import getuser
@@ -205,3 +206,26 @@ def test_the_stream_is_bounded_and_read_in_chunks(shop: Any, monkeypatch: pytest
         shop.dq.queues["other"].resume()
         assert 100 <= client.xlen(audit_stream("online")) < 250
     assert shop.dq.audit()[0].action == "resumed"
+
+
+@pytest.mark.parametrize("zone", ["XST-5", "XST+5", "UTC"])
+def test_a_time_without_a_zone_is_local_time(
+    run: Run, shop: Any, monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    """In UTC no test sees a zone that is forgotten."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        push, dead = shop.dq.queues["push"], shop.dq.dead_letters["push"]
+        dead_letter(shop)
+        push.pause(until=datetime.now() + timedelta(minutes=2))
+        left = push.snapshot().pause.until - datetime.now(timezone.utc)
+        assert timedelta(minutes=1) < left < timedelta(minutes=3)
+        ago, ahead = (datetime.now() + timedelta(minutes=each) for each in (-2, 2))
+        assert [len(shop.dq.audit(since=since)) for since in (ago, ahead)] == [1, 0]
+        assert [dead.replay(wanted=DeadLetterFilter(since=since)) for since in (ahead, ago)] == [0, 1]
+        assert "paused" in run(f"audit --since {ago.isoformat()}")
+        assert run(f"audit --since {ahead.isoformat()}") == "No change is known.\n"
+    finally:
+        monkeypatch.undo()
+        time.tzset()

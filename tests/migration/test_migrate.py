@@ -269,3 +269,22 @@ def test_the_audit_names_the_source_without_its_password(stock: Any, shop: Any, 
 def test_other_brokers_are_refused(shop: Any, source: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words), shop.dq.migration(source):
         pass
+
+
+def test_an_unacknowledged_message_that_leads_to_two_queues_stays(
+    stock: Any, shop: Any, migrate: Migrate, raw: Any
+) -> None:
+    """Its worker had it from one of them, and nothing tells from which."""
+    send(stock, "a")
+    held = hold(stock.conf.broker_url, 1)
+    ((tag, value),) = raw.hgetall("unacked").items()
+    message, exchange, routing_key = json.loads(value)
+    for queue in ("push", "copies"):
+        raw.sadd("_kombu.binding.fan", f"{routing_key}\x06\x16\x06\x16{queue}")
+    raw.hset("unacked", tag, json.dumps([message, "fan", routing_key]))
+    report = migrate(status=1)
+    assert [report["migrated"], *(left["reason"] for left in report["left"])] == [
+        0, f"exchange 'fan' with routing key {routing_key!r} leads to 2 queues",
+    ]  # fmt: skip
+    assert (exchange, raw.hkeys("unacked"), waiting_ids(shop)) == ("", [tag], [])
+    held.release()

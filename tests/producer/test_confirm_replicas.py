@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,7 @@ from celery_dq.errors import TooFewReplicas
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store import publisher
+from tests.lua.partition_scripts import make_record
 from tests.producer.conftest import MakeApp
 
 CONFIRM = {"dq_confirm_replicas": 1, "dq_breaker_failures": 1, "dq_buffer": False, "dq_buffer_folder": ""}
@@ -39,7 +42,12 @@ def app_of(server: RedisServer, admin: Any, make_app: MakeApp) -> Callable[..., 
 
 def waits(admin: Any) -> int:
     """Return how often the server was asked to wait for replicas."""
-    return int(admin.info("commandstats").get("cmdstat_wait", {"calls": 0})["calls"])
+    return calls_of(admin, "wait")
+
+
+def calls_of(admin: Any, command: str) -> int:
+    """Return how often the server got a command."""
+    return int(admin.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
 
 
 def error_of(call: Callable[[], Any]) -> OperationalError:
@@ -153,3 +161,40 @@ def test_the_buffer_sends_again_until_the_replicas_confirm(
     app.dq.buffer.close(timeout=0)
     ((_, state),) = given_up
     assert state == "possibly_sent"
+
+
+def test_a_message_that_is_sent_again_over_another_connection_is_confirmed_by_a_replica(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message was a write of the first connection, and a push that finds it stored writes nothing.
+
+    Redis promises that WAIT waits for the writes of its own connection. Some releases, as 7.0, wait for all
+    writes, so the test also looks for the write.
+    """
+    monkeypatch.setattr(publisher, "CONFIRM_TIMEOUT_MS", 200)
+    with RedisServer(config={"repl-diskless-sync-delay": 0}) as master:
+        app: Any = make_app(master.url(scheme="dq-redis"), **CONFIRM)
+        with (
+            RedisServer(config={"replicaof": f"127.0.0.1 {master.port}"}) as replica,
+            redis.Redis(port=master.port, socket_timeout=20) as client,
+            app.connection_for_write() as connection,
+        ):
+            wait_until(lambda: "'state': 'online'" in str(client.info("replication")), 20)
+            channel = connection.default_channel
+            sender = channel.publisher
+            sender.push("celery", [sender.number("celery", "first", make_record())])
+            message = sender.number("celery", "second", make_record())
+            os.kill(replica.pid, signal.SIGSTOP)
+            try:
+                for writes in (0, 1):
+                    with pytest.raises(TooFewReplicas):
+                        sender.push("celery", [message])
+                    assert calls_of(client, "pexpire") == writes
+                    sender.close()
+                    channel.pool.disconnect()
+            finally:
+                os.kill(replica.pid, signal.SIGCONT)
+            sender.push("celery", [message])
+            assert app.dq.queues["celery"].depth == 2
+        app.close()
+        pools.reset()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_dq.clock import SystemClock
+from celery_dq.clock import ManualClock, SystemClock
 from celery_dq.transport.in_flight import in_flight_messages
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
@@ -92,3 +92,14 @@ def test_the_lease_is_in_use_at_whichever_step_of_the_look_a_message_ends(
         assert not heartbeat.is_in_use("p")
         moment, steps = moment + 1, passed
     assert steps > 20
+
+
+def test_no_task_starts_after_six_tenths_of_a_lease_without_an_answer() -> None:
+    """The promise: when another worker may take the messages, this one has long ceased to start them."""
+    clock = ManualClock()
+    ledger = InFlightMessages(clock, lease_s=10.0)
+    ledger.record_renewal("p", clock.monotonic())
+    clock.advance(5.9)
+    assert ledger.is_lease_trusted("p")
+    clock.advance(0.2)
+    assert not ledger.is_lease_trusted("p")
