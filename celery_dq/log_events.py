@@ -97,6 +97,7 @@ EVENTS: Final[dict[str, str]] = {
     "writes_lost": "Redis has lost its latest writes to a queue; messages may be gone or run again.",
     # Brokers whose fetcher has a thread: ZooKeeper, and stores of one's own.
     "broadcast_dropped": "A transient queue was too long and got no copy of a broadcast.",
+    "transient_message_dropped": "A worker could not handle a command, an event or a reply, and went on.",
     "store_fetcher_failed": "A store failed, its connection ends and its messages are served again.",
     # Broker on ZooKeeper, ZooKeeper sessions, Curator queues.
     "curator_consumer_abandoned": "A consumer did not end in time, and its item is consumed again later.",

@@ -112,6 +112,30 @@ BODIES: Mapping[str, bytes] = {
 }
 
 
+#: What another program may publish where kombu's Redis transport expects a broadcast.
+BROADCASTS: tuple[bytes, ...] = (
+    b"{",
+    b"\xff",
+    b"5",
+    b"{}",
+    b'{"properties": 5}',
+    b"[" * 100_000,
+    b'{"x": {"__type__": "decimal", "__value__": "abc"}}',
+    *(
+        json.dumps(
+            {
+                "body": body,
+                "headers": {"clock": "x", "compression": 5},
+                "content-type": "application/json",
+                "content-encoding": "utf-8",
+                "properties": {"delivery_tag": "x", "delivery_info": {"exchange": "celery.pidbox"}},
+            }
+        ).encode()
+        for body in ("{", "5", 5, '{"method": 5}', '{"method": "ping", "reply_to": 5}')
+    ),
+)
+
+
 def task_headers(name: str, **changes: Any) -> dict[str, Any]:
     """The headers of a call without arguments of its own."""
     task_id = uuid.uuid4().hex
@@ -133,13 +157,14 @@ def task_headers(name: str, **changes: Any) -> dict[str, Any]:
 
 def publish(connection: Connection, queue: str, name: str, *, body: bytes = b"", **options: Any) -> None:
     """Publish a task with these headers and properties."""
+    headers, missing = task_headers(name, **options.pop("headers", {})), options.pop("without", None)
     Producer(connection.default_channel).publish(
         body or json.dumps([[1, 1], {}, {}]).encode(),
         routing_key=queue,
         serializer=None,
         content_type="application/json",
         content_encoding="utf-8",
-        headers=task_headers(name, **options.pop("headers", {})),
+        headers={key: value for key, value in headers.items() if key != missing},
         correlation_id=options.pop("correlation_id", uuid.uuid4().hex),
         **options,
     )
@@ -176,12 +201,17 @@ def every_kind() -> Iterator[tuple[str, dict[str, Any]]]:
     for name in PROPERTIES:
         yield from ((f"property {name}: {what}", {name: value}) for what, value in VALUES.items())
     yield from ((f"body: {what}", {"body": body}) for what, body in BODIES.items())
+    yield from ((f"no header {name}", {"without": name}) for name in task_headers(""))
 
 
 def some_kinds(step: int = 17) -> Iterator[tuple[str, dict[str, Any]]]:
     """All unreadable values, all bodies, and every so many of the other kinds."""
     for number, (what, options) in enumerate(every_kind()):
-        if number % step == 0 or what.startswith("body") or what.removeprefix("header x: ") in TYPED:
+        if (
+            number % step == 0
+            or what.startswith(("body", "no header"))
+            or what.removeprefix("header x: ") in TYPED
+        ):
             yield what, options
 
 

@@ -10,12 +10,14 @@ import logging
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from celery_dq.per_process import OwnerProcess
 from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.threaded_transport import MessageSource
+from celery_dq.transport.transient_messages import handle_transient
 
 __all__ = ["Binding", "BindingTable", "QueueDirectory", "ThreadedChannel"]
 
@@ -149,6 +151,11 @@ class ThreadedChannel(VirtualChannel):
 
     def read_message(self, queue: str, claimed: Any) -> Any:
         """Make the message of an item of an inbox; None for one that is not to be delivered."""
+        raise NotImplementedError
+
+    @property
+    def in_worker(self) -> bool:
+        """Whether this process is a worker."""
         raise NotImplementedError
 
     def discard(self, message: Any, claimed: Any) -> None:
@@ -351,7 +358,15 @@ class ThreadedChannel(VirtualChannel):
             source.inbox.popleft()
             if no_ack:
                 self.finish_unacked(message.delivery_tag)
-            callback(message)
+            if source.queue in self._transients:
+                handle_transient(
+                    partial(callback, message),
+                    f"queue {source.queue}",
+                    in_worker=self.in_worker,
+                    passing=self.connection.connection_errors,
+                )
+            else:
+                callback(message)
             return True
         return False
 

@@ -7,12 +7,15 @@ import time
 from uuid import uuid4
 
 import pytest
+import redis
 from celery import chain, chord, group
 from celery.exceptions import ChordError, TaskRevokedError
 
+from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.conformance.celery_app import CeleryApp
-from tests.hostile_messages import publish_kinds, some_kinds
+from tests.conformance.shop import BROKER_DB
+from tests.hostile_messages import BROADCASTS, publish_kinds, some_kinds
 
 WAIT = 30
 
@@ -211,5 +214,20 @@ def test_no_message_ends_the_worker(staffed_app: CeleryApp) -> None:
     assert len(sent) > 50
     assert staffed_app.send("add", 2, 3).get(timeout=WAIT) == 5
     wait_until(lambda: staffed_app.waiting() == 0, WAIT)
+    assert worker.alive
+    assert worker.log.count("Connection to broker lost") == lost
+
+
+@pytest.mark.parametrize("broker", ["dq"], indirect=True)
+@pytest.mark.logged_error("Control command error")
+def test_no_broadcast_ends_the_worker(staffed_app: CeleryApp, redis_server: RedisServer) -> None:
+    worker = staffed_app.shared_worker
+    assert worker is not None
+    assert staffed_app.ask("ping") == {"ok": "pong"}
+    lost = worker.log.count("Connection to broker lost")
+    with redis.Redis(port=redis_server.port) as client:
+        for payload in BROADCASTS:
+            assert client.publish(f"/{BROKER_DB}.celery.pidbox", payload) > 0
+    assert staffed_app.ask("ping") == {"ok": "pong"}
     assert worker.alive
     assert worker.log.count("Connection to broker lost") == lost

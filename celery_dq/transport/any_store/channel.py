@@ -143,6 +143,11 @@ class StoreChannel(ThreadedChannel):
         message.started = held.delivered = capacity is None
         return message
 
+    @property
+    def in_worker(self) -> bool:
+        """Whether this process is a worker."""
+        return self._transport.capacity is not None
+
     def discard(self, message: Message, claimed: tuple[ClaimedEntry, str]) -> None:
         """Let Celery do its bookkeeping for a message that must not run, and finish it."""
         capacity = self._transport.capacity

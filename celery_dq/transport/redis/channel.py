@@ -328,7 +328,9 @@ class Channel(EventLoopChannel):
             VirtualChannel.basic_consume(self, queue, no_ack, callback, consumer_tag, **kwargs)
             self.consumer.fetcher.listen(
                 self.transients.key(queue),
-                lambda raw: self.connection._deliver(self.transients.decode(raw), queue),
+                lambda raw: self.handle_transient(
+                    lambda: self.connection._deliver(self.transients.decode(raw), queue), f"queue {queue}"
+                ),
             )
         else:
             self._tag_to_queue[consumer_tag] = queue

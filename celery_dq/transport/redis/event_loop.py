@@ -23,6 +23,7 @@ from celery_dq.transport.redis.store.address import socket_options
 from celery_dq.transport.redis.store.queue import PartitionedQueue
 from celery_dq.transport.redis.store.refusals import BrokerNotReady, BrokerOverloaded, refusals_named
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
+from celery_dq.transport.transient_messages import handle_transient
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.connection_context import ConnectionContext
@@ -274,8 +275,20 @@ class EventLoopChannel(RedisChannel):
         fetcher = self.consumer.live_fetcher
         found = [] if fetcher is None else fetcher.connections()
         if self._in_listen:
-            found.append(WatchedSocket("broadcasts", self._in_listen, self._receive))
+            found.append(WatchedSocket("broadcasts", self._in_listen, self._receive_broadcasts))
         return found
+
+    def handle_transient(self, handle: Callable[[], Any], source: str) -> Any:
+        """Decode and handle a message; see :func:`handle_transient`."""
+        in_worker = self.context.capacity is not None
+        return handle_transient(handle, source, in_worker=in_worker, passing=self.connection_errors)
+
+    def _receive_broadcasts(self) -> Any:
+        """Read all broadcasts that have arrived, also those behind one that cannot be handled."""
+        answer = self.handle_transient(self._receive, "the broadcasts")
+        while self.subclient.connection is not None and self.subclient.connection.can_read(timeout=0):
+            self.handle_transient(self._receive, "the broadcasts")
+        return answer
 
     def on_readable(self, watched: WatchedSocket, deliver: bool) -> bool:
         """Read the answer that has arrived.

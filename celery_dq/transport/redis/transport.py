@@ -56,7 +56,11 @@ class Transport(RedisTransport):
     #: Celery compares this name; mingle, gossip and --disable-prefetch depend on it.
     driver_type = "redis"
     driver_name = "redis"
-    connection_errors = RedisTransport.connection_errors + PASSING_ERRORS
+    #: Without the KeyError of kombu 5.7: a message without a part raises one, and would end each connection.
+    connection_errors = (
+        *(each for each in RedisTransport.connection_errors if not issubclass(each, LookupError)),
+        *PASSING_ERRORS,
+    )
     #: Without this, kombu raises the second failure in a row despite the retry policy.
     recoverable_connection_errors = connection_errors
     implements = RedisTransport.implements.extend(asynchronous=True, batch_publish=True)

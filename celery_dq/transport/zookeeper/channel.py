@@ -127,6 +127,11 @@ class Channel(ThreadedChannel):
             self.in_flight.add_outcome(ItemOutcome.DEAD_LETTER, held.tag)
             return None
 
+    @property
+    def in_worker(self) -> bool:
+        """Whether this process is a worker."""
+        return self._transport.discard_handler is not None
+
     def discard(self, message: Message, held: ClaimedItem) -> None:
         """Dead-letter a message, and record in Celery that its task will not run."""
         worker = self._transport.discard_handler
