@@ -1,7 +1,9 @@
 """Break one place after the other in a copy, and report which breaks the tests see.
 
-``python -m tests.mutations`` runs all, ``--promise once`` those of one promise, ``--what lease`` those whose
-description holds this. A mutation whose tests hang counts as seen only if the same tests pass in time on the
+``python -m tests.mutations`` runs all of the table, ``--promise once`` those of one promise, ``--what lease``
+those whose description holds this. ``--seed 7 --count 120`` makes mistakes at random places
+(``mistakes.py``), the same number in each area or in those of ``--area``, and prints the share that the tests
+of each area see. A mutation whose tests hang counts as seen only if the same tests pass in time on the
 unbroken copy; with ``--baseline`` the same holds for tests that fail. The exit status is 1 if a mutation was
 not seen.
 """
@@ -17,10 +19,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from tests.mutations.mistakes import AREAS, Mistake, choose
 from tests.mutations.mutation import PROMISES, ROOT, Mutation, misfits
 from tests.mutations.table import MUTATIONS
 
@@ -40,16 +44,30 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="mutations tried at a time")
     parser.add_argument("--seconds", type=int, default=120, help="after which a run counts as hung")
     parser.add_argument("--baseline", action="store_true", help="run failing tests without the mutation, too")
+    parser.add_argument("--seed", type=int, help="make mistakes at random places, the same for the same seed")
+    parser.add_argument("--count", type=int, default=120, help="mistakes to make")
+    parser.add_argument(
+        "--area", action="append", choices=sorted(AREAS), default=[], help="where to make mistakes"
+    )
     options = parser.parse_args()
+    if options.seed is not None:
+        return _judge(choose(options.seed, options.count, options.area), options)
     chosen = [
         each for each in MUTATIONS if options.what in each.what and options.promise in (None, each.promise)
     ]
     if unfit := misfits(chosen):
         sys.exit("\n".join(["These mutations do not fit the code:", *unfit]))
+    return _judge(chosen, options)
+
+
+def _judge(chosen: Sequence[Mutation | Mistake], options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="dq-mutations-") as folder:
         copies = [_copy(Path(folder) / str(number)) for number in range(options.jobs)]
         judge = Judge(partial(_pytest, seconds=options.seconds), options.baseline)
         missed = _run_all(copies, chosen, judge)
+    totals, unseen = Counter(each.promise for each in chosen), Counter(each.promise for each in missed)
+    for name, total in totals.items():
+        print(f"{name:11} {total - unseen[name]} of {total} seen ({1 - unseen[name] / total:.0%})")
     print(f"{len(chosen) - len(missed)} of {len(chosen)} mutations seen")
     return 1 if missed else 0
 
@@ -63,11 +81,13 @@ def _copy(folder: Path) -> Path:
     return folder
 
 
-def _run_all(copies: Sequence[Path], chosen: Sequence[Mutation], judge: Judge) -> list[Mutation]:
-    waiting: queue.SimpleQueue[Mutation] = queue.SimpleQueue()
+def _run_all(
+    copies: Sequence[Path], chosen: Sequence[Mutation | Mistake], judge: Judge
+) -> list[Mutation | Mistake]:
+    waiting: queue.SimpleQueue[Mutation | Mistake] = queue.SimpleQueue()
     for each in chosen:
         waiting.put(each)
-    missed: list[Mutation] = []
+    missed: list[Mutation | Mistake] = []
 
     def work(copy: Path) -> None:
         while True:
@@ -104,11 +124,11 @@ class Judge:
         #: The status of pytest on an unbroken copy, by its arguments.
         self._unbroken: dict[tuple[str, ...], int | None] = {}
 
-    def verdict(self, copy: Path, mutation: Mutation) -> str:
+    def verdict(self, copy: Path, mutation: Mutation | Mistake) -> str:
         """Apply the mutation to the copy, run its tests, and undo it."""
         file = copy / "celery_dq" / mutation.file
         source = file.read_text(encoding="utf-8")
-        file.write_text(source.replace(mutation.old, mutation.new), encoding="utf-8")
+        file.write_text(mutation.apply(source), encoding="utf-8")
         try:
             status = self._run(copy, mutation.tests)
         finally:

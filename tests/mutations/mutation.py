@@ -50,6 +50,10 @@ class Mutation(NamedTuple):
     new: str
     tests: tuple[str, ...]
 
+    def apply(self, source: str) -> str:
+        """Return the source of the file with the fault."""
+        return source.replace(self.old, self.new)
+
 
 def misfits(mutations: Iterable[Mutation], root: Path = ROOT) -> list[str]:
     """The mutations that break nothing, or not the place that is meant, or name no test; and why."""
