@@ -5,6 +5,7 @@ be broken without a red test. `tests.mutations` therefore breaks the code on pur
 a copy, and runs the tests that must turn red.
 
 ``mutation``  what a mutation is, and when it does not fit the code
-``table``     all mutations; one module per area beside it
+``table``     three for each promise
+``mistakes``  others at random places, by a seed
 ``__main__``  the program: ``python -m tests.mutations``
 """
