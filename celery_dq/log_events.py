@@ -139,7 +139,7 @@ EVENTS: Final[dict[str, str]] = {
     "task_failure_not_recorded": "The failure of a dead-lettered task is not in the result backend.",
     "tracer_provider_missing": "A worker has no tracer provider in its main process; spans are lost.",
     "unknown_task_dead_lettered": "A worker does not know a task; its message is a dead letter.",
-    "task_end_not_recorded": "A task is over, and its failure could not be stored in the result backend.",
+    "task_end_not_recorded": "The end of a task could not be stored in the result backend.",
     "task_not_started": "A lease or term was not renewed in time; the task was released unstarted.",
     "task_waits_for_predecessor": "The message before it will return; the task was released unstarted.",
     "tenants_not_enforced": "The broker has no tenants; tenants and quotas of the app are ignored.",

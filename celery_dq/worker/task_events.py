@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -25,6 +25,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import TaskRevokedError, WorkerTerminate
 from celery.platforms import EX_FAILURE
 from celery.worker import state
+from celery.worker.request import Request
 from vine import promise
 
 from celery_dq.compat.prefork_pool import deliver_results_promptly, guard_flush, notice_deaths
@@ -137,8 +138,17 @@ class TaskInPool:
 
         Billiard calls it with keywords, and the pool of gevent by position.
         """
+        request = self.request
         try:
             return self._time_out(soft, timeout)
+        except Exception:
+            if soft:
+                raise
+            _log_not_recorded(request, "timed out")
+            acks = getattr(request.task, "acks_on_timeout", None)  # since Celery 5.7
+            if request.task.acks_late and (request.task.acks_on_failure_or_timeout if acks is None else acks):
+                request.acknowledge()
+            return None
         finally:
             if not soft:
                 self._end(None)
@@ -193,6 +203,7 @@ class TaskEvents:
         self._gates: dict[int, Callable[[Any], Any]] = {}
         self._tasks: dict[int, TaskInPool] = {}
         self._passing = (*consumer.connection_errors, *consumer.conninfo.channel_errors)
+        _keep_ends_without_backend()
         self._make_handler, consumer.create_task_handler = consumer.create_task_handler, self._task_handler
         self._apply, pool.apply_async = pool.apply_async, self._apply_async
         # Celery's semaphore calls the method by its name; without one the consumer holds the method itself.
@@ -409,6 +420,47 @@ def is_crash(info: Any) -> bool:
     exc = getattr(info, "exception", None)
     # billiard wraps an exception even if it did not come from another process.
     return isinstance(getattr(exc, "exc", exc), (WorkerLostError, SystemExit, KeyboardInterrupt))
+
+
+#: Celery's methods that announce an end of a request, and what each notes on the request at last.
+_ANNOUNCEMENTS = {"_announce_revoked": "_already_revoked", "_announce_cancelled": "_already_cancelled"}
+
+
+def _keep_ends_without_backend() -> None:
+    """Let revoked and cancelled requests end when the result backend is away. Idempotent.
+
+    Celery tells the backend first, and notes the end and acknowledges only then. Without the note, a late
+    message that was cancelled after a lost connection counts as revoked, and is acknowledged, when its child
+    process ends. The error of a revoked one looks like a lost connection to the broker, again and again.
+    """
+    for name, noted in _ANNOUNCEMENTS.items():
+        announce = getattr(Request, name)
+        if not hasattr(announce, "__wrapped__"):
+            setattr(Request, name, _announcement(announce, noted))
+
+
+def _announcement(announce: Callable[..., None], noted: str) -> Callable[..., None]:
+    @wraps(announce)
+    def announce_or_log(request: Any, *args: Any, **options: Any) -> None:
+        try:
+            announce(request, *args, **options)
+        except Exception:
+            _log_not_recorded(request, noted.rpartition("_")[2])
+            setattr(request, noted, True)
+            if noted == "_already_revoked":
+                request.acknowledge()
+
+    return announce_or_log
+
+
+def _log_not_recorded(request: Any, end: str) -> None:
+    logger.exception(
+        "The end of task %s[%s] (%s) could not be recorded. The result backend may lack its state.",
+        request.name,
+        request.id,
+        end,
+        extra={"event": "task_end_not_recorded"},
+    )
 
 
 class AckPromise(promise):
