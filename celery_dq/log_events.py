@@ -141,6 +141,7 @@ EVENTS: Final[dict[str, str]] = {
     "unknown_task_dead_lettered": "A worker does not know a task; its message is a dead letter.",
     "task_end_not_recorded": "The end of a task could not be stored in the result backend.",
     "task_not_started": "A lease or term was not renewed in time; the task was released unstarted.",
+    "task_option_wrong": "A task has a wrong or misspelt option tenant or dedup; calls fail or ignore it.",
     "task_waits_for_predecessor": "The message before it will return; the task was released unstarted.",
     "tenants_not_enforced": "The broker has no tenants; tenants and quotas of the app are ignored.",
     # Dedup.

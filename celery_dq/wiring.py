@@ -41,6 +41,7 @@ WORKER_STEPS = (
     ("consumer", "celery_dq.worker.evictions:EvictionsStep"),
     ("consumer", "celery_dq.worker.shutdown:PromptStopStep"),
     ("consumer", "celery_dq.worker.unenforced:UnenforcedStep"),
+    ("consumer", "celery_dq.app.checks.settings_checks:TaskOptionsStep"),
     ("consumer", "celery_dq.worker.rights_step:RightsStep"),
     ("consumer", "celery_dq.worker.probe_step:ProbeStep"),
     ("consumer", "celery_dq.worker.new_queues:NewQueuesStep"),

@@ -44,6 +44,34 @@ def test_tenants_and_quotas_that_are_ignored(
     assert text == ([expected] if scheme == "redis" else [])
 
 
+@pytest.mark.parametrize("scheme", ["dq-redis", "redis"])
+def test_a_worker_logs_the_wrong_options_of_its_tasks(
+    redis_url: str, scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app: Any = without_shared_tasks(
+        Celery("shop", broker=redis_url.replace("redis", scheme, 1), set_as_current=False)
+    )
+    celery_dq.setup(app)
+    app.conf.update(broker_connection_retry_on_startup=True, worker_hijack_root_logger=False)
+    wrong: dict[str, tuple[dict[str, Any], str]] = {
+        "argument": ({"tenant": "{merchnt}"}, "merchnt"),
+        "arity": ({"tenant": lambda args: "a"}, "(args, kwargs)"),
+        "key": ({"dedup": {"key": "{nope}"}}, "nope"),
+        "typo": ({"tenat": "{merchant}"}, "did you mean 'tenant'?"),
+    }
+    for name, (options, _) in wrong.items():
+        app.task(shared=False, name=name, **options)(notify)
+    app.task(shared=False, name="right", tenant="{merchant}", dedup=True)(notify)
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20, loglevel="WARNING"):
+        pass
+    found = [
+        each.getMessage() for each in caplog.records if getattr(each, "event", "") == "task_option_wrong"
+    ]
+    assert len(found) == len(wrong)
+    for name, (_, words) in wrong.items():
+        assert any(name in each and words in each for each in found)
+
+
 def test_an_app_that_uses_neither_learns_nothing(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
     app: Any = without_shared_tasks(Celery("shop", broker=redis_url, set_as_current=False))
     celery_dq.setup(app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
-from celery import Task
+from celery import Task, bootsteps
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.checks.finding import Finding
@@ -32,6 +33,8 @@ from celery_dq.transport.aliases import (
 )
 from celery_dq.transport.url_options import refuse_key_prefix
 from celery_dq.worker.unenforced import unenforced
+
+logger = logging.getLogger(__name__)
 
 _IN_MEMORY = "which is in memory: its messages do not survive the machine"
 _REMOTE = "a file system of another machine, where locks and writes are not certain"
@@ -162,6 +165,23 @@ def misspelt_options(app: Any) -> Iterator[Finding]:
                     f"Task {name!r} has the option {option!r}, which Celery and celery-dq do not read: "
                     f"did you mean {meant!r}?",
                     f"Write {meant!r}, or give an attribute of your own another name.",
+                )
+
+
+class TaskOptionsStep(bootsteps.Step):
+    """Logs, when a worker starts, the wrong options of its tasks, which fail their callers elsewhere."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        for check in (tenant_options, dedup_keys, misspelt_options):
+            for found in check(consumer.app):
+                logger.warning(
+                    "%s. %s",
+                    found.problem.rstrip("."),
+                    found.remedy,
+                    extra={"event": "task_option_wrong", "code": found.code},
                 )
 
 
