@@ -7,6 +7,7 @@ the exit status 0 or 1.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Literal, TypeAlias
 
 from celery_dq.clock import Clock, SystemClock
 
-__all__ = ["ProbeAnswer", "ProbeState", "WITHIN_S", "ask_probe"]
+__all__ = ["ProbeAnswer", "ProbeState", "WITHIN_S", "ask_probe", "start_of"]
 
 #: Seconds for which the main loop may be silent, by default.
 WITHIN_S = 30.0
@@ -38,6 +39,7 @@ class ProbeState:
         turned_at: When the main loop turned last.
         answered_at: When the broker confirmed the leases last; None on a broker without leases.
         lease_s: Seconds after which the broker gives the messages of a silent worker to others; 0 without.
+        started: The start of the process by :func:`start_of`: a restarted container has the same pid.
     """
 
     worker: str
@@ -46,6 +48,7 @@ class ProbeState:
     turned_at: float
     answered_at: float | None = None
     lease_s: float = 0.0
+    started: str = ""
 
     @classmethod
     def read(cls, path: Path) -> ProbeState:
@@ -105,6 +108,8 @@ def ask_probe(
         return ProbeAnswer(False, f"The file {path} cannot be read: {exc}")
     if not _runs(state.pid):
         return ProbeAnswer(False, f"Worker {state.worker} is gone: process {state.pid} does not exist.")
+    if state.started != start_of(state.pid):
+        return ProbeAnswer(False, f"Worker {state.worker} is gone: process {state.pid} is another one.")
     if state.phase == "connecting":
         return ProbeAnswer(question == "alive", f"Worker {state.worker} connects to its broker.")
     if state.phase == "stopping":
@@ -122,6 +127,14 @@ def ask_probe(
             f"The broker has not answered worker {state.worker} for {now - state.answered_at:.0f} s.",
         )
     return ProbeAnswer(True, f"Worker {state.worker} consumes; its main loop turned {silent_s:.0f} s ago.")
+
+
+def start_of(pid: int) -> str:
+    """Return the start of a process in clock ticks since the boot; "" where ``/proc`` does not show it."""
+    with contextlib.suppress(OSError, IndexError):
+        # The command before field 22 may hold spaces and parentheses.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    return ""
 
 
 def _runs(pid: int) -> bool:

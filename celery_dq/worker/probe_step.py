@@ -16,7 +16,7 @@ from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.outage import Outage
 from celery_dq.per_process import current_pid
-from celery_dq.probe import Phase, ProbeState, ask_probe
+from celery_dq.probe import Phase, ProbeState, ask_probe, start_of
 
 __all__ = ["ProbeStep"]
 
@@ -105,7 +105,8 @@ class ProbeStep(bootsteps.StartStopStep):
 
     def _state(self, phase: Phase) -> ProbeState:
         now = self._clock.monotonic()
-        return ProbeState(self._worker, os.getpid(), phase, now, self._answered_at, self._lease_s)
+        pid = os.getpid()
+        return ProbeState(self._worker, pid, phase, now, self._answered_at, self._lease_s, start_of(pid))
 
     def _write(self, phase: Phase) -> None:
         assert self._path is not None

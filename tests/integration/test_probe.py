@@ -18,7 +18,7 @@ import yaml
 from celery.bin.celery import celery as celery_command
 
 from celery_dq.clock import ManualClock, SystemClock
-from celery_dq.probe import ProbeState, ask_probe, main
+from celery_dq.probe import ProbeState, ask_probe, main, start_of
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import BROKERS
@@ -28,7 +28,7 @@ MODULE = "tests.migration.worker_app"
 MANIFESTS = Path(__file__).parents[2] / "example_project" / "kubernetes"
 
 
-STATE = ProbeState("w1", os.getpid(), "consuming", 100.0, 99.0, 15.0)
+STATE = ProbeState("w1", os.getpid(), "consuming", 100.0, 99.0, 15.0, start_of(os.getpid()))
 
 
 @pytest.fixture
@@ -155,6 +155,19 @@ def test_an_answer_by_the_clock(tmp_path: Path, now: float, alive: bool, ready: 
     assert ask_probe("alive", file, clock=clock).ok == alive
     answer = ask_probe("ready", file, clock=clock)
     assert (answer.ok, words in answer.reason) == (ready, True)
+
+
+@pytest.mark.parametrize("phase", ["connecting", "consuming", "stopping"])
+def test_the_file_of_a_process_that_had_the_same_pid(tmp_path: Path, phase: Any) -> None:
+    file = tmp_path / "worker"
+    clock = ManualClock(monotonic=100.0)
+    before = replace(STATE, phase=phase)
+    before.write(file)
+    assert ask_probe("alive", file, clock=clock).ok
+    # A container that is restarted in its pod has the file, and is process 1 again.
+    replace(before, started=str(int(before.started) - 1)).write(file)
+    answer = ask_probe("alive", file, clock=clock)
+    assert (answer.ok, answer.reason) == (False, f"Worker w1 is gone: process {before.pid} is another one.")
 
 
 @pytest.mark.parametrize("arguments", [[], ["dead", "x"], ["alive"], ["alive", "x", "soon"]])
