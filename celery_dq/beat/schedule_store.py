@@ -11,7 +11,7 @@ import contextlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, NamedTuple, Protocol
 
 import redis
@@ -130,7 +130,7 @@ class ScheduleStore(Protocol):
 
 def load_scripts() -> ScriptSet:
     """Read the scripts of the store."""
-    return ScriptSet(Path(__file__).parent, "adopt", "begin", "done", "retain")
+    return ScriptSet(files(__package__), "adopt", "begin", "done", "retain")
 
 
 def micros(time: datetime) -> int:

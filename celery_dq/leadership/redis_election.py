@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 import redis
@@ -31,7 +31,7 @@ LONGEST_WAIT = 1 / 12
 
 def load_scripts() -> ScriptSet:
     """Read the scripts of the election."""
-    return ScriptSet(Path(__file__).parent, "campaign", "renew", "resign", "stand")
+    return ScriptSet(files(__package__), "campaign", "renew", "resign", "stand")
 
 
 def led_names(client: Any, leaderships: Iterable[PartitionKeys]) -> list[str]:

@@ -12,7 +12,7 @@ import re
 import uuid
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 import redis
@@ -29,7 +29,7 @@ STOCK_SCHEMES = ("redis", "rediss", "sentinel")
 
 def load_scripts() -> ScriptSet:
     """Read the scripts of the migration."""
-    return ScriptSet(Path(__file__).parent / "lua", "stage", "stage_unacked", "confirm", "forget", "receive")
+    return ScriptSet(files(__package__) / "lua", "stage", "stage_unacked", "confirm", "forget", "receive")
 
 
 class StockBroker:

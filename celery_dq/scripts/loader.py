@@ -28,12 +28,14 @@ import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence, Set as AbstractSet
-from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from redis.exceptions import NoScriptError
 
 from celery_dq.errors import ScriptError
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
 
 Argument: TypeAlias = "str | bytes | int | float"
 
@@ -294,7 +296,7 @@ class ScriptSet(dict[str, Script]):
     affect a running process.
 
     Args:
-        directory: Folder of the ``.lua`` files.
+        directory: Folder of the ``.lua`` files, which may be in a zip archive.
         names: Names of the scripts to load.
         on_cluster: Whether the scripts run on a Redis Cluster.
 
@@ -303,7 +305,7 @@ class ScriptSet(dict[str, Script]):
             contract is not complete.
     """
 
-    def __init__(self, directory: Path, *names: str, on_cluster: bool = False) -> None:
+    def __init__(self, directory: Traversable, *names: str, on_cluster: bool = False) -> None:
         self.directory = directory
         self.on_cluster = on_cluster
         self._includes: dict[str, str] = {}
@@ -349,7 +351,7 @@ class ScriptSet(dict[str, Script]):
             self._includes[name] = self._read(name, chain, self.directory / "include" / f"{name}.lua")
         return self._includes[name]
 
-    def _read(self, name: str, chain: tuple[str, ...], path: Path) -> str:
+    def _read(self, name: str, chain: tuple[str, ...], path: Traversable) -> str:
         try:
             text = path.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):

@@ -31,7 +31,8 @@ TYPES = {"HASH", "ZSET", "LIST", "STRING", "CHANNEL", "SET"}
 PLACES = {"turn", "throttled", "at_concurrency", "paused", "resource_sets"}
 
 
-FILES = sorted(SCRIPTS.directory.rglob("*.lua"))
+FOLDER = Path(str(SCRIPTS.directory))
+FILES = sorted(FOLDER.rglob("*.lua"))
 
 
 def without_comments(source: str) -> str:
@@ -53,7 +54,7 @@ def names_of(entries: Iterable[str]) -> set[str]:
     return {each.split()[0].split("<")[0] for each in entries}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SCRIPTS.directory)))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_a_file_declares_the_keys_that_its_own_lines_derive(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     assert names_of(derived_by(path.stem, source)) == keys_in(without_comments(source))

@@ -176,7 +176,7 @@ def test_missing_script_is_an_error_before_it_is_asked_for(folder: Path) -> None
 )
 def test_every_script_of_a_folder_belongs_to_its_set(scripts: ModuleType) -> None:
     loaded = scripts.load_scripts()
-    assert loaded.names() == sorted(path.stem for path in loaded.directory.glob("*.lua"))
+    assert loaded.names() == sorted(path.stem for path in Path(str(loaded.directory)).glob("*.lua"))
 
 
 def test_command(folder: Path) -> None:

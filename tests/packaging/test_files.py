@@ -71,3 +71,21 @@ def test_the_sdist_makes_the_same_wheel(built: Built, wheel_of_sdist: Path) -> N
             return {name: wheel.read(name) for name in wheel.namelist() if not name.endswith("/RECORD")}
 
     assert contents(wheel_of_sdist) == contents(built.wheel)
+
+
+def test_a_call_is_published_from_a_zip_archive(redis_url: str, tmp_path: Path) -> None:
+    archive = tmp_path / "shop.pyz"
+    with zipfile.ZipFile(archive, "w") as zipped:
+        for path in (ROOT / "celery_dq").rglob("*"):
+            if path.suffix in (".py", ".lua", ".pyi"):
+                zipped.write(path, path.relative_to(ROOT))
+        zipped.writestr(
+            "__main__.py",
+            "import sys, celery_dq; from celery import Celery\n"
+            "app = Celery('shop', broker=sys.argv[1], set_as_current=False); celery_dq.setup(app)\n"
+            "app.send_task('notify', queue='push')\n"
+            "print(celery_dq.__file__, app.dq.queues['push'].depth)\n",
+        )
+    url = redis_url.replace("redis", "dq-redis", 1)
+    done = subprocess.run([sys.executable, str(archive), url], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == (f"{archive / 'celery_dq' / '__init__.py'} 1\n", "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from pathlib import Path
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -49,7 +49,7 @@ _CALL = struct.Struct(">ddddHH")
 
 def load_scripts() -> ScriptSet:
     """Read the scripts of the coordinator."""
-    return ScriptSet(Path(__file__).parent / "lua", "enqueue", "free", "leave", "heartbeat", "start")
+    return ScriptSet(files(__package__) / "lua", "enqueue", "free", "leave", "heartbeat", "start")
 
 
 class RedisCoordinator:

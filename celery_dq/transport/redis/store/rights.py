@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.resources import files
 
 import redis
 
@@ -47,8 +47,9 @@ class Role:
         """Commands inside the scripts, sorted: Redis asks for the right to each of them, too."""
         named: set[str] = set()
         for folder, names in self.scripts:
-            path = Path(__file__).parents[3] / folder
-            scripts = ScriptSet(path, *(names or (each.stem for each in path.glob("*.lua"))))
+            path = files("celery_dq") / folder
+            found = (each.name for each in path.iterdir() if each.name.endswith(".lua"))
+            scripts = ScriptSet(path, *(names or (each.removesuffix(".lua") for each in found)))
             for name in scripts.names():
                 for line in scripts[name].source.splitlines():
                     named.update(_NAMED.findall(line.split("--")[0]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
 from celery_dq.scripts.loader import Argument, Redis, Script, ScriptSet
@@ -89,4 +89,4 @@ def load_scripts(on_cluster: bool = False) -> ScriptSet:
     Args:
         on_cluster: Whether they run on a Redis Cluster.
     """
-    return ScriptSet(Path(__file__).parent.parent / "lua", *SCRIPTS, on_cluster=on_cluster)
+    return ScriptSet(files("celery_dq.transport.redis") / "lua", *SCRIPTS, on_cluster=on_cluster)
