@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,6 +18,8 @@ SCHEMES = (
     ("dq-zookeeper", "celery_dq.transport.zookeeper.transport:Transport"),
     ("dq-sqlite", "celery_dq.testing.sqlite_broker:Transport"),
 )
+#: The environment variable with which the test suites run over the consumer thread.
+ONE_THREAD = "CELERY_DQ_ONE_THREAD"
 #: The schemes of the tenant broker.
 TENANT_SCHEMES = ("dq-redis", "dq-rediss", "dq-sentinel", "dq-rediscluster")
 #: The scheme of the tenant broker on a Redis Cluster.
@@ -75,5 +78,8 @@ def register_transports() -> None:
     """
     from kombu.transport import TRANSPORT_ALIASES
 
+    if os.environ.get(ONE_THREAD):
+        for scheme in ("dq-redis", "dq-rediss"):
+            TRANSPORT_ALIASES[scheme] = "celery_dq.transport.redis.thread_transport:ThreadTransport"
     for scheme, transport in SCHEMES:
         TRANSPORT_ALIASES.setdefault(scheme, transport)

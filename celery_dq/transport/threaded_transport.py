@@ -100,6 +100,7 @@ class ThreadedTransport(VirtualTransport):
         self._woken = WakeFlag()
         self._sources: list[tuple[DeliveringChannel, MessageSource]] = []
         self._loop: Any = None
+        self._interrupted = False
 
     # -- for subclasses ------------------------------------------------------------
 
@@ -223,9 +224,14 @@ class ThreadedTransport(VirtualTransport):
         end = None if timeout is None else self.clock.monotonic() + timeout
         while not self._deliver_one():
             left = LONGEST_WAIT_S if end is None else end - self.clock.monotonic()
-            if left <= 0:
+            if left <= 0 or self._interrupted:
                 raise TimeoutError
             self._woken.wait(min(left, LONGEST_WAIT_S))
+
+    def interrupt(self) -> None:
+        """End the present wait and begin no other, because the worker stops; callable in signal handlers."""
+        self._interrupted = True
+        self._woken.set()
 
     def _deliver_one(self) -> bool:
         fetcher = self._fetcher

@@ -49,15 +49,16 @@ class PromptStopStep(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
         # Waking the loop is enough: the loop reads the flag.
         self._waker = Waker(lambda: None)
-        self._poller: Poller | None = None
+        self._poller: Any = None
 
     def start(self, consumer: Any) -> None:
         """Register the reader again: the loop forgets its readers at every reconnect."""
         if consumer.hub is None:
             if self._poller is None:
                 signals.worker_shutting_down.connect(self._interrupt)
-            cycle = getattr(consumer.connection.transport, "cycle", None)
-            self._poller = cycle if isinstance(cycle, Poller) else None
+            transport = consumer.connection.transport
+            cycle = getattr(transport, "cycle", None)
+            self._poller = cycle if isinstance(cycle, Poller) else transport
             return
         signals.worker_shutting_down.connect(self._wake)
         self._waker.attach(consumer.hub)
@@ -69,8 +70,9 @@ class PromptStopStep(bootsteps.StartStopStep):
         self._waker.close()
 
     def _interrupt(self, **_: Any) -> None:
-        if self._poller is not None:
-            self._poller.interrupt()
+        interrupt = getattr(self._poller, "interrupt", None)
+        if interrupt is not None:
+            interrupt()
 
     def _wake(self, **_: Any) -> None:
         self._waker.wake()

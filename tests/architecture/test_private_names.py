@@ -33,6 +33,7 @@ OWN = {
 #: transport has for its channels.
 LEFT = {
     ("transport/redis/channel.py", "_deliver"),
+    ("transport/redis/thread_transport.py", "_deliver"),
     ("worker/task_events.py", "_process_task"),
     ("worker/task_events.py", "_quick_release"),
     ("worker/capacity.py", "_pool"),

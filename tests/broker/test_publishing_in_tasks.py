@@ -76,7 +76,7 @@ def test_retries_and_callbacks_wait_for_a_broker_that_refuses_them(
         server.ask("CONFIG", "SET", *setting)
         for key in keys:
             worker_app.witness.release(key)
-        worker.wait_for_log("waits for the broker", 30)
+        worker.wait_for_log("waits for the broker", 30, occurrences=9)
         wait_longer_than(2 * TIMEOUT_S + LEASE_S)
         server.ask("CONFIG", "SET", setting[0], "0")
         reported = worker_app.ran(9, 60)

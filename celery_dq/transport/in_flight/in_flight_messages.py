@@ -69,6 +69,8 @@ class InFlightMessages:
         #: By partition: number of the last claim that a lost lease has made void.
         self._void_up_to: dict[str, int] = {}
         self._listeners: list[Callable[[float], None]] = []
+        #: Whether each settle may wait for the finish of its message, or for a claim.
+        self.acks_wait = False
         #: Settles, finishes and releases that came too late: another worker had the message by then.
         self.stale = 0
 
@@ -153,7 +155,7 @@ class InFlightMessages:
         """
         if (held := self._messages.get(tag)) is not None and not held.settled:
             held.settled, within_s = True, RIDE_ALONG_S
-            if may_wait:
+            if may_wait or self.acks_wait:
                 held.settle_by, within_s = self._clock.monotonic() + SETTLE_WAIT_S, SETTLE_WAIT_S
             box = self.pending_acks(held.partition)
             box.settles.append(held)

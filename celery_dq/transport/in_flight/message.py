@@ -228,6 +228,10 @@ class PrefetchCount(VirtualQoS):
         """Count a delivered message."""
         self._delivered[delivery_tag] = message
 
+    def counts(self, delivery_tag: str) -> bool:
+        """Return whether a delivered message counts."""
+        return delivery_tag in self._delivered
+
     def forget(self, delivery_tag: str) -> None:
         """Remove the message from the prefetch count only; the messages in flight track its ack."""
         self._delivered.pop(delivery_tag, None)

@@ -84,9 +84,7 @@ class Channel(EventLoopChannel):
         with refusals_as_outage(), connection_refusals_named():
             super().__init__(*args, **kwargs)
         options = self.context.options
-        self.consumer = ChannelConsumer(
-            self, self.process, options.claim_ahead_us / 1e6, options.watchdog_us / 1e6
-        )
+        self.consumer = self._new_consumer()
         self.publisher = RedisPublisher(
             lambda: self.pool,
             options,
@@ -99,6 +97,10 @@ class Channel(EventLoopChannel):
             self.context.check_server(self.client)
 
     # -- parts, queues ---------------------------------------------------------
+
+    def _new_consumer(self) -> Any:
+        options = self.context.options
+        return ChannelConsumer(self, self.process, options.claim_ahead_us / 1e6, options.watchdog_us / 1e6)
 
     @property
     def capacity(self) -> WorkerCapacity | None:
@@ -452,7 +454,7 @@ class Channel(EventLoopChannel):
             if not self._broken:
                 try:
                     self._send_acks()
-                    self.process.heartbeat.wake()  # leases end now that nothing is held under them
+                    self.process.heartbeat.end_leases_soon()  # leases end now that nothing is held under them
                     self._delete_transients()
                     self.publisher.retire(self.client)
                 except (redis.RedisError, OSError) as exc:

@@ -53,6 +53,7 @@ class Transport(RedisTransport):
     """
 
     Channel = Channel
+    context_class = ConnectionContext
     #: Celery compares this name; mingle, gossip and --disable-prefetch depend on it.
     driver_type = "redis"
     driver_name = "redis"
@@ -67,7 +68,7 @@ class Transport(RedisTransport):
     supports_batch_publish = True
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
-        self.context = ConnectionContext(client)
+        self.context = self.context_class(client)
         super().__init__(client, **kwargs)
         self.cycle = self.context.poller
         if (client.ssl or client.transport_cls == "dq-rediss") and not isinstance(client.ssl, dict):

@@ -422,7 +422,7 @@ class ChannelConsumer:
         if not self._channel.poller.is_driven or self.capacity()[0] <= 0:
             return False
         queues = [source.queue for source in self.fetcher.subscriptions if not source.queue.token]
-        return self._process.heartbeat.has_unclaimed_wakeup(queues)
+        return bool(self._process.heartbeat.has_unclaimed_wakeup(queues))
 
     # -- closing ---------------------------------------------------------------
 

@@ -116,6 +116,11 @@ class AllocatedPartitions:
         if not queue.is_pinned:
             self.allocation.consumes(queue.name, len(queue.partitions))
 
+    @property
+    def differs(self) -> bool:
+        """Whether the allocation has changed since the last call of :meth:`has_changed`."""
+        return self._seen != self.allocation.version
+
     def has_changed(self) -> bool:
         """Return whether the allocation has changed since the last call."""
         former, self._seen = self._seen, self.allocation.version

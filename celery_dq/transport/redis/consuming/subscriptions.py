@@ -135,7 +135,12 @@ class ReadyQueues:
     @property
     def needs_capacity(self) -> bool:
         """Whether the free capacity decides on something: a claim, a hand-over or the end of a back-off."""
-        return bool(self.relied_on or self._backing_off) or any(map(Subscription.may_claim, self._ready))
+        return bool(self.relied_on or self._backing_off) or self.has_claimable
+
+    @property
+    def has_claimable(self) -> bool:
+        """Whether there is a queue from which a claim may be sent now."""
+        return any(map(Subscription.may_claim, self._ready))
 
     # -- states ------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import socket
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import redis
 
@@ -59,7 +60,7 @@ class ConsumerIdentity:
         self.in_doubt = InDoubtClaims(self.clock)
         #: Returns the tags of deliveries that run or are about to; set by the worker.
         self.running_tags: Callable[[], frozenset[str]] = frozenset
-        self.heartbeat = Heartbeat(self)
+        self.heartbeat: Any = self._new_heartbeat()
         #: The Lua scripts, read once per process.
         self.scripts: ScriptSet = load_scripts(on_cluster=slots is not None)
         self.slots = slots
@@ -83,6 +84,9 @@ class ConsumerIdentity:
         """
         if worker:
             self.consumer = f"{worker}:{self._unique}"
+
+    def _new_heartbeat(self) -> Any:
+        return Heartbeat(self)
 
     def may_have_claimed(self, queue: Queue) -> bool:
         """Return whether this process may have claimed from *queue* before."""

@@ -194,6 +194,8 @@ class Heartbeat:
         with contextlib.suppress(RuntimeError):  # it is awake
             self._wake_lock.release()
 
+    end_leases_soon = wake
+
     def send_pending_acks_soon(self) -> None:
         """Send the pending acks from the heartbeat thread, because no channel will send them."""
         self._overdue.update(tuple(self.queues))

@@ -251,6 +251,11 @@ class RefusalLog:
             error if isinstance(error, DQError) else _named(error),
         )
 
+    @property
+    def lasts(self) -> bool:
+        """Whether Redis refuses a command."""
+        return bool(self._reasons)
+
     def accepted(self, command: str, queue: str = "") -> None:
         """Record that Redis has accepted a command that it may have refused before."""
         reason = self._reasons.pop((command, queue), None) if self._reasons else None

@@ -32,7 +32,21 @@ def share(messages: int, calls: int) -> int:
 
 
 def run_together(calls: Sequence[ScriptCall[Any]], client: redis.Redis) -> list[Any]:
-    """Return the answers to these calls, of which each may be an exception.
+    """Return the answers to these calls, of which each may be an exception; see :func:`run_on`.
+
+    Raises:
+        redis.RedisError: no connection; no call was sent.
+    """
+    wire, answers = PipelinedConnection(client.connection_pool), list[Any]()
+    try:
+        answers = run_on(calls, wire)
+    finally:
+        wire.close(reusable=not any(map(is_lost, answers)) and bool(answers))
+    return answers
+
+
+def run_on(calls: Sequence[ScriptCall[Any]], wire: PipelinedConnection) -> list[Any]:
+    """Return the answers to these calls, which one write sends; each answer may be an exception.
 
     When the connection breaks, the answers that have arrived are kept, because a lost lease is reported only
     once. A pipeline of redis-py discards them, and may send all calls again.
@@ -40,13 +54,11 @@ def run_together(calls: Sequence[ScriptCall[Any]], client: redis.Redis) -> list[
     Raises:
         redis.RedisError: no connection; no call was sent.
     """
-    answers = _exchange([call.command() for call in calls], client)
+    wire.open()
+    answers = _exchange([call.command() for call in calls], wire)
     # Each node of a cluster may lack a script, and each pass brings it to one more.
     while unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
-        try:
-            again = _exchange(commands_with_sources([calls[place] for place in unknown]), client)
-        except (redis.RedisError, OSError) as exc:
-            again = [exc] * len(unknown)
+        again = _exchange(commands_with_sources([calls[place] for place in unknown]), wire)
         for place, answer in zip(unknown, again, strict=True):
             answers[place] = answer
     return answers
@@ -65,23 +77,19 @@ def run_all(calls: Sequence[ScriptCall[_T]], client: redis.Redis) -> list[_T]:
     return results
 
 
-def _exchange(commands: Sequence[tuple[Any, ...]], client: redis.Redis) -> list[Any]:
+def is_lost(answer: Any) -> bool:
+    """Return whether an answer is the error of a broken connection, on which no further answer comes."""
+    return isinstance(answer, (redis.RedisError, OSError)) and not isinstance(answer, redis.ResponseError)
+
+
+def _exchange(commands: Sequence[tuple[Any, ...]], wire: PipelinedConnection) -> list[Any]:
     answers: list[Any] = []
-    wire = PipelinedConnection(client.connection_pool)
-    reusable = False
     try:
-        wire.open()
-        try:
-            with wire.together:
-                for command in commands:
-                    wire.send(command)
-            while len(answers) < len(commands):
-                answers.append(_read(wire))
-            reusable = True
-        except (redis.RedisError, OSError) as exc:
-            answers += [exc] * (len(commands) - len(answers))
-    finally:
-        wire.close(reusable)
+        wire.send_all(commands)
+        while len(answers) < len(commands):
+            answers.append(_read(wire))
+    except (redis.RedisError, OSError) as exc:
+        answers += [exc] * (len(commands) - len(answers))
     return answers
 
 

@@ -1,0 +1,481 @@
+"""The claims of one channel: which of its queues are due, how much it asks for, and what came of it.
+
+The states of a consumed queue::
+
+    idle ──wake-up, next look, new consumer──▶ may have work ──claim──▶ may have work, or idle
+
+A queue *may have work* when a message of it may be eligible. Each trip claims from such queues in turn while
+the channel has free capacity, which several claims may share. A queue keeps the state as long as its claims
+come back full or report more messages. An *idle* queue waits for its wake-up.
+
+The *next look* is the time at which the next delayed or throttled message is due. The claim script assigns it
+to one consumer at a time. All other consumers rely on the consumer that took the wake-up or has the next
+look. If that consumer has no free slot when the look is due, or stops, it hands the wake-up over to another
+one.
+
+The consumer thread calls all methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any, Protocol
+
+import redis
+
+from celery_dq.transport.in_flight.pending_acks import Acks, PendingAcks, tags
+from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
+from celery_dq.transport.redis.consuming.claim_limits import ClaimsUnderWay, DiscardPace
+from celery_dq.transport.redis.consuming.consumer_thread import ConsumerThread
+from celery_dq.transport.redis.consuming.subscriptions import ReadyQueues, Subscription
+from celery_dq.transport.redis.consuming.trip import RETRY_AFTER_REFUSAL_S, Trip
+from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupListener
+from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.script_batches import is_lost
+from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
+from celery_dq.transport.redis.store.transient import TransientListener
+
+#: Wake-ups that one trip hands over. After a connect, other consumers may rely on this one for each queue.
+MAX_HANDOVERS = 100
+
+
+class Inboxes(Protocol):
+    """The delivering side of a channel."""
+
+    def capacity(self) -> tuple[int, int]:
+        """Return how many messages to claim, and how many of them fit free pool slots."""
+
+    def hands_over_at(self) -> float:
+        """Return the monotonic time from which wake-ups without a free slot are handed over."""
+
+    def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+        """Take a claimed message, which has this delivery tag."""
+
+    def before_trip(self, now: float) -> float:
+        """Release what waits too long, follow the leaderships; return when to do so again."""
+
+    def after_trip(self) -> None:
+        """Wake the delivery if a message may be delivered."""
+
+    def fail(self, error: Exception) -> None:
+        """Let the delivery raise an error."""
+
+
+class ChannelClaims:
+    """The claims of one channel.
+
+    Args:
+        identity: Consumer identity of the process.
+        thread: The consumer thread.
+        inboxes: Has the capacity, and receives the claimed messages.
+        wakeups: Class of the wait for wake-ups.
+    """
+
+    def __init__(
+        self,
+        identity: ConsumerIdentity,
+        thread: ConsumerThread,
+        inboxes: Inboxes,
+        wakeups: type[WakeupGroups] = WakeupGroups,
+    ) -> None:
+        self._identity = identity
+        self._thread = thread
+        self._inboxes = inboxes
+        self._wakeups_class = wakeups
+        self._wakeups: WakeupGroups | None = None
+        self._subscriptions: dict[str, Subscription] = {}
+        self.ready = ReadyQueues()
+        self._shares = ClaimsUnderWay()
+        #: Decides how many discards a claim takes besides its messages.
+        self.discard_pace = DiscardPace(identity.clock)
+        #: Queues whose wake-up must be handed over, with the number of handovers.
+        self._handovers: list[tuple[Queue, int]] = []
+        #: Transient queues, by the keys of their lists.
+        self._listeners: dict[str, TransientListener] = {}
+        #: Subscribes to broadcasts; None without any.
+        self.broadcasts: Any = None
+        #: Delivery tag of a *suspect*: a message that was in flight when a worker died. Until it is over, no
+        #: second suspect is claimed, so that a poison message kills its neighbours at most once.
+        self._suspect: str | None = None
+        #: Monotonic time of the last answered claim, for the watchdog.
+        self.claimed_at = identity.clock.monotonic()
+        self._look_at = 0.0
+
+    # -- subscriptions ---------------------------------------------------------
+
+    @property
+    def wakeups(self) -> WakeupGroups:
+        """The waits for wake-ups."""
+        if self._wakeups is None:
+            self._wakeups = self._wakeups_class(self._thread.pool)
+        return self._wakeups
+
+    def subscribe(
+        self,
+        queue: Queue,
+        limit: Callable[[], int] | None = None,
+        claimed: Callable[[], None] | None = None,
+        is_empty: bool = False,
+    ) -> Subscription:
+        """Start claiming from *queue*.
+
+        Args:
+            queue: The queue.
+            limit: Returns the maximum number of messages to claim; see :class:`Subscription`.
+            claimed: Called after each claim; see :class:`Subscription`.
+            is_empty: Whether the queue stored no message a moment ago, so that its next message comes with a
+                wake-up. A claim from each of thousands of empty queues would delay those of the others.
+
+        Returns:
+            The subscription, which exists already for a queue that is claimed from.
+        """
+        source = self._subscriptions.get(queue.prefix)
+        if source is None:
+            self._subscriptions[queue.prefix] = source = Subscription(queue, limit, claimed)
+            self._restart_wait(self.wakeups.join(source))
+            if is_empty:
+                self._thread.leases.renew_soon([queue])
+                return source
+            self.ready.wake(source)
+            if self._identity.may_have_claimed(queue):
+                # An earlier connection may have taken a wake-up, or have been assigned the next look.
+                self.ready.rely_on(source)
+        return source
+
+    def unsubscribe(self, prefix: str) -> Subscription | None:
+        """Stop claiming from a partition; return the subscription that ended, None without one."""
+        source = self._subscriptions.pop(prefix, None)
+        if source is not None:
+            waited = self._leave_wakeups(source)
+            if waited or self.ready.is_awaited(source):
+                self._hand_over_later(source.queue, 2 if waited else 1)
+            self.ready.remove(source)
+        return source
+
+    def _leave_wakeups(self, source: Subscription) -> bool:
+        """Stop waiting for the wake-ups of a queue, and return whether a wait was under way."""
+        if source.waits is None:
+            return False
+        waited = self._restart_wait(self.wakeups.group_of(source))
+        self.wakeups.leave(source)
+        self._thread.sockets_changed = True
+        return waited
+
+    def _restart_wait(self, group: WakeupListener) -> bool:
+        """Cancel the wait of a group, because its queues have changed; return whether it waited."""
+        if waited := group.cancel_wait():
+            self._thread.sockets_changed = True
+            # A wake-up may have been lost with the connection.
+            for source in group.members.values():
+                self.ready.rely_on(source)
+        return waited
+
+    def listen(self, key: str, deliver: Callable[[bytes], None]) -> None:
+        """Start popping the plain list of a transient queue, each message of which *deliver* gets."""
+        self._listeners[key] = TransientListener(key, deliver, self._thread.pool)
+
+    def unlisten(self, key: str) -> None:
+        """Stop popping a plain list."""
+        listener = self._listeners.pop(key, None)
+        if listener is not None:
+            listener.close()
+            self._thread.sockets_changed = True
+
+    @property
+    def subscriptions(self) -> list[Subscription]:
+        """The queues that are claimed from now."""
+        return list(self._subscriptions.values())
+
+    @property
+    def _runs_suspect(self) -> bool:
+        return self._suspect is not None and self._suspect in self._identity.in_flight
+
+    def look_again(self, prefix: str | None = None) -> None:
+        """Look again at the partition with this prefix, or at all, although no wake-up came."""
+        for name in tuple(self._subscriptions) if prefix is None else (prefix,):
+            if name in self._subscriptions:
+                self.ready.wake(self._subscriptions[name])
+
+    def turn_at(self, source: Subscription, at: float) -> None:
+        """Let the thread turn at a monotonic time for this queue."""
+        source.wake_at = at
+        self.ready.plan(source)
+
+    # -- the turn of the thread --------------------------------------------------
+
+    def plan(self, trip: Trip) -> None:
+        """Add the due claims and hand-overs to a trip."""
+        self._look_at = self._inboxes.before_trip(trip.now)
+        self.ready.take_due(trip.now, self._runs_suspect)
+        # Most turns are for other things, such as an ack, and change nothing here.
+        if self.ready.needs_capacity:
+            want, free = self._capacity()
+            if want > 0:
+                self._add_claims(trip, want, free)
+            elif self.ready.relied_on and self._inboxes.hands_over_at() <= trip.now:
+                for source in tuple(islice(self.ready.to_hand_over(), MAX_HANDOVERS)):
+                    self._hand_over(source)
+        while self._handovers and trip.room:
+            queue, times = self._handovers.pop()
+            call = queue.partition.hand_over_wakeup(queue.consumer(self._identity.consumer))
+            failed = partial(self._not_handed_over, queue)
+            trip.add(call, queue, partial(self._handed_over, queue, times), failed)
+
+    def wait(self, now: float) -> None:
+        """Begin the waits for wake-ups, transient messages and broadcasts."""
+        self._inboxes.after_trip()
+        if self._wakeups is not None:
+            wakeups = self._wakeups
+            is_needed = wakeups.needs_capacity
+            before = [group.connection.connection for group in wakeups]
+            wakeups.wait(now, may_wait=is_needed and self._capacity()[0] > 0, in_loop=False)
+            if [group.connection.connection for group in wakeups] != before:
+                self._thread.sockets_changed = True
+        for listener in self._listeners.values():
+            before = listener.connection.connection
+            listener.tick(now)
+            if listener.connection.connection is not before:
+                self._thread.sockets_changed = True
+        if self.broadcasts is not None and self.broadcasts.turn(now):
+            self._thread.sockets_changed = True
+
+    def sockets(self) -> Iterator[tuple[Any, Callable[[], object]]]:
+        """Yield the connections on which something may come, each with the function that reads it."""
+        for group in self._wakeups or ():
+            if group.connection.connection is not None:
+                yield group.connection.connection, partial(self._read_wakeups, group)
+        for listener in self._listeners.values():
+            if listener.connection.connection is not None:
+                yield listener.connection.watched, partial(self._read_messages, listener)
+        if self.broadcasts is not None and self.broadcasts.connection is not None:
+            yield self.broadcasts.connection, self.broadcasts.read
+
+    def next_time(self) -> float:
+        """Return the monotonic time from which a trip is due."""
+        if self._handovers:
+            return 0.0
+        times = [self.ready.next_time(), self._look_at]
+        if self._wakeups is not None:
+            times.append(self._wakeups.asks_at)
+        times += [each.resumes_at for each in self._listeners.values() if each.waits_after_refusal]
+        if self.ready.has_claimable or self.ready.relied_on:
+            want, _ = self._capacity()
+            if self.ready.has_claimable and want > 0:
+                return 0.0
+            if self.ready.relied_on and want <= 0:
+                times.append(self._inboxes.hands_over_at())
+        return min(times)
+
+    def _capacity(self) -> tuple[int, int]:
+        """Return how many messages to claim, and how many of them fit free slots."""
+        want, free = self._inboxes.capacity()
+        # Messages claimed ahead would take the slots for which a tenant waits.
+        return (free if self.ready.needing_slots else want), free
+
+    def may_wait_for_claim(self, queue: Queue, box: PendingAcks) -> bool:
+        """Return whether the pending finishes of *queue* may wait for its next claim."""
+        source = self._subscriptions.get(queue.prefix)
+        return source is not None and (source.may_have_work or not source.is_end_awaited(box.finishes))
+
+    def _read_wakeups(self, group: WakeupListener) -> None:
+        with self._refusals("wait for wake-ups", group):
+            for source in group.read_wakeups():
+                self.ready.rely_on(source)
+        if group.connection.connection is None:  # it was idle for longer than the setting `timeout` of Redis
+            self._thread.sockets_changed = True
+
+    def _read_messages(self, listener: TransientListener) -> None:
+        with self._refusals("wait for replies", listener):
+            listener.read()
+
+    @contextmanager
+    def _refusals(self, command: str, waiter: WakeupListener | TransientListener) -> Iterator[None]:
+        """Let a wait begin again later that Redis refuses."""
+        try:
+            yield
+        except PASSING_ERRORS:
+            raise
+        except redis.ResponseError as exc:
+            self._identity.refusals.refused(command, exc)
+            waiter.resumes_at = self._identity.clock.monotonic() + RETRY_AFTER_REFUSAL_S
+        else:
+            self._identity.refusals.accepted(command)
+
+    # -- handing over ------------------------------------------------------------
+
+    def _hand_over(self, source: Subscription) -> None:
+        """Hand the wake-up and the next look over to another consumer, for lack of a free slot."""
+        self.ready.handed_over(source)
+        self._hand_over_later(source.queue)
+
+    def _hand_over_later(self, queue: Queue, times: int = 1) -> None:
+        if not queue.token:  # a singleton queue has no other consumer
+            self._handovers.append((queue, times))
+
+    def _handed_over(self, queue: Queue, times: int, _is_woken: bool) -> None:
+        # The broker may send a wake-up to a connection that was closed; with the first answer it has noticed.
+        if times > 1:
+            self._handovers.append((queue, times - 1))
+
+    def _not_handed_over(self, queue: Queue, exc: Exception) -> None:
+        if not is_lost(exc):
+            self._thread.refused("hand_over_wakeup", queue, exc)
+
+    # -- claims ----------------------------------------------------------------
+
+    def _add_claims(self, trip: Trip, want: int, free: int) -> None:
+        """Add claims that together bring at most *want* messages."""
+        shares, all_free = self._shares, free
+        self.ready.end_backoffs(free)
+        while trip.room and (share := shares.share(want, len(self.ready))) > 0:
+            source = self.ready.next_claimable(shares.may_lead)
+            if source is None:
+                return
+            if source.queue.key in trip.claims:  # another channel claims from it
+                self.ready.wake(source)
+                return
+            source.free_at_last_claim = all_free if free else 0
+            asked = self._add_claim(trip, source, share, min(free, share))
+            want, free = want - asked, max(free - asked, 0)
+
+    def _add_claim(self, trip: Trip, source: Subscription, want: int, free: int) -> int:
+        identity, queue = self._identity, source.queue
+        if source.claim_limit is not None:
+            want = min(want, source.claim_limit())
+        acks = identity.in_flight.pending_acks(queue.key).take()
+        leads = self._shares.add(queue.key, want)
+        source.is_claiming, source.is_woken, source.needs_lead = True, False, False
+        call = queue.partition.claim(
+            queue.consumer(identity.consumer),
+            lease_ms=identity.lease_ms,
+            want=want,
+            free=free,
+            hold=True,
+            max_deliveries=queue.max_deliveries,
+            suspects=leads and not self._runs_suspect,
+            discards=self.discard_pace.room() if leads else 0,
+            discard_rest_s=self.discard_pace.rest_s(),
+            settle=tags(acks.settles),
+            finish=tags(acks.finishes),
+        )
+        identity.in_doubt.claim_sent(queue.key)
+        trip.claims.add(queue.key)
+        answered = partial(self._claimed, source, acks, want, leads, trip.now)
+        trip.add(call, queue, answered, partial(self._not_claimed, source, acks))
+        return want
+
+    def _not_claimed(self, source: Subscription, acks: Acks, exc: Exception) -> None:
+        identity, queue = self._identity, source.queue
+        source.is_claiming = False
+        self._shares.answered(queue.key, None)
+        identity.in_flight.restore_acks(queue.key, acks)
+        # The claim may have taken messages, also where Redis has ended its script.
+        identity.in_doubt.claim_unanswered(queue.key)
+        if self._subscriptions.get(queue.prefix) is not source:
+            self._hand_over_later(queue)
+            return
+        # Redis may have assigned the next look with the failed claim.
+        self.ready.rely_on(source)
+        if not is_lost(exc):
+            pause_s = self._thread.refused("claim", queue, exc)
+            self.ready.pause(source, identity.clock.monotonic() + pause_s)
+        if source.on_claimed is not None:
+            source.on_claimed()
+
+    def _claimed(
+        self, source: Subscription, acks: Acks, want: int, leads: bool, sent_at: float, claimed: ClaimReply
+    ) -> None:
+        identity, ready, queue = self._identity, self.ready, source.queue
+        acks.confirm()
+        identity.claim_times[queue.name].add(identity.clock.monotonic() - sent_at)
+        source.is_claiming = False
+        message_count = sum(not entry.reason for entry in claimed.entries)
+        self._shares.answered(queue.key, message_count)
+        try:
+            self._take(source, want, leads, sent_at, message_count, claimed)
+        except BaseException:
+            # The messages that were not recorded as in flight are released after a comparison.
+            identity.in_doubt.claim_unanswered(queue.key)
+            ready.pause(source, identity.clock.monotonic() + 1.0)
+            raise
+        identity.in_doubt.claim_answered(queue.key, {entry.claim for entry in claimed.entries})
+
+    def _take(
+        self,
+        source: Subscription,
+        want: int,
+        leads: bool,
+        sent_at: float,
+        message_count: int,
+        claimed: ClaimReply,
+    ) -> None:
+        identity, ready, queue = self._identity, self.ready, source.queue
+        is_gone = self._subscriptions.get(queue.prefix) is not source
+        if claimed.fenced:
+            self._fenced(source, claimed.lost_up_to or 0)
+            return
+        if source.waits is None and not is_gone:
+            self._restart_wait(self.wakeups.join(source))
+        self.claimed_at = now = identity.clock.monotonic()
+        identity.watchdog_strikes, source.has_limits = 0, claimed.has_limits
+        (ready.needing_slots.discard if is_gone or not claimed.needs_slot else ready.needing_slots.add)(
+            source
+        )
+        next_look_at = None if claimed.next_look_s is None else now + claimed.next_look_s
+        if not is_gone:
+            ready.looked(source, next_look_at)
+            if claimed.more and not claimed.entries:
+                # A claim that does not lead may have passed over suspects only because another one leads.
+                ready.found_none(source, now, self._runs_suspect, needs_lead=not leads)
+            else:
+                source.reset_backoff()
+                has_more = claimed.more or source.is_woken or message_count >= want
+                (ready.wake if has_more else ready.rest)(source)
+        elif next_look_at is not None:
+            self._hand_over_later(queue)
+        for entry, held in identity.claimed(queue, claimed, sent_at):
+            if held is None:
+                # The entry is void. Another claim may find messages, and the next look may be lost.
+                if not is_gone:
+                    ready.rely_on(source)
+                continue
+            if is_gone:
+                identity.in_flight.release(held.tag, "unstarted")
+                continue
+            if claimed.suspect:
+                self._suspect = held.tag
+            self._inboxes.receive(source, entry, held.tag)
+        if source.on_claimed is not None:
+            source.on_claimed()
+
+    def _fenced(self, source: Subscription, last_claim: int) -> None:
+        """Handle a fenced claim: the queue has a later leader, or one that this process does not know."""
+        self.ready.rest(source)
+        if not source.queue.token:
+            # Another BLPOP on this queue would take wake-ups away from the leader. The queue may become an
+            # ordinary one.
+            self._leave_wakeups(source)
+            self.ready.pause(source, self._identity.clock.monotonic() + self._identity.lease_s)
+        self._identity.record_fenced(source.queue, last_claim)
+
+    # -- closing ---------------------------------------------------------------
+
+    def fail(self, error: Exception) -> None:
+        """End the claims with an error, which the delivery raises."""
+        self.close()
+        self._inboxes.fail(error)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for key in tuple(self._listeners):
+            self.unlisten(key)
+        self._handovers.clear()
+        if self.broadcasts is not None:
+            self.broadcasts.close()
+        if self._wakeups is not None:
+            self._wakeups.close()
+        self._thread.sockets_changed = True

@@ -1,0 +1,610 @@
+"""The consumer thread: it owns all sockets of the consuming side, and does one thing after the other.
+
+There is one in each process for each server. It *collects* what other threads have left: acks, consumers that
+begin or end. It makes one *trip* (``trip.py``), which fills the inboxes of the channels and wakes those that
+deliver from them. Then it *waits*, by ``poll()`` on the wake-ups and on its own waker, until an ack, a
+renewal or a planned look is due.
+
+Nothing blocks it but Redis: neither a task of the solo pool nor a callback of plain kombu. It uses primitives
+that gevent and eventlet have not patched. It starts with the first consumer, and ends after the last lease.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import redis
+
+from celery_dq.compat.redis_sockets import socket_of
+from celery_dq.native import leave_green_hub, unpatched
+from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
+from celery_dq.transport.in_flight.pending_acks import Acks, PendingAcks, ack_calls
+from celery_dq.transport.redis.consuming.green_wait import GreenWait
+from celery_dq.transport.redis.consuming.leases import RENEWALS_PER_LEASE, Leases, text_of
+from celery_dq.transport.redis.consuming.trip import RETRY_AFTER_REFUSAL_S, Trip
+from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
+from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.script_batches import is_lost, is_wakeup_stored
+from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+
+logger = logging.getLogger(__name__)
+
+#: Seconds from one trip to the next while the process has enough to do, so that claims and acks travel
+#: together.
+PACE_S = 0.003
+#: Messages in flight from which on a process has enough to do for so long.
+FED = 8
+#: Longest wait in seconds, after which connections and capacity are looked at.
+MAX_WAIT_S = 1.0
+#: Shortest time in seconds to wait for an answer, for any lease: a busy server is not a dead connection.
+MIN_ANSWER_TIMEOUT_S = 0.5
+#: Seconds that an interpreter waits at its exit for a trip without an answer.
+EXIT_TIMEOUT_S = 5.0
+
+
+class ServedChannel(Protocol):
+    """A channel, as its thread serves it. The thread calls all methods."""
+
+    def plan(self, trip: Trip) -> None:
+        """Add the claims and hand-overs of the channel to a trip."""
+
+    def wait(self, now: float) -> None:
+        """Begin to wait for what may come."""
+
+    def sockets(self) -> Iterator[tuple[Any, Callable[[], object]]]:
+        """Yield the connections on which something may come, each with the function that reads it."""
+
+    def next_time(self) -> float:
+        """Return the monotonic time from which :meth:`plan` must be called again; infinity for none."""
+
+    def may_wait_for_claim(self, queue: Queue, box: PendingAcks) -> bool:
+        """Return whether the pending finishes of a queue may wait for its next claim by this channel."""
+
+    def fail(self, error: Exception) -> None:
+        """End the channel with an error."""
+
+
+class _Waker:
+    """Wakes the thread. The sockets are those of the interpreter, which no green library patches."""
+
+    def __init__(self) -> None:
+        self._ends: Any = None
+        self.is_pending = False
+
+    def open(self) -> int:
+        """Open the sockets; return the file descriptor to wait for."""
+        if self._ends is None:
+            self._ends = unpatched("_socket", "socketpair")()
+            for end in self._ends:
+                end.setblocking(False)
+        self.is_pending = False
+        return int(self._ends[0].fileno())
+
+    def close(self) -> None:
+        ends, self._ends = self._ends, None
+        for end in ends or ():
+            end.close()
+
+    def wake(self) -> None:
+        """Wake the thread. Takes no lock, because a signal handler may interrupt the holder of any lock."""
+        ends = self._ends  # the thread may end now
+        if ends is not None and not self.is_pending:
+            self.is_pending = True
+            with contextlib.suppress(OSError):
+                ends[1].send(b"!")
+
+    def clear(self) -> None:
+        if self._ends is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._ends[0].recv(4096)
+        # Reset after recv(): in the opposite order, a byte could be read with the flag still set.
+        self.is_pending = False
+
+
+class ConsumerThread:
+    """The consumer thread of a process on one server.
+
+    Args:
+        identity: The process as a consumer.
+    """
+
+    def __init__(self, identity: ConsumerIdentity) -> None:
+        self._identity = identity
+        self.leases = Leases(identity)
+        self._members: tuple[ServedChannel, ...] = ()
+        self._checks: list[Callable[[float], None]] = []
+        self._connect: Callable[[], redis.Redis] | None = None
+        self._client: redis.Redis | None = None
+        self._wire: PipelinedConnection | None = None
+        self._requests: deque[Callable[[], object]] = deque()
+        self._waker = _Waker()
+        self._waker_fd = -1
+        self._poll: Any = None
+        self._readers: dict[int, Callable[[], object]] = {}
+        #: Whether a member may have opened or closed a connection since the last wait.
+        self.sockets_changed = True
+        self._trip_at = -math.inf
+        self._acks_resume_at = 0.0
+        self._requests_after_trip: list[Callable[[], None]] = []
+        #: Whether the last connection was lost, and no trip has succeeded since.
+        self._has_lost = False
+        #: The queues whose acks wait no longer.
+        self._urgent: set[str] = set()
+        self._running = False
+        self._exiting = False
+        self._thread_id = 0
+        #: Held while the thread lives.
+        self._alive = unpatched("_thread", "allocate_lock")()
+        self._sleep = unpatched("time", "sleep")
+
+    # -- leases, from other threads --------------------------------------------------
+
+    @property
+    def queues(self) -> dict[str, Queue]:
+        """The queues with a lease, by :attr:`Queue.key`."""
+        return self.leases.queues
+
+    @property
+    def answer_timeout_s(self) -> float:
+        """Seconds to wait for an answer, so short that one dead connection does not cost the lease."""
+        lease_s = self._identity.lease_s
+        return min(max(lease_s / RENEWALS_PER_LEASE, MIN_ANSWER_TIMEOUT_S), lease_s / 2)
+
+    def keep_lease(self, queue: Queue, clients: Callable[[], Callable[[], redis.Redis]]) -> None:
+        """Keep a lease on a partition from now on; :meth:`drop_lease` must be called as often.
+
+        Args:
+            queue: The queue that the caller begins to consume.
+            clients: Returns a function that makes a client which outlives the caller's connection.
+        """
+        with self.leases.lock:
+            self.leases.keep(queue)
+            self._start(clients)
+
+    def drop_lease(self, queue: Queue, soon: bool = True) -> None:
+        """End the caller's use of a lease, which ends with the last message that is in flight.
+
+        Args:
+            queue: The queue that the caller has consumed.
+            soon: End the lease now if possible; else with the next round, because the caller may consume
+                again by then.
+        """
+        self.leases.drop(queue)
+        if soon:
+            self.end_leases_soon()
+
+    def end_leases_soon(self) -> None:
+        """End the leases that are not used any more."""
+        self.leases.may_end = True
+        self.wake()
+
+    def renew_soon(self, queues: Sequence[Queue]) -> None:
+        """Renew leases that no claim takes."""
+        self.request(partial(self.leases.renew_soon, queues))
+
+    def is_in_use(self, name: str) -> bool:
+        """Return whether the partition has in-flight messages, pending acks or calls without an answer."""
+        return self.leases.is_in_use(name)
+
+    def add_check(self, check: Callable[[float], None]) -> None:
+        """Call *check* with the monotonic time after every round of renewals, in this thread."""
+        self._checks.append(check)
+
+    def remove_check(self, check: Callable[[float], None]) -> None:
+        """Undo :meth:`add_check`."""
+        if check in self._checks:
+            self._checks.remove(check)
+
+    def has_unclaimed_wakeup(self, queues: Sequence[Queue]) -> bool:
+        """Return whether a wake-up of these queues waits for a consumer. For this thread only."""
+        return self._client is not None and is_wakeup_stored(queues, self._client)
+
+    # -- members, from other threads -------------------------------------------------
+
+    def attach(self, member: ServedChannel, clients: Callable[[], Callable[[], redis.Redis]]) -> None:
+        """Serve a channel from now on."""
+        with self.leases.lock:
+            self._members = (*self._members, member)
+            self._start(clients)
+        self._identity.in_flight.add_listener(self._acks_pending)
+        self.wake()
+
+    def detach(self, member: ServedChannel) -> None:
+        """Serve a channel no longer."""
+        self._members = tuple(each for each in self._members if each is not member)
+        self.wake()
+
+    def wake(self) -> None:
+        """Begin the next turn now; callable from any thread and from signal handlers."""
+        self._waker.wake()
+
+    def _acks_pending(self, within_s: float) -> None:
+        self._waker.wake()
+
+    def request(self, action: Callable[[], object]) -> None:
+        """Run an action in this thread, between two trips."""
+        self._requests.append(action)
+        self.wake()
+
+    def run_between_trips(self, action: Callable[[], None], timeout_s: float) -> bool:
+        """Run an action in this thread, and wait for its end; return whether it came in time."""
+        if not self._running or self._thread_id == unpatched("_thread", "get_ident")():
+            action()
+            return True
+        pause = GreenWait()
+        self.request(lambda: pause.end_after(action))
+        return pause.wait(timeout_s)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the broker has confirmed the acks that are pending now; return whether it has.
+
+        It waits no longer than the broker is reachable.
+        """
+        if not self._running:
+            return not self._identity.queues_with_acks()
+        pause = GreenWait()
+        self.request(lambda: self._flush(pause))
+        return pause.wait(timeout_s) and not pause.is_failed
+
+    def _flush(self, pause: GreenWait) -> None:
+        waiting = [queue.key for queue, _ in self._identity.queues_with_acks()]
+        pause.is_failed = bool(waiting) and (
+            self._has_lost or self._identity.clock.monotonic() < self._acks_resume_at
+        )
+        if not waiting or pause.is_failed:
+            pause.end()
+            return
+        self._urgent.update(waiting)
+        # After the next trip, it is looked at again: a part of the acks may wait for the answer to another.
+        self._requests_after_trip.append(lambda: self._flush(pause))
+
+    def send_acks_soon(self, key: str) -> None:
+        """Let the acks of a queue wait no longer; for this thread only."""
+        self._urgent.add(key)
+
+    # -- the thread --------------------------------------------------------------
+
+    def _start(self, clients: Callable[[], Callable[[], redis.Redis]]) -> None:
+        if not self._running or self._connect is None:
+            self._connect = clients()
+        if self._running:
+            self.wake()
+            return
+        # The thread before this one releases the lock when it ends.
+        self._alive.acquire()
+        self._running, self._waker_fd, self.sockets_changed = True, self._waker.open(), True
+        atexit.register(self._end_at_exit)
+        unpatched("_thread", "start_new_thread")(self._run, ())
+
+    def _should_end(self) -> bool:
+        with self.leases.lock:
+            self._running = bool(self.queues or self._members or self._requests) and not self._exiting
+            return not self._running
+
+    def _run(self) -> None:
+        self._thread_id = unpatched("_thread", "get_ident")()
+        clock = self._identity.clock
+        while not self._should_end():
+            try:
+                self._turn()
+            except (redis.RedisError, OSError) as exc:  # noqa: PERF203 - the next turn follows
+                self._lost(exc)
+            except Exception as exc:
+                if self._exiting:
+                    break  # the exit tries once more, and reports
+                # When this thread ends, other workers get all messages of this process.
+                logger.exception(
+                    "The heartbeat of worker %s goes on after an error.",
+                    self._identity.consumer,
+                    extra={"event": "heartbeat_failed"},
+                )
+                self._fail_members(exc)
+                self.leases.round_at = max(
+                    self.leases.round_at, clock.monotonic() + self._identity.lease_s / RENEWALS_PER_LEASE / 4
+                )
+        try:
+            self._disconnect()
+            self._waker.close()
+            leave_green_hub()
+        finally:
+            # Until here the exit of the process waits for this thread.
+            atexit.unregister(self._end_at_exit)
+            self._alive.release()
+
+    def _turn(self) -> None:
+        identity, leases = self._identity, self.leases
+        self._requests_after_trip = []
+        while self._requests:
+            self._requests.popleft()()
+        now = identity.clock.monotonic()
+        trip = Trip(now, identity.refusals)
+        if leases.due_at <= now:
+            self._renew(trip)
+        for member in self._members:
+            member.plan(trip)
+        self._add_acks(trip)
+        if trip:
+            self._trip_at = now
+            wire = self._open_wire()
+            connection = socket_of(wire.watched)
+            error = trip.run(wire)
+            if socket_of(wire.watched) is not connection:
+                self.sockets_changed = True
+            if error is not None:
+                raise error
+            self._has_lost = False
+            now = identity.clock.monotonic()
+        if leases.end_round(now):
+            self._after_round(now)
+        elif leases.may_end:
+            self._resign()
+        for action in self._requests_after_trip:
+            self.request(action)
+        for member in self._members:
+            member.wait(now)
+        self._wait(identity.clock.monotonic())
+
+    def _renew(self, trip: Trip) -> None:
+        identity, leases = self._identity, self.leases
+        if leases.may_end or trip.now >= leases.round_at:
+            self._resign()
+        if leases.plan(trip) and any(queue.token for queue in self.queues.values()):
+            # A leader itself waits until a retry is due; elsewhere Redis compares the times.
+            with self._refused_as_outage("time"):
+                identity.server_clock.ask(self._open_client())
+
+    def _resign(self) -> None:
+        self.leases.may_end = False
+        with self._refused_as_outage("resign"):
+            self.leases.resign(self._open_client())
+
+    @contextlib.contextmanager
+    def _refused_as_outage(self, command: str) -> Iterator[None]:
+        """Let a command be sent again with the next round that Redis refuses."""
+        try:
+            yield
+        except PASSING_ERRORS:
+            raise
+        except redis.ResponseError as exc:
+            self._identity.refusals.refused(command, exc)
+        else:
+            self._identity.refusals.accepted(command)
+
+    def _after_round(self, now: float) -> None:
+        with self._refused_as_outage("comparison"):
+            self.leases.compare(self._open_client())
+        self._resign()
+        for check in list(self._checks):
+            check(now)
+
+    # -- acks --------------------------------------------------------------------
+
+    def _add_acks(self, trip: Trip) -> None:
+        """Add the acks that are due, of the queues from which the trip does not claim."""
+        identity = self._identity
+        if trip.now < self._acks_resume_at:
+            return
+        for queue, box in identity.queues_with_acks():
+            if queue.key in trip.claims or self._acks_due_at(queue, box) > trip.now:
+                continue
+            if not trip.room:
+                return
+            calls = ack_calls(box, identity.consumer, queue)
+            while queue.token and len(calls) > 1:  # each waits for the answer to the one before
+                identity.in_flight.restore_acks(queue.key, calls.pop()[1])
+            for call, acks in calls:
+                answered = partial(self._acked, queue, acks)
+                trip.add(call, queue, answered, partial(self._not_acked, queue, acks))  # type: ignore[arg-type]
+        self._urgent.clear()
+
+    def _acks_due_at(self, queue: Queue, box: PendingAcks) -> float:
+        """Return the monotonic time at which the acks of a queue are sent, if no claim takes them before."""
+        if box.releases or box.dead_letters or queue.key in self._urgent:
+            return -math.inf
+        due_at = math.inf
+        if box.settles:
+            settle_at = box.settle_due_at()
+            due_at = math.inf if settle_at is None else settle_at
+        if box.finishes:
+            may_wait = any(member.may_wait_for_claim(queue, box) for member in self._members)
+            due_at = min(due_at, box.oldest_finish_at + RIDE_ALONG_S if may_wait else -math.inf)
+        return due_at
+
+    def _acked(self, queue: Queue, acks: Acks, answer: Any) -> None:
+        acks.confirm()
+        if not acks.dead_letters:
+            self._identity.in_flight.stale += answer
+        self._identity.in_flight.confirm_releases(queue.key, len(acks.releases))
+
+    def _not_acked(self, queue: Queue, acks: Acks, exc: Exception) -> None:
+        self._identity.in_flight.restore_acks(queue.key, acks)
+        if not is_lost(exc):
+            pause_s = self.refused("ack", queue, exc)
+            self._acks_resume_at = self._identity.clock.monotonic() + pause_s
+
+    def refused(self, script: str, queue: Queue, exc: Exception) -> float:
+        """Handle an error in the place of an answer; return the seconds until the next attempt.
+
+        The connection stays open, and the worker serves its other queues.
+
+        Raises:
+            redis.RedisError: The server is in a failover; another connection may find the new master.
+        """
+        if isinstance(exc, PASSING_ERRORS) or not isinstance(exc, redis.ResponseError):
+            raise exc
+        self._identity.refusals.refused(script, exc, queue.partition_name)
+        return RETRY_AFTER_REFUSAL_S
+
+    # -- waiting -----------------------------------------------------------------
+
+    def _wait(self, now: float) -> None:
+        """Wait until something comes, is due, or another thread wakes this one."""
+        if self._requests:
+            return
+        is_fed = len(self._identity.in_flight) >= FED
+        if is_fed and (left_s := self._trip_at + PACE_S - now) > 0 and not self._exiting:
+            self._sleep(left_s)
+        until = min(self._next_time(), now + MAX_WAIT_S)
+        timeout_s = max(until - self._identity.clock.monotonic(), 0.0)
+        if self.sockets_changed:
+            self._watch()
+        # A millisecond is the unit: rounded up, because a wait that ends early would be repeated at once.
+        for fd, _ in self._poll.poll(math.ceil(timeout_s * 1000)):
+            reader = self._readers.get(fd)
+            if reader is None:
+                self._waker.clear()
+            else:
+                reader()
+
+    def _next_time(self) -> float:
+        times = [self.leases.due_at, *(member.next_time() for member in self._members)]
+        for queue, box in self._identity.queues_with_acks():
+            times.append(max(self._acks_due_at(queue, box), self._acks_resume_at))
+        return min(times, default=math.inf)
+
+    def _watch(self) -> None:
+        """Watch the present sockets, and no other ones."""
+        self.sockets_changed = False
+        self._poll = unpatched("select", "poll")()
+        self._poll.register(self._waker_fd, unpatched("select", "POLLIN"))
+        self._readers = {}
+        for member in self._members:
+            for connection, reader in member.sockets():
+                self._watch_one(connection, partial(self._read, member, reader))
+        if self._wire is not None:
+            # Between two trips nothing comes but the end of the connection. A claim that is sent over a
+            # connection that was lost would be in doubt.
+            self._watch_one(self._wire.watched, self._check_wire)
+
+    def _watch_one(self, connection: Any, reader: Callable[[], object]) -> None:
+        sock = socket_of(connection)
+        if sock is not None and sock.fileno() >= 0:
+            self._readers[sock.fileno()] = reader
+            self._poll.register(sock.fileno(), unpatched("select", "POLLIN"))
+
+    def _check_wire(self) -> None:
+        wire, self.sockets_changed = self._wire, True
+        if wire is not None:
+            try:
+                if not wire.has_answer():
+                    return  # TLS has sent something for itself
+            except (redis.RedisError, OSError) as exc:
+                # Redis closes connections that are idle for longer than its setting `timeout`.
+                logger.debug("An idle connection was closed: %s.", exc)
+            wire.close()
+
+    def _read(self, member: ServedChannel, reader: Callable[[], object]) -> None:
+        try:
+            reader()
+        except (redis.RedisError, OSError) as exc:
+            # The connection of one wait is broken; the leases may be well.
+            self.detach(member)
+            self.sockets_changed = True
+            member.fail(exc)
+
+    # -- connections -------------------------------------------------------------
+
+    def _open_client(self) -> redis.Redis:
+        if self._client is None:
+            assert self._connect is not None
+            self._client = self._connect()
+            self.leases.compare_all()
+        return self._client
+
+    @property
+    def pool(self) -> redis.ConnectionPool:
+        """The pool of all connections of this thread."""
+        return self._open_client().connection_pool
+
+    def new_client(self) -> redis.Redis:
+        """Return the client of this thread."""
+        return self._open_client()
+
+    def _open_wire(self) -> PipelinedConnection:
+        if self._wire is None:
+            self._wire = PipelinedConnection(self.pool)
+        return self._wire
+
+    def _lost(self, exc: Exception) -> None:
+        """Handle a lost connection: the channels end, and the leases are renewed over the next one."""
+        if self._exiting:
+            return
+        self._has_lost = True
+        self._fail_members(exc)
+        self._disconnect()
+        now = self._identity.clock.monotonic()
+        self.leases.fail_round(now, exc)
+        self.leases.abandon_unreachable(now)
+        for action in self._requests_after_trip:
+            action()
+        left_s = self.leases.round_at - self._identity.clock.monotonic()
+        self._waker.clear()
+        if left_s > 0 and not self._requests:
+            self._watch()
+            self._poll.poll(math.ceil(left_s * 1000))
+            self._waker.clear()
+
+    def _fail_members(self, exc: Exception) -> None:
+        members, self._members = self._members, ()
+        self.sockets_changed = True
+        for member in members:
+            member.fail(exc)
+
+    def _disconnect(self) -> None:
+        client, self._client, self._wire = self._client, None, None
+        self.sockets_changed = True
+        if client is not None:
+            try:
+                client.connection_pool.disconnect()
+            except (redis.RedisError, OSError) as exc:
+                logger.debug("Closing the connections of the consumer thread failed: %s.", exc)
+
+    # -- the end -----------------------------------------------------------------
+
+    def _end_at_exit(self) -> None:
+        """Send the pending acks and end the leases, at interpreter exit."""
+        identity = self._identity
+        if self._connect is None or not identity.owner.is_current:
+            return
+        # A thread that is alive when the interpreter ends is killed wherever it waits. Inside a greenlet
+        # that is a crash of the process, with its exit status.
+        self._exiting = True
+        self.wake()
+        if not self._alive.acquire(True, EXIT_TIMEOUT_S):
+            logger.warning(
+                "Worker %s exits while its heartbeat waits for Redis: tasks that ended last may run again.",
+                identity.consumer,
+                extra={"event": "exit_without_answer"},
+            )
+            return
+        if not self.queues:
+            return
+        try:
+            client = self._connect()
+            # Nothing runs any more: messages of a claim without an answer are released with the lease.
+            self.leases.is_last = True
+            for queue in list(self.queues.values()):
+                while identity.in_flight.pending_acks(queue.key):
+                    identity.in_flight.send_acks(identity.consumer, queue, client)
+            self.leases.resign(client)
+        except (redis.RedisError, OSError, RuntimeError) as exc:
+            # Python 3.12 starts no thread at exit, and gevent resolves names in threads.
+            logger.warning(
+                "Worker %s could not reach Redis at its exit (%s): its last acknowledgements are lost, and "
+                "tasks that ended last may run again when its lease has expired.",
+                identity.consumer,
+                text_of(exc),
+                extra={"event": "acks_lost_at_exit"},
+            )

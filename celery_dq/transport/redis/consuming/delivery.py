@@ -1,0 +1,551 @@
+"""The delivering side of a channel: its consumers, its inbox, and the gates before a callback.
+
+The consumer thread claims messages into the *inbox*. The thread that runs Celery's event loop, or calls
+``drain_events``, delivers from there. Messages in the inbox are in flight under the lease of the process.
+
+In a worker, only delivered messages count against Celery's prefetch count. The inbox may hold more: as many
+as fit the claim-ahead time. If a worker delivers nothing for some time, the consumer thread releases its
+inbox to other consumers. In plain kombu, the inbox counts against the prefetch count, and is released after
+half a lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from celery_dq.errors import CorruptRecord
+from celery_dq.protocols import Leaderships, WorkerCapacity
+from celery_dq.transport.in_flight.message import Message
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import ClaimedEntry
+from celery_dq.transport.redis.consuming.channel_claims import ChannelClaims
+from celery_dq.transport.redis.consuming.claim_limits import (
+    BRIEF_AHEADS,
+    MAX_CLAIM,
+    CallbackPace,
+    ClaimWindow,
+)
+from celery_dq.transport.redis.consuming.inbox import Inbox
+from celery_dq.transport.redis.consuming.partition_consumers import (
+    AllocatedPartitions,
+    PartitionConsumers,
+    QueueConsumer,
+)
+from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDelivery
+from celery_dq.transport.redis.consuming.subscriptions import Subscription
+from celery_dq.transport.redis.consuming.watchdog import Watchdog
+from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
+
+if TYPE_CHECKING:
+    from celery_dq.transport.redis.consuming.consumer_thread import ConsumerThread
+
+logger = logging.getLogger(__name__)
+
+#: Seconds without a delivery, beside twice the claim-ahead time, after which a worker's inbox is overdue.
+OVERDUE_S = 0.1
+#: Seconds from which on a callback in the delivering thread counts as long: a claim takes less.
+LONG_CALLBACK_S = 0.001
+#: Longest wait in seconds for the consumer thread, when a consumer or a channel ends.
+END_TIMEOUT_S = 5.0
+
+
+class ChannelDelivery:
+    """The consumers of one channel.
+
+    Args:
+        channel: The channel, for its prefetch count, worker capacity and client.
+        identity: Consumer identity of the process, with its in-flight messages.
+        claim_ahead_s: Service time that may be claimed ahead, in seconds.
+        watchdog_s: Seconds without a claim, despite a backlog, after which the connection is suspected to be
+            dead; 0 means never.
+    """
+
+    def __init__(
+        self, channel: Any, identity: ConsumerIdentity, claim_ahead_s: float, watchdog_s: float
+    ) -> None:
+        self._channel = channel
+        self._identity = identity
+        self._claim_ahead_s = claim_ahead_s
+        self.watchdog = Watchdog(identity, watchdog_s)
+        self._thread: ConsumerThread = identity.heartbeat
+        self.claims = ChannelClaims(identity, self._thread, self, channel.wakeups_class)
+        self._is_attached = False
+        #: Messages that the consumer thread has claimed, on their way into the inbox.
+        self._arrivals: deque[Message] = deque()
+        self._inbox = Inbox()
+        #: Whether a message is between the inbox and the pool, and its delivery tag when that is known.
+        self._handing: str | None = None
+        #: What came by broadcasts and transient queues, each with the function that delivers it.
+        self._others: deque[Callable[[], object]] = deque()
+        self._consumers = PartitionConsumers()
+        #: The partitions on which the consumers keep a lease, by the prefix of their keys.
+        self._leased: dict[str, Queue] = {}
+        #: How long callbacks take that run in the delivering thread.
+        self.pace = CallbackPace(identity.clock, claim_ahead_s)
+        self._window = ClaimWindow(claim_ahead_s)
+        #: Monotonic time since which the inbox holds messages.
+        self._filled_at = self.pace.delivered_at
+        #: Whether nothing is claimed behind a long callback, because messages have waited for it too long.
+        self._rests = False
+        #: Whether a program without a worker waits for messages now.
+        self.is_asked = False
+        self._capacity: WorkerCapacity | None = None
+        self._runs_in_loop = True
+        #: Restricts the consumers to the allocated partitions; None without an allocation.
+        self.allocated_partitions: AllocatedPartitions | None = None
+        #: Delivery of the singleton queues; None while the channel consumes none.
+        self.singleton_delivery: SingletonDelivery | None = None
+        #: The error that has ended the connection.
+        self.failure: Exception | None = None
+
+    # -- consumers -------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Let the consumer thread serve this channel, from the first consumer on."""
+        if not self._is_attached:
+            self._is_attached = True
+            # The worker sets its capacity before it consumes. Each look-up would cost a system call.
+            self._capacity = self._channel.capacity
+            self._runs_in_loop = self._capacity is None or self._capacity.runs_tasks_in_loop
+            self._thread.attach(self.claims, self._channel.heartbeat_clients)
+
+    def start_consumer(self, consumer: QueueConsumer) -> None:
+        """Start a consumer of a queue; several consumers of one partition take turns."""
+        self.attach()
+        if not self._consumers:
+            self._thread.add_check(self._check_consumption)
+        allocation = self._channel.context.allocation
+        if allocation is not None:
+            if self.allocated_partitions is None:
+                maps = self._identity.partition_maps
+                self.allocated_partitions = AllocatedPartitions(allocation, maps)
+                allocation.add_listener(self._channel.wake_delivery)
+            self.allocated_partitions.report(consumer.queue)
+        self._start_claims(self._consumers.add(consumer, self._partitions_of(consumer.queue)))
+
+    def _partitions_of(self, queue: PartitionedQueue) -> Sequence[Queue]:
+        """Return the partitions of a queue to consume: all of them, or those allocated to this worker."""
+        allocated = self.allocated_partitions
+        return queue.partitions if allocated is None else allocated.of(queue)
+
+    def _start_claims(self, partitions: Sequence[Queue]) -> None:
+        leaderships = self._channel.context.leaderships
+        for each in partitions:
+            if leaderships is not None and leaderships.is_singleton(each.name):
+                self._thread.request(partial(self._start_singleton, leaderships, each))
+            else:
+                self._leased[each.prefix] = each
+                self._thread.keep_lease(each, self._channel.heartbeat_clients)
+                is_empty = self._channel.ahead.was_empty(each)
+                self._thread.request(partial(self.claims.subscribe, each, is_empty=is_empty))
+
+    def stop_consumer(self, tag: str) -> None:
+        """Stop one consumer. Where it was the last one, undelivered messages are released."""
+        if ended := self._consumers.remove(tag):
+            self._end_claims(ended)
+        if not self._consumers:
+            self._thread.remove_check(self._check_consumption)
+
+    def follow_partitions(self, queue_now: Callable[[PartitionedQueue], PartitionedQueue | None]) -> None:
+        """Let each consumer consume its queue as it is now; None stands for a partition that has gone."""
+        for consumer in self._consumers.all:
+            now = queue_now(consumer.queue)
+            changed = now is not None and now.homes != consumer.queue.homes
+            if changed and now is not None and self.allocated_partitions is not None:
+                self.allocated_partitions.report(now)
+            partitions = () if now is None else self._partitions_of(now)
+            begun, ended = self._consumers.assign(consumer, partitions)
+            if now is not None and changed:
+                consumer.queue = now
+                for each in partitions:  # the consumer thread learns their number
+                    self._thread.keep_lease(each, self._channel.heartbeat_clients)
+                    self._thread.drop_lease(each, soon=False)
+            self._start_claims(begun)
+            if ended:
+                self._end_claims(ended)
+
+    def _end_claims(self, ended: Sequence[Queue]) -> None:
+        """End the claims from partitions without a consumer, and release their undelivered messages."""
+
+        def unsubscribe() -> None:
+            for each in ended:
+                if self.singleton_delivery is not None and each.name in self.singleton_delivery:
+                    self.singleton_delivery.remove(each.name)
+                else:
+                    self.claims.unsubscribe(each.prefix)
+
+        # Afterwards no claim is under way, so that the inbox gets no more messages of these partitions.
+        self._thread.run_between_trips(unsubscribe, END_TIMEOUT_S)
+        prefixes = {each.prefix for each in ended}
+        self._collect()
+        for message in self._inbox.take_partitions(prefixes):
+            self._release(message)
+        self.flush()
+        for each in ended:
+            if (leased := self._leased.pop(each.prefix, None)) is not None:
+                self._thread.drop_lease(leased)
+
+    def begin_asking(self) -> None:
+        """Note that the program waits for messages from now on."""
+        self.pace.end()
+        self.is_asked = True
+        if not (self._inbox or self._arrivals):
+            self._thread.wake()
+
+    def flush(self) -> bool:
+        """Wait until the broker has confirmed the acks, or does not answer; return whether it has."""
+        if not self._identity.queues_with_acks():
+            return True
+        return self.failure is None and self._thread.flush(END_TIMEOUT_S)
+
+    def _start_singleton(self, leaderships: Leaderships, queue: Queue) -> None:
+        if self.singleton_delivery is None:
+            self.singleton_delivery = SingletonDelivery(
+                self._identity,
+                leaderships,
+                fetcher=lambda: SingletonFetcher(self.claims, self._thread),  # type: ignore[arg-type, return-value]
+                clients=self._channel.heartbeat_clients,
+                deliver=self._put_in_inbox,
+                release=self._release,
+                claim_ahead_s=self._claim_ahead_s,
+                in_turn=self._singleton_window,
+                in_loop=self._runs_in_loop,
+            )
+            self._identity.on_fenced = lambda queue: leaderships.report_fenced(queue.name, queue.token)
+            leaderships.add_listener(self._thread.wake)
+        self.singleton_delivery.add(queue)
+
+    # -- called by the consumer thread -----------------------------------------------
+
+    def capacity(self) -> tuple[int, int]:
+        """Return how many messages to claim, and how many of them fit free pool slots."""
+        qos, capacity = self._channel.qos, self._capacity
+        if self._channel.closed or self.failure is not None:
+            return 0, 0
+        undelivered = self._inbox.message_count + self._arrived
+        if (runs_s := self._callback_runs_s()) > LONG_CALLBACK_S:
+            # An urgent message would wait behind all that is claimed ahead.
+            is_late = (
+                self._rests or runs_s > self._claim_ahead_s or (capacity is not None and capacity.closing)
+            )
+            return (0, 0) if is_late or undelivered or not qos.can_consume() else (1, 0)
+        undelivered += self._is_handing(qos, capacity)
+        if capacity is not None:
+            return self._window.room(capacity, qos, undelivered)
+        if not (self.is_asked and qos.can_consume()):
+            return 0, 0
+        allowed = qos.can_consume_max_estimate()
+        want = max((self.pace.messages_ahead() if allowed is None else allowed) - undelivered, 0)
+        return min(want, MAX_CLAIM), min(want, MAX_CLAIM)
+
+    def _callback_runs_s(self) -> float:
+        """Return for how many seconds the delivering thread runs a callback that does its work there."""
+        if not self._runs_in_loop or self._handing is None:
+            return 0.0
+        return self._identity.clock.monotonic() - self.pace.delivered_at
+
+    def hands_over_at(self) -> float:
+        """Return the monotonic time from which wake-ups without a free slot are handed over."""
+        if not self._runs_in_loop or self._handing is None or self._capacity is None:
+            return -math.inf
+        # To hand each over behind a brief callback would cost a script for each queue and message.
+        return self.pace.delivered_at + BRIEF_AHEADS * self._claim_ahead_s
+
+    @property
+    def _arrived(self) -> int:
+        arrivals = self._arrivals
+        return sum(not message.discard for message in tuple(arrivals)) if arrivals else 0
+
+    def _is_handing(self, qos: Any, capacity: WorkerCapacity | None) -> bool:
+        """Return whether a message has left the inbox, and neither the pool nor the prefetch count has it."""
+        tag = self._handing
+        if tag is None:
+            return False
+        return not qos.counts(tag) if capacity is None else tag not in capacity.running_tags()
+
+    def _singleton_window(self) -> int:
+        """Return how many messages of a singleton queue may be delivered at a time."""
+        most = 1 if self._capacity is None else self._capacity.singleton_window
+        limit = self._channel.qos.prefetch_count
+        return min(most, limit) if limit else most
+
+    def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+        """Make a message of a claimed entry, and put it into the inbox."""
+        channel = self._channel
+        try:
+            message = Message(MessageRecord.unpack(entry.record), entry, tag, source.queue.name, channel)
+            message.prefix = source.queue.prefix
+        except CorruptRecord as exc:
+            channel.dead_letter_unreadable(source.queue, entry, tag, exc)
+            return
+        held = channel.in_flight.get(tag)
+        if held is not None:
+            held.has_lock = bool(message.record.dedup)
+        if source.queue.token and self.singleton_delivery is not None:
+            self.singleton_delivery.add_message(message)
+        else:
+            self._put_in_inbox(message)
+
+    def _put_in_inbox(self, message: Message) -> None:
+        message.claimed_at = self._identity.clock.monotonic()
+        if not (self._arrivals or self._inbox):
+            self._filled_at = message.claimed_at
+        self._arrivals.append(message)
+
+    def receive_other(self, deliver: Callable[[], object]) -> None:
+        """Take a broadcast or a transient message, which *deliver* brings to its consumer."""
+        self._others.append(deliver)
+        self._channel.wake_delivery()
+
+    def before_trip(self, now: float) -> float:
+        """Release what waits too long, follow the leaderships; return when to do so again."""
+        if self.singleton_delivery is not None:
+            self.singleton_delivery.follow_leaderships()
+        if not (self._inbox or self._arrivals):
+            return math.inf
+        if self.singleton_delivery is not None and not self._releasable():
+            return math.inf
+        overdue_at = self._overdue_after()
+        if overdue_at > now:
+            return overdue_at
+        self._release_overdue()
+        return math.inf
+
+    def after_trip(self) -> None:
+        """Wake the delivery if a message may be delivered or started."""
+        if self.singleton_delivery is not None:
+            self.singleton_delivery.follow_leaderships()
+        if (
+            self.has_undelivered
+            or (self.singleton_delivery is not None and self.has_startable)
+            or self._channel.has_new_partitions
+        ):
+            self._channel.wake_delivery()
+
+    def fail(self, error: Exception) -> None:
+        """Let the delivery raise an error."""
+        self.failure = error
+        self._channel.wake_delivery()
+
+    # -- from inbox to callback ------------------------------------------------
+
+    def _collect(self) -> None:
+        """Move what has arrived into the inbox."""
+        arrivals = self._arrivals
+        while arrivals:
+            # A message is in both for a moment, so that the consumer thread never counts one too few.
+            message = arrivals[0]
+            self._inbox.add(message)
+            with contextlib.suppress(ValueError):  # the consumer thread has released it
+                arrivals.remove(message)
+
+    @property
+    def has_undelivered(self) -> bool:
+        """Whether something may be delivered now. Discards need no prefetch count."""
+        return bool(self._others) or self.failure is not None or self._has_deliverable
+
+    @property
+    def _has_deliverable(self) -> bool:
+        if not (self._inbox or self._arrivals):
+            return False
+        return self._window.may_deliver(self._capacity, self._channel.qos) or not (
+            self._arrived or self._inbox.has_messages
+        )
+
+    @property
+    def has_startable(self) -> bool:
+        """Whether a delivered message of a singleton queue may start, because its predecessor is over."""
+        delivery, capacity = self.singleton_delivery, self._capacity
+        if delivery is None:
+            return False
+        if delivery.finished_tags:
+            delivery.finished_tags = [
+                tag for tag in delivery.finished_tags if capacity is not None and capacity.awaits_end_of(tag)
+            ]
+        if delivery.predecessors_unknown:
+            delivery.predecessors_unknown = capacity is not None and capacity.has_startable
+        return bool(delivery.finished_tags) or delivery.predecessors_unknown
+
+    def start_ready(self) -> None:
+        """Start the delivered messages that have waited for the end of another one."""
+        if self.singleton_delivery is not None and self._capacity is not None and self.has_startable:
+            self._capacity.start_ready()
+
+    def deliver_one(self) -> bool:
+        """Deliver the next message, if one may be delivered; return whether a consumer received it."""
+        self.pace.end()
+        self._rests = False
+        if self._others:
+            return bool(self._others.popleft()())
+        while self._has_deliverable:
+            self._collect()
+            self._handing = ""
+            try:
+                if self._deliver_next():
+                    return True
+            finally:
+                self._handing = None
+        return False
+
+    def _deliver_next(self) -> bool:
+        message = self._inbox.take_next(self._identity.clock.monotonic())
+        if message is None:
+            return False
+        self.pace.begin(self._runs_in_loop)
+        channel = self._channel
+        tag: str = message.delivery_tag
+        held = channel.in_flight.get(tag)
+        capacity = self._capacity
+        closing = capacity is not None and capacity.closing
+        # Where a delivered message runs at once, its predecessor must be over.
+        may = message.may_start if self._runs_in_loop else message.may_deliver
+        if held is None or not self._consumers.has(message.prefix) or closing or not may():
+            # The lease or the term may be lost, so another worker may have the message by now.
+            self._release(message)
+            self._thread.request(partial(self.claims.look_again, message.prefix))
+            return False
+        channel.qos.append(message, tag)
+        self._handing = tag
+        if message.discard:
+            with self.claims.discard_pace.timed():
+                return self._discard(message)
+        self._window.delivered(self.pace.delivered_at - message.claimed_at)
+        consumer = self._consumers.next_for(message.prefix)
+        message.delivery_info["consumer_tag"] = consumer.tag
+        message.started = held.delivered = capacity is None
+        if consumer.no_ack:
+            channel.qos.forget(tag)
+            channel.in_flight.finish(tag)
+        self.watchdog.consumer_busy()
+        try:
+            consumer.callback(message)
+        finally:
+            self.watchdog.consumer_idle()
+            if capacity is not None:
+                # A program without a worker may use the message after its callback, until it drains again.
+                self.pace.end()
+            if not (self._inbox or self._arrivals):
+                self._thread.wake()
+        return True
+
+    def _discard(self, message: Message) -> bool:
+        capacity = self._capacity
+        if capacity is not None and capacity.deliver_discard(message, message.discard):
+            return True
+        logger.info(
+            "Message %s of queue %s was discarded without running: %s.",
+            message.message_id,
+            message.queue,
+            message.discard,
+            extra={"event": "message_discarded", "queue": message.queue, "reason": message.discard},
+        )
+        self._channel.qos.forget(message.delivery_tag)
+        self._channel.in_flight.finish(message.delivery_tag)
+        return False
+
+    # -- releasing -------------------------------------------------------------
+
+    def _release(self, message: Message) -> None:
+        self._channel.qos.forget(message.delivery_tag)
+        self._channel.in_flight.release(message.delivery_tag, "unstarted")
+
+    def _release_arrivals(self, names: Sequence[str] | None = None) -> None:
+        """Release the messages that have arrived and are not in the inbox, the youngest first."""
+        for message in reversed(tuple(self._arrivals)):
+            if names is None or message.queue in names:
+                with contextlib.suppress(ValueError):
+                    self._arrivals.remove(message)
+                    self._release(message)
+
+    def _overdue_after(self) -> float:
+        """Return the monotonic time until which messages may wait in the inbox."""
+        longest_s = self._identity.lease_s / 2
+        if self._capacity is not None:
+            longest_s = min(longest_s, 2 * self._claim_ahead_s + OVERDUE_S)
+        return max(self.pace.delivered_at, self._filled_at) + longest_s
+
+    def _release_overdue(self) -> None:
+        """Release the inbox, and claim nothing ahead before the next delivery."""
+        self._window.close()
+        self._rests = True
+        self._filled_at = self._identity.clock.monotonic()
+        names = self._releasable()
+        self._release_arrivals(names)
+        for name in names:
+            for message in self._inbox.take_all(name):
+                self._release(message)
+
+    def _releasable(self) -> list[str]:
+        """The queues in the inbox whose messages other workers may run: no singleton queues, in this term."""
+        singleton = self.singleton_delivery
+        names = {*self._inbox.queues(), *(message.queue for message in tuple(self._arrivals))}
+        return [name for name in names if singleton is None or name not in singleton]
+
+    def _check_consumption(self, now: float) -> None:
+        """Check, after each round of renewals, whether this consumer still consumes."""
+        if self.allocated_partitions is not None:
+            self.allocated_partitions.allocation.broker_answered()
+        claimed_at = self.claims.claimed_at
+        if self.watchdog.is_suspicious(now, claimed_at, self._ignores_backlog, self._runs_in_loop):
+            self._channel.wake_delivery()
+
+    def _ignores_backlog(self) -> bool:
+        """Return whether a wake-up is stored for a consumed queue, although the channel has capacity.
+
+        Singleton queues do not count: their wake-up may wait for a running message or for a retry to be due.
+        """
+        if self.capacity()[0] <= 0:
+            return False
+        queues = [source.queue for source in self.claims.subscriptions if not source.queue.token]
+        return self._thread.has_unclaimed_wakeup(queues)
+
+    # -- closing ---------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release undelivered messages, and stop all consumers."""
+        if self.singleton_delivery is not None and (leaderships := self._channel.context.leaderships):
+            leaderships.remove_listener(self._thread.wake)
+        if self.allocated_partitions is not None:
+            self.allocated_partitions.allocation.remove_listener(self._channel.wake_delivery)
+        self._collect()
+        for message in self._inbox.take_all():
+            self._release(message)
+        if self._consumers:
+            ended = [queue for each in self._consumers.all for queue in self._consumers.remove(each.tag)]
+            self._thread.remove_check(self._check_consumption)
+            self._end_claims(ended)
+        if self._is_attached:
+            self._thread.run_between_trips(self._end, END_TIMEOUT_S)
+
+    def _end(self) -> None:
+        self._thread.detach(self.claims)
+        self.claims.close()
+
+
+class SingletonFetcher:
+    """The claims of a channel, as :class:`SingletonDelivery` uses them: between two trips."""
+
+    def __init__(self, claims: ChannelClaims, thread: ConsumerThread) -> None:
+        self.subscribe = claims.subscribe
+        self.unsubscribe = claims.unsubscribe
+        self.turn_at = claims.turn_at
+        self.pipeline = self
+        self._thread = thread
+
+    def has_claim_under_way(self, queue: Queue) -> bool:
+        """Return False: no trip is under way."""
+        return False
+
+    has_end_under_way = has_claim_under_way
+
+    def send_pending_acks(self, now: float, urgent: str = "") -> None:
+        """Let the acks of a queue wait no longer."""
+        if urgent:
+            self._thread.send_acks_soon(urgent)
