@@ -79,7 +79,10 @@ def register_transports() -> None:
     from kombu.transport import TRANSPORT_ALIASES
 
     if os.environ.get(ONE_THREAD):
+        folder = "celery_dq.transport.redis"
         for scheme in ("dq-redis", "dq-rediss"):
-            TRANSPORT_ALIASES[scheme] = "celery_dq.transport.redis.thread_transport:ThreadTransport"
+            TRANSPORT_ALIASES[scheme] = f"{folder}.thread_transport:ThreadTransport"
+        TRANSPORT_ALIASES["dq-sentinel"] = f"{folder}.thread_sentinel:SentinelThreadTransport"
+        TRANSPORT_ALIASES[CLUSTER_SCHEME] = f"{folder}.thread_cluster:ClusterThreadTransport"
     for scheme, transport in SCHEMES:
         TRANSPORT_ALIASES.setdefault(scheme, transport)
