@@ -60,6 +60,11 @@ class Rebalancer(Career[bool]):
         #: Until when this allocator waits for workers that were there before it (monotonic).
         self._returned_at = -math.inf
 
+    def floor(self) -> int:
+        """Return the token of the assignment in force, which refuses lower ones."""
+        generation = self._published.generation()
+        return 0 if generation is None else generation.token
+
     def inaugurate(self, token: int) -> None:
         """Read the assignment in force."""
         wait_s = max(self._session.timeout_s, self._join_delay_s)
@@ -140,4 +145,4 @@ def allocator(session: Session, environment: str, worker: str, join_delay_s: flo
     """
     career = Rebalancer(session, AllocationNodes(environment), join_delay_s)
     election = ZooKeeperElection(session, AllocatorNodes(environment), worker)
-    return Runner(career, election, source=career.wait, requeue=lambda _: None)
+    return Runner(career, election, source=career.wait, requeue=lambda _: None, floor=career.floor)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from celery_dq.outage import Outage
+
 __all__ = ["ElectionWon", "Election", "Leader"]
 
 
@@ -50,6 +52,10 @@ class Election(Protocol):
 
     name: str
     who: str
+
+    @property
+    def outage(self) -> Outage:
+        """Whether the server answers; the candidates of one connection share this object."""
 
     @property
     def session_s(self) -> float:

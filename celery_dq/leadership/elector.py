@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 RENEWALS = 6
 #: Seconds before the next candidacy after a failure: the first and the longest pause; jitter is added.
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
+#: The longest pause after terms whose work has failed at once.
+LONGEST_REST_S = 15.0
 #: Maximum seconds of one wait as a candidate.
 LONGEST_WAIT_S = 30.0
 
@@ -85,8 +87,10 @@ class LeaderElector:
         self._failures = 0
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        #: Whether the work of the current term has started.
-        self._serving = False
+        #: Whether the work of the current term has started, and whether it has raised an error.
+        self._serving = self._failed = False
+        #: Seconds of the last pause.
+        self._paused_s = 0.0
         #: Whether the state of the connection has changed since the last renewal was sent.
         self._session_changed = False
         #: The `clean` value of a resignation without an answer; None if no resignation is pending.
@@ -164,7 +168,7 @@ class LeaderElector:
                 self._give_up()
             if not self.election.become_candidate():
                 self._failures = 0
-                self._lamented.clear()
+                self._answered()
                 if not self._closing:
                     self.election.wait(LONGEST_WAIT_S)
             elif self._may_lead():
@@ -188,7 +192,8 @@ class LeaderElector:
                 return
             except Exception as error:
                 if self._clock.monotonic() >= deadline:
-                    logger.warning(
+                    logger.log(
+                        logging.INFO if self.election.outage.lasts else logging.WARNING,
                         "The candidacy for %r could not be withdrawn (%s); the next leader may have to wait "
                         "%g s, until the candidate's session ends.",
                         self.name,
@@ -214,12 +219,12 @@ class LeaderElector:
                 extra={"event": "election_not_won"},
             )
         elif isinstance(error, OSError):
-            logger.warning(
-                "The election for %r does not answer (%s); this candidate cannot lead until it does, and "
+            # The first candidate logs this, for all candidates of the same connection.
+            self.election.outage.began(
+                "The election for %r does not answer (%s); this process cannot be elected until it does, and "
                 "tries again.",
                 self.name,
                 error,
-                extra={"event": "election_unreachable"},
             )
         elif isinstance(error, ConfigurationError):
             # The candidate tries again, because the settings of the server may be mended.
@@ -237,8 +242,12 @@ class LeaderElector:
                 extra={"event": "candidacy_failed"},
             )
 
-    def _pause(self) -> None:
-        pause_s = min(PAUSE_S * 2 ** min(self._failures, 10), LONGEST_PAUSE_S)
+    def _answered(self) -> None:
+        self._lamented.clear()
+        self.election.outage.over("The election for %r answers again.", self.name)
+
+    def _pause(self, longest_s: float = LONGEST_PAUSE_S) -> None:
+        pause_s = self._paused_s = min(PAUSE_S * 2 ** min(self._failures, 10), longest_s)
         # A wake-up for the term that is over must not shorten the pause, so that other candidates come first.
         self._wake_event.clear()
         if not self._closing:
@@ -248,7 +257,7 @@ class LeaderElector:
         floor = self._callbacks.floor()
         sent_at = self._clock.monotonic()
         won = self.election.accept(floor, self._clock.wall())
-        self._lamented.clear()
+        self._answered()
         # A predecessor of this same candidate may have ended during its grace, while work of an earlier term
         # was still running.
         was_clean = won.clean or (won.former > 0 and won.former == self._clean_term)
@@ -264,7 +273,7 @@ class LeaderElector:
             extra={"event": "leader_elected"},
         )
         served = threading.Event()
-        self._serving = False
+        self._serving = self._failed = False
         try:
             self._report_trust(term)
             if self._closing:
@@ -290,9 +299,13 @@ class LeaderElector:
             term.reason,
             extra={"event": "term_over"},
         )
-        self._failures = 0 if term.executed else self._failures + 1
+        # Work that fails soon rests, up to as long as it has lasted before.
+        worked = term.executed and (
+            not self._failed or self._clock.monotonic() - sent_at > max(self._paused_s, PAUSE_S)
+        )
+        self._failures = 0 if worked else self._failures + 1
         self._leave(clean)
-        self._pause()
+        self._pause(LONGEST_REST_S if self._failed else LONGEST_PAUSE_S)
 
     def _lead_term(self, term: Term, grace_s: float, sent_at: float, served: threading.Event) -> None:
         """Renew the term until its work is done, or it has fallen."""
@@ -301,7 +314,9 @@ class LeaderElector:
         while not served.is_set():
             now = self._clock.monotonic()
             if term.phase is Phase.FALLEN:
-                logger.warning(
+                # An outage has its own warning, and ends the terms of all queues.
+                logger.log(
+                    logging.INFO if self.election.outage.lasts else logging.WARNING,
                     "The term of %r, token %d, has fallen: %s. Its work is stopped, and another candidate "
                     "may lead.",
                     self.name,
@@ -330,9 +345,10 @@ class LeaderElector:
             try:
                 self._callbacks.serve(term)
             except Exception:
+                self._failed = True
                 logger.exception(
                     "The work in the term of %r, token %d, raised an error. The term ends; this process "
-                    "becomes a candidate again unless it is stopping.",
+                    "becomes a candidate again after a pause unless it is stopping.",
                     self.name,
                     term.token,
                     extra={"event": "term_failed"},
@@ -388,6 +404,7 @@ class LeaderElector:
             )
             return sent_at + interval / 4
         else:
+            self._answered()
             if term.confirmed(sent_at):
                 term.suspend(self.election.suspended)
                 self._report_trust(term)

@@ -10,6 +10,7 @@ ZooKeeper where this is not acceptable.
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable
@@ -21,9 +22,12 @@ import redis
 from celery_dq.errors import NotElected
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.election import ElectionWon, Leader
+from celery_dq.outage import Outage
 from celery_dq.scripts.loader import ScriptSet
 
 __all__ = ["RedisElection", "forget_leadership", "led_names", "load_scripts"]
+
+logger = logging.getLogger(__name__)
 
 #: Maximum time of one wait for a vacancy, as a share of the session; shorter than the client's timeout.
 LONGEST_WAIT = 1 / 12
@@ -106,12 +110,21 @@ class RedisElection:
         keys: The keys of the queue's partition.
         who: A readable name of the candidate; a unique suffix is added.
         session_s: The length of the lease in seconds; default 10.
+        outage: Shared by the candidates with this client; default a new one.
     """
 
-    def __init__(self, client: Any, keys: PartitionKeys, who: str, session_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        client: Any,
+        keys: PartitionKeys,
+        who: str,
+        session_s: float = 10.0,
+        outage: Outage | None = None,
+    ) -> None:
         self.name = keys.queue
         self.who = f"{who}:{uuid.uuid4().hex[:12]}"
         self.session_s = session_s
+        self.outage = outage or Outage(logger, "election_outage")
         self.suspended = False
         self._client = client
         self._keys = keys

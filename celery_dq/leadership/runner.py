@@ -44,6 +44,9 @@ class Runner(Generic[Message]):
         grace_s: See :class:`~celery_dq.leadership.elector.LeaderElector`.
         on_fall: Called when trust ends while :meth:`Career.execute` may run. A thread cannot be stopped from
             outside. If overlapping executions are worse than a crash, end the process here.
+        floor: Called before each election; returns the highest token that the receivers of the effects know.
+            The next token is above it, also if the server of the election has lost its data. Default: only
+            the tokens of this process are known.
         clock: Wall and monotonic time.
     """
 
@@ -56,12 +59,16 @@ class Runner(Generic[Message]):
         requeue: Callable[[Message], None] | None = None,
         grace_s: float = 0.0,
         on_fall: Callable[[Term], None] | None = None,
+        floor: Callable[[], int] = lambda: 0,
         clock: Clock | None = None,
     ) -> None:
         self._career = career
         self._source = source
         self._requeue = requeue
         self._on_fall = on_fall
+        self._floor = floor
+        #: The highest token of this process's terms.
+        self._highest = 0
         self.elector = LeaderElector(election, self, grace_s=grace_s, clock=clock)
 
     @property
@@ -100,8 +107,8 @@ class Runner(Generic[Message]):
     # -- callbacks of the elector
 
     def floor(self) -> int:
-        """Return 0: no token is known outside of the election."""
-        return 0
+        """Return the highest token that is known outside of the election."""
+        return max(self._floor(), self._highest)
 
     def serve(self, term: Term) -> None:
         """Run the career for one term, from inauguration to hand-over."""
@@ -122,7 +129,8 @@ class Runner(Generic[Message]):
             self._career.hand_over()
 
     def trust(self, term: Term, until: float) -> None:
-        """Do nothing: the term itself is checked before each message."""
+        """Remember the token; the term itself is checked before each message."""
+        self._highest = max(self._highest, term.token)
 
     def abort(self, term: Term) -> None:
         """Call `on_fall`."""

@@ -29,6 +29,7 @@ from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, N
 
 from celery_dq.errors import NotElected, ZooKeeperUnreachable
 from celery_dq.leadership.election import ElectionWon, Leader
+from celery_dq.outage import Outage
 from celery_dq.znodes import LeadershipNodes, guid_of, leaderships, serial_order
 from celery_dq.zookeeper.multi_read import read_all
 from celery_dq.zookeeper.session import Session, SessionState
@@ -189,6 +190,11 @@ class ZooKeeperElection:
         self._changed = threading.Event()
         self._wake_event: Callable[[], None] | None = None
         self._listening = False
+
+    @property
+    def outage(self) -> Outage:
+        """Whether ZooKeeper answers this session."""
+        return self._session.outage
 
     @property
     def session_s(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import socket
 import uuid
@@ -15,9 +16,12 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.election import Election
 from celery_dq.leadership.redis_election import RedisElection, RedisLines, forget_leadership, led_names
 from celery_dq.options.sections import Options
+from celery_dq.outage import Outage
 from celery_dq.znodes import LeadershipNodes
 
 __all__ = ["Elections", "require_kazoo", "zookeeper_session"]
+
+logger = logging.getLogger(__name__)
 
 
 class Elections:
@@ -40,6 +44,7 @@ class Elections:
         self._who = f"{name}:{socket.gethostname()}:{os.getpid()}"
         self._session_s = options.election_session_us / 1e6
         self._redis_client = redis_client
+        self._outage = Outage(logger, "election_outage")
         #: The GUID of all candidates of this worker.
         self._guid = uuid.uuid4().hex
         self._client: Any = None
@@ -60,7 +65,8 @@ class Elections:
 
             nodes = LeadershipNodes(self._options.environment, queue)
             return ZooKeeperElection(self._make_session(), nodes, self._who, self._guid)
-        return RedisElection(self._make_client(), self._keys(queue), self._who, self._session_s)
+        client, keys = self._make_client(), self._keys(queue)
+        return RedisElection(client, keys, self._who, self._session_s, self._outage)
 
     @cached_property
     def _reader(self) -> Any:

@@ -169,6 +169,11 @@ class Session:
         return self._state.get().state
 
     @property
+    def outage(self) -> Outage:
+        """Whether ZooKeeper answers; shared by all users of the session, so that each outage is one line."""
+        return self._state.get().outage
+
+    @property
     def id(self) -> int | None:
         """The id of the current or last session; None before the first session."""
         # kazoo forgets it while the connection is broken, although the session lives on.

@@ -63,4 +63,7 @@ class RecordedCareers:
         return [f"{what} {more}" for _, what, more in self.lines]
 
     def when(self, what: str) -> float:
-        return wait_until(lambda: next((at for at, text, _ in self.lines if text == what), 0.0), what=what)
+        return wait_until(
+            lambda: next((at for at, text, more in self.lines if what in (text, f"{text} {more}")), 0.0),
+            what=what,
+        )

@@ -5,10 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from celery_dq.leadership.career import TRUST, Term
+from celery_dq.leadership.elector import PAUSE_S
+from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.testing.waiting import wait_until
 from tests.leadership.election_harness import SHORT_S
 from tests.leadership.recorded_careers import RecordedCareers
@@ -125,6 +129,42 @@ def test_a_failed_inauguration_is_tried_again_with_a_new_token(careers: Recorded
     diary.inaugurate = fail_once  # type: ignore[method-assign]
     runner.resign()
     wait_until(lambda: "ann inaugurates 3" in careers.texts())
+
+
+def test_tokens_grow_although_the_server_has_lost_its_data(careers: RecordedCareers) -> None:
+    """A receiver that has seen token 1042 refuses lower ones."""
+    _, runner = careers.hire("ann", floor=lambda: 1041)
+    careers.when("ann inaugurates 1042")
+    forget(runner.elector.election)
+    careers.when("ann inaugurates 1043")
+    runner._floor = lambda: 0
+    forget(runner.elector.election)
+    careers.when("ann inaugurates 1044")
+
+
+def forget(election: Any) -> None:
+    """Delete all data of the election from its server."""
+    if isinstance(election, RedisElection):
+        election._do("DEL", election._keys.leader, election._keys.candidates)
+    else:
+        election._ask(lambda client: client.delete_async(election._nodes.epoch))
+
+
+@pytest.mark.logged_error("RuntimeError: not at all")
+def test_a_career_that_always_fails_rests_longer_and_longer(careers: RecordedCareers) -> None:
+    diary, _ = careers.hire("ann", requeue=careers.inbox.put)
+
+    def fail(message: str) -> bool:
+        raise RuntimeError("not at all")
+
+    diary.execute = fail  # type: ignore[method-assign]
+    careers.inbox.put("m1")
+    began = [careers.when(f"ann inaugurates {token}") for token in range(1, 5)]
+    pauses = [later - earlier for earlier, later in pairwise(began)]
+    assert pauses[-1] >= PAUSE_S * 2 ** len(pauses)
+    # The other candidate leads in the meantime.
+    careers.hire("bob")
+    careers.when("bob executes m1")
 
 
 class SlowSource:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
+import threading
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +14,15 @@ import pytest
 import redis
 
 from celery_dq.errors import ConfigurationError
+from celery_dq.leadership.career import Term
+from celery_dq.leadership.elector import LeaderElector
 from celery_dq.options.resolve import resolve
 from celery_dq.singleton.elections import Elections
 from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.worker.singleton import ARGUMENT
+from tests.chaos.proxy import Proxy
 from tests.singleton.posting_app import QUEUE
 from tests.singleton.posting_workers import PostingWorkers
 
@@ -143,6 +148,55 @@ def test_the_balance_of_many_queues_costs_few_requests(kind: str, request: pytes
     finally:
         for worker in workers:
             worker.close()
+
+
+class Idle:
+    """The work of a leader that does nothing."""
+
+    def floor(self) -> int:
+        return 0
+
+    def serve(self, term: Term) -> None:
+        term.inaugurated()
+        term.wait()
+
+    def trust(self, term: Term, until: float) -> None:
+        pass
+
+    def abort(self, term: Term) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["redis", "zookeeper"])
+def test_an_outage_is_one_warning_for_all_queues_of_a_worker(
+    kind: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker of 50 queues logged 50 warnings."""
+    server: Any = request.getfixturevalue("redis_server" if kind == "redis" else "zookeeper")
+    proxy = Proxy(server.port).start()
+    where = f"{kind}://127.0.0.1:{proxy.port}/{'0' if kind == 'redis' else uuid.uuid4().hex}"
+    elections = Elections(resolve({"dq_election": where, "dq_election_session": 2}), "w", None, "the test")
+    electors = [LeaderElector(elections.candidate(f"{kind}-{number}"), Idle()) for number in range(8)]
+    try:
+        for elector in electors:
+            elector.open()
+        wait_until(lambda: all(elector.term is not None for elector in electors), 20)
+        proxy.stop()
+        wait_until(lambda: all(elector.term is None for elector in electors), 20)
+        # Each candidate has tried again.
+        wait_until(lambda: all(elector._failures > 1 for elector in electors), 20)
+        outages = [each for each in caplog.records if "_outage_began" in getattr(each, "event", "")]
+        assert len(outages) == 1
+        if kind == "zookeeper":
+            assert [each for each in caplog.records if each.levelno >= logging.WARNING] == outages
+    finally:
+        proxy.stop()
+        closing = [threading.Thread(target=elector.close) for elector in electors]
+        for each in closing:
+            each.start()
+        for each in closing:
+            each.join(20)
+        elections.close()
 
 
 def requests(kind: str, request: pytest.FixtureRequest) -> int:
