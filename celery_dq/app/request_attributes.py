@@ -19,6 +19,7 @@ from celery_dq.protocols import (
     RESOURCE_HEADER,
     TOKEN_HEADER,
 )
+from celery_dq.singleton.guard import Guard
 from celery_dq.transport.resource_set import resources_of
 
 __all__ = ["define_attributes"]
@@ -37,6 +38,7 @@ def define_attributes() -> None:
     )
     for name, default in defaults:
         setattr(request, name, default)
+    request.dq_term_ending = property(_term_ending)
     eager: Any = EagerResult
     # An eager task always runs, whatever its key is.
     eager.verdict = Verdict.ACCEPT
@@ -51,6 +53,15 @@ class _OnlyResource:
         properties = None if request is None else request.properties
         tenant = str((properties or {}).get("tenant") or "")
         return tenant if resources_of(tenant) is None else ""
+
+
+def _term_ending(request: Any) -> bool:
+    """Return whether the term in which a message of a singleton queue runs is ending."""
+    guard, token = Guard.current, request.dq_token
+    # A run under a dedup lock has a token, too, but no queue.
+    if guard is None or not (token and request.dq_queue):
+        return False
+    return guard.is_ending(request.dq_queue, token)
 
 
 def _own_id(result: Any) -> Any:

@@ -230,7 +230,13 @@ class Career(Generic[Message]):
 
     In each term, one thread calls :meth:`inaugurate`, then :meth:`execute` repeatedly, then
     :meth:`hand_over`.
+
+    Attributes:
+        term: The current or last term; None before the first one. A long :meth:`execute` asks ``term.ended``
+            whether the term is ending, or waits with ``term.wait(seconds)`` instead of ``time.sleep``.
     """
+
+    term: Term | None = None
 
     def inaugurate(self, token: int) -> None:
         """Take over the leadership.

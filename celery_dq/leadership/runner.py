@@ -112,6 +112,7 @@ class Runner(Generic[Message]):
 
     def serve(self, term: Term) -> None:
         """Run the career for one term, from inauguration to hand-over."""
+        self._career.term = term
         self._career.inaugurate(term.token)
         try:
             term.inaugurated()

@@ -19,6 +19,7 @@ A task that uses ``signal.alarm`` or ``setitimer(ITIMER_REAL)`` itself cannot ru
 
 from __future__ import annotations
 
+import atexit
 import logging
 import mmap
 import os
@@ -26,6 +27,7 @@ import signal
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.native import unpatched
@@ -34,9 +36,9 @@ __all__ = ["Guard"]
 
 logger = logging.getLogger(__name__)
 
-#: Words of 8 bytes per queue. The main process writes the end of trust (monotonic seconds) and the token. The
-#: process that runs a message writes its process id (0 = no message runs).
-_TRUST, _TOKEN, _PID, _WORDS = 0, 1, 2, 3
+#: Words of 8 bytes per queue. The main process writes the end of trust (monotonic seconds), the token, and
+#: the token of the last term that begins to end. The process that runs a message writes its process id, or 0.
+_TRUST, _TOKEN, _ENDING, _PID, _WORDS = 0, 1, 2, 3, 4
 #: Seconds between two checks of the end of trust.
 LOOK_S = 0.05
 #: Maximum seconds between two checks in the main process. It changes the end of trust itself, and each check
@@ -57,7 +59,12 @@ class Guard:
     Args:
         queues: The names of all singleton queues.
         clock: Monotonic time.
+
+    Attributes:
+        current: The guard of this worker, also in the children of its pool; None in other processes.
     """
+
+    current: ClassVar[Guard | None] = None
 
     def __init__(self, queues: Sequence[str], clock: Clock | None = None) -> None:
         self._clock: Clock = clock or SystemClock()
@@ -98,6 +105,10 @@ class Guard:
                 self._ends[place + _TRUST] = 0.0
         self._look()
 
+    def announce_end(self, queue: str, token: int) -> None:
+        """Let the running message of a term know that the term ends."""
+        self._numbers[self._places[queue] + _ENDING] = token
+
     def runs(self, queue: str) -> bool:
         """Whether a living process runs a message of the queue."""
         pid = self._numbers[self._places[queue] + _PID]
@@ -110,6 +121,15 @@ class Guard:
         return True
 
     # -- the process that runs the message
+
+    def is_ending(self, queue: str, token: int) -> bool:
+        """Whether the term of a message ends, or is not trusted any more."""
+        place = self._places.get(queue)
+        if place is None:
+            return False
+        if self._numbers[place + _TOKEN] != token or self._numbers[place + _ENDING] == token:
+            return True
+        return self._ends[place + _TRUST] <= self._clock.monotonic()
 
     def begin(self, queue: str, token: int) -> None:
         """Record that a message starts in this process; kill the process if the term is over."""
@@ -171,8 +191,15 @@ class Guard:
             if self._watch is None:
                 # One object per process, because a process has only one alarm.
                 self._watch = _Watch()
+                # The thread stops before the interpreter has ended, and the alarm would end the process then.
+                atexit.register(self._disarm, self._watch)
                 unpatched("_thread", "start_new_thread")(self._look_on, (self._watch,))
             return self._watch
+
+    @staticmethod
+    def _disarm(watch: _Watch) -> None:
+        watch.running.clear()
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def _look_on(self, watch: _Watch) -> None:
         sleep = unpatched("time", "sleep")

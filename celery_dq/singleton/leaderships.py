@@ -316,6 +316,7 @@ class QueueDuties:
         if self._fence is not None and not self._raise_fence(self._fence, term):
             return
         if career is not None:
+            career.term = term
             career.inaugurate(term.token)
         try:
             if term.inaugurated():
@@ -332,6 +333,7 @@ class QueueDuties:
                     if self._leaderships.is_cut_off(term.name, term.token):
                         term.end("the broker does not answer this worker")
         finally:
+            self._guard.announce_end(term.name, term.token)
             self._leaderships.changed()
             self._wait_for_running(term)
             if career is not None:

@@ -28,6 +28,7 @@ class TermReporter:
     def __init__(self, consumer: Any, guard: Guard) -> None:
         self._app = consumer.app
         self._guard = guard
+        Guard.current = guard
         update_strategies = consumer.update_strategies
 
         def update_then_attend() -> None:

@@ -131,6 +131,23 @@ def test_a_failed_inauguration_is_tried_again_with_a_new_token(careers: Recorded
     wait_until(lambda: "ann inaugurates 3" in careers.texts())
 
 
+def test_a_career_can_ask_whether_its_term_ends(careers: RecordedCareers) -> None:
+    diary, runner = careers.hire("ann")
+
+    def execute(message: str) -> bool:
+        assert diary.term is not None
+        assert not diary.term.ended
+        diary.note("executes", message)
+        diary.note("has stopped" if diary.term.wait(20) else "goes on", message)
+        return True
+
+    diary.execute = execute  # type: ignore[method-assign]
+    careers.inbox.put("m1")
+    careers.when("ann executes m1")
+    runner.resign()
+    careers.when("ann has stopped m1")
+
+
 def test_tokens_grow_although_the_server_has_lost_its_data(careers: RecordedCareers) -> None:
     """A receiver that has seen token 1042 refuses lower ones."""
     _, runner = careers.hire("ann", floor=lambda: 1041)

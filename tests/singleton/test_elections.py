@@ -53,6 +53,31 @@ def test_on_the_broker_in_zookeeper_a_queue_has_one_leader(
     assert {entry.token for entry in posting.book.entries()} == {1}
 
 
+def test_on_the_broker_in_zookeeper_a_successor_waits_for_the_message_of_a_killed_leader(
+    open_posting: Callable[..., PostingWorkers], zookeeper: ZooKeeperServer
+) -> None:
+    """The session of the broker may be longer than that of the election, and keeps the dead leader's lock."""
+    place = f"{zookeeper.hosts}/t-{uuid.uuid4().hex[:8]}"
+    posting = open_posting(
+        broker="zookeeper",
+        broker_url=f"dq-zookeeper://{place}",
+        broker_transport_options={"session_timeout": 3},
+        election=f"zookeeper://{place}",
+        dq_election_session=1,
+    )
+    first = posting.worker("threads", 1)
+    with first, posting.worker("threads", 1):
+        posting.send("hold_late", 0)
+        posting.post(range(1, 6), task="post_late")
+        posting.wait_started(0)
+        assert first.process is not None
+        first.process.kill()
+        posting.wait_started(0, times=2, deadline=15)
+        posting.book.release("0")
+        assert posting.finished(6, 20) == list(range(6))
+    assert posting.book.numbers("start") == [0, *range(6)]
+
+
 def test_a_standby_worker_has_nothing_to_hand_over(redis_posting: PostingWorkers) -> None:
     with (
         redis_posting.worker("threads", 1),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -288,3 +290,25 @@ def test_the_guard_looks_now_and_then_and_not_at_every_message() -> None:
         os._exit(0 if clock.asked - before <= 5 * looks else 1)
 
     assert fate(forked(work)) == 0
+
+
+#: A process without pool processes that ends just after a message, and takes longer for that than its term.
+SLOW_END = """
+import sys, time
+from celery_dq.clock import SystemClock
+from celery_dq.singleton.guard import Guard
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(1.0)
+
+sys.slow = Slow()
+guard = Guard(["ledger"])
+guard.trust("ledger", 1, SystemClock().monotonic() + 0.6)
+guard.begin("ledger", 1)
+guard.end("ledger")
+"""
+
+
+def test_a_process_that_ends_after_its_message_ends_well() -> None:
+    assert subprocess.run([sys.executable, "-c", SLOW_END], timeout=60).returncode == 0

@@ -146,6 +146,15 @@ def test_a_resignation_hands_over_within_half_a_second(posting: PostingWorkers) 
     assert posting.overlaps() == 0
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_running_task_can_ask_whether_its_term_ends(redis_posting: PostingWorkers, pool: str) -> None:
+    with redis_posting.worker(pool, 1):
+        redis_posting.send("work_on", 1)
+        redis_posting.wait_started(1)
+        redis_posting.app.control.broadcast("resign", {"queue": QUEUE}, reply=True, timeout=30.0, limit=1)
+        assert redis_posting.finished(1, 10) == [1]
+
+
 @POOLS
 def test_a_requeued_message_goes_before_messages_fetched_after_it(
     redis_posting: PostingWorkers, pool: str, concurrency: int

@@ -18,6 +18,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
@@ -54,6 +55,8 @@ class ZooKeeperSubscription:
         wake: Wakes the fetcher; called from any thread.
         max_deliveries: How many consumers of a message may be lost before it becomes a dead letter; 0 means
             no limit.
+        in_order: Whether no item may be taken before an earlier one, as in a singleton queue. The lock of a
+            dead leader lasts as long as its session.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class ZooKeeperSubscription:
         clock: Clock,
         wake: Callable[[], None],
         max_deliveries: int = 0,
+        in_order: bool = False,
     ) -> None:
         self.queue = queue
         self.nodes = nodes
@@ -73,6 +77,7 @@ class ZooKeeperSubscription:
         self._clock = clock
         self._wake = wake
         self._max_deliveries = max_deliveries
+        self._in_order = in_order
         self._closed = False
         self._backlog: list[str] = []
         self._changed = True
@@ -191,9 +196,12 @@ class ZooKeeperSubscription:
         self._others = {name for name in locked if not self._in_flight.has_locked(self.nodes.lock(name))}
         self._others.intersection_update(names)
         self._suspects.intersection_update(names)
+        served = served_in_order(names)
+        if self._in_order:
+            served = list(takewhile(lambda name: name not in self._others, served))
         self._backlog = [
             name
-            for name in reversed(served_in_order(names))
+            for name in reversed(served)
             if name not in locked
             and not self._in_flight.has_locked(self.nodes.lock(name))
             and self.nodes.item(name) not in self._denied
@@ -232,6 +240,9 @@ class ZooKeeperSubscription:
         self._doubtful += names
         taken = locks.take(self._wanted(names))
         self._others.update(each.name for each in taken.locked)
+        if self._in_order and taken.locked:
+            self._backlog.clear()
+            self._changed = True
         for each in taken.denied:
             self._pass_over(each.item)
         for held in taken.held:

@@ -191,7 +191,9 @@ class Transport(ThreadedTransport):
 
     def _source(self, queue: str, wake: Callable[[], None]) -> ZooKeeperSubscription:
         nodes, most = self.queues.nodes(queue), self.max_deliveries(queue)
-        return ZooKeeperSubscription(queue, nodes, self.in_flight, self.clock, wake, most)
+        leaderships = None if self._app_context is None else self._app_context.leaderships
+        in_order = leaderships is not None and leaderships.is_singleton(queue)
+        return ZooKeeperSubscription(queue, nodes, self.in_flight, self.clock, wake, most, in_order)
 
     def max_deliveries(self, queue: str) -> int:
         """How many consumers of a message may be lost before it is a dead letter; 0 means no limit."""
