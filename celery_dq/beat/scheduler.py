@@ -215,7 +215,8 @@ class ElectedScheduler(Scheduler):
         """Let the wrapped scheduler sort its entries; one that could not be sent is not before the others."""
         self._populate_heap(*args, **kwargs)
         now = self._clock.monotonic()
-        postpone(self._inner, {name: max(until - now, 0.0) for name, (until, _) in self._postponed.items()})
+        waits = {name: until - now for name, (until, _) in self._postponed.items() if until > now}
+        postpone(self._inner, waits)
 
     def reserve(self, entry: Any) -> Any:
         """Number the tick of an entry, and let the wrapped scheduler count the entry as run."""
