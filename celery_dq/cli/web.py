@@ -33,7 +33,8 @@ from celery_dq.errors import ConfigurationError, MissingLibrary
 @click.option(
     "--origin",
     metavar="URL",
-    help="Address that browsers use, when a server with TLS passes their requests on: https://dash.example",
+    help="Address that browsers use, when a server with TLS passes their requests on: https://dash.example, "
+    "or https://example.com/dq below a path of it.",
 )
 @command
 def web(

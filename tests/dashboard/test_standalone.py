@@ -6,6 +6,7 @@ import base64
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -202,7 +203,30 @@ def test_a_port_that_is_taken_is_named() -> None:
             serve(lambda *_: [], "127.0.0.1", port, print)
 
 
-@pytest.mark.parametrize("origin", ["dash.example", "https://", "https://dash.example/dq", "ftp://a"])
+@pytest.mark.parametrize("removes_path", [True, False])
+def test_a_dashboard_below_a_path_of_a_proxy(web: Web, removes_path: bool) -> None:
+    url = web("--allow-changes", "--origin", "https://example.com/ops/dq/")
+    below = "" if removes_path else "/ops/dq"
+    status, text, headers = ask(url, f"{below}/tenant/?queue=push&tenant=a", Host="example.com")
+    assert status == 200
+    addresses = re.findall(r'(?:href|src|action)="(/[^"]*)"', text)
+    assert len(addresses) > 10
+    assert [each for each in addresses if not each.startswith("/ops/dq/")] == []
+    cookie = headers["Set-Cookie"]
+    assert "Path=/ops/dq;" in cookie
+    token = text.partition('csrfmiddlewaretoken" value="')[2].partition('"')[0]
+    given = {"Cookie": cookie.partition(";")[0], "Content_Type": "application/x-www-form-urlencoded"}
+    given |= {"Host": "example.com", "Origin": "https://example.com"}
+    body = f"queue=push&tenant=a&csrfmiddlewaretoken={token}"
+    status, _, headers = ask(url, f"{below}/tenant/pause/", "POST", body, **given)
+    assert (status, headers["Location"].startswith("/ops/dq/tenant/?")) == (302, True)
+    (script,) = (each for each in addresses if "dashboard.js" in each)
+    assert ask(url, below + script.removeprefix("/ops/dq"), Host="example.com")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["dash.example", "https://", "https://dash.example/dq?a=b", "https://dash.example//", "ftp://a"]
+)
 def test_an_origin_has_a_scheme_and_a_host(origin: str) -> None:
     with pytest.raises(ConfigurationError, match="give a scheme and a host"):
         check_origin(origin)

@@ -11,6 +11,7 @@ import binascii
 import hmac
 import ipaddress
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -47,6 +48,8 @@ __all__ = [
 THREADS = 8
 
 urlpatterns = [path("", include("celery_dq.contrib.django.urls"))]
+#: A path of --origin: no query, and no empty part.
+_PATH = re.compile(r"(/[\w.~%-]+)*/?")
 
 
 #: The page for an unknown address. Django finds it by its name.
@@ -168,17 +171,26 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_origin(origin: str) -> str:
-    """Return the origin of a server before this one.
+def check_origin(address: str) -> tuple[str, str]:
+    """Return the origin of a server before this one, and the path below which it has the dashboard, or "".
 
     Raises:
-        ConfigurationError: It is more or less than a scheme and a host.
+        ConfigurationError: The address has no scheme or no host, or more than these and a path.
     """
-    scheme, _, host = origin.partition("://")
+    scheme, _, rest = address.partition("://")
+    host, slash, path = rest.partition("/")
     domain, port = split_domain_port(host)
-    if scheme not in ("http", "https") or not domain or (":" in host.rpartition("]")[2] and not port):
-        raise ConfigurationError(f"--origin {origin}: give a scheme and a host, such as https://dash.example")
-    return origin
+    if (
+        scheme not in ("http", "https")
+        or not domain
+        or (":" in host.rpartition("]")[2] and not port)
+        or not _PATH.fullmatch(slash + path)
+    ):
+        raise ConfigurationError(
+            f"--origin {address}: give a scheme and a host, such as https://dash.example, and a path if the "
+            "dashboard is below one: https://example.com/dq"
+        )
+    return f"{scheme}://{host}", (slash + path).rstrip("/")
 
 
 def application(
@@ -191,8 +203,8 @@ def application(
         host: The address that the server listens on.
         changes: Whether users may change things.
         passwords: Password by user; without any, every client is a user.
-        origin: Scheme and host under which browsers reach a server that passes their requests on; default
-            none.
+        origin: Scheme, host and path under which browsers reach a server that passes their requests on;
+            default none.
 
     Raises:
         ConfigurationError: `origin` has another form, or the app belongs to a Django project without
@@ -200,8 +212,10 @@ def application(
     """
     app.set_default()
     names = [host, "localhost", "127.0.0.1", "[::1]"] if origin or is_loopback(host) else ["*"]
+    path = ""
     if origin:
-        names.append(split_domain_port(check_origin(origin).partition("://")[2])[0])
+        origin, path = check_origin(origin)
+        names.append(split_domain_port(origin.partition("://")[2])[0])
     in_project = settings.configured or bool(os.environ.get("DJANGO_SETTINGS_MODULE"))
     here = "celery_dq.contrib.django"
     wanted: dict[str, Any] = {
@@ -216,13 +230,13 @@ def application(
         "CSRF_TRUSTED_ORIGINS": [origin] if origin else [],
         "CSRF_COOKIE_NAME": "celery_dq_csrf",
         "CSRF_COOKIE_SECURE": bool(origin and origin.startswith("https:")),
-        "CSRF_COOKIE_PATH": "/",
+        "CSRF_COOKIE_PATH": path or "/",
         "CSRF_COOKIE_HTTPONLY": True,
         "CSRF_COOKIE_DOMAIN": None,
         "CSRF_COOKIE_SAMESITE": "Strict",
         "CSRF_USE_SESSIONS": False,
         "CSRF_FAILURE_VIEW": "django.views.csrf.csrf_failure",
-        "FORCE_SCRIPT_NAME": None,
+        "FORCE_SCRIPT_NAME": path or None,
         "USE_TZ": True,
         "DEBUG": False,
         SERVED_APP: app,
@@ -258,7 +272,11 @@ def serve(wsgi: Any, host: str, port: int, ready: Callable[[str], None]) -> None
     import waitress
 
     try:
-        server = waitress.create_server(wsgi, host=host, port=port, threads=THREADS, ident=None)
+        # The server before this one may leave the path in the requests, or remove it.
+        prefix = settings.FORCE_SCRIPT_NAME or ""
+        server = waitress.create_server(
+            wsgi, host=host, port=port, threads=THREADS, ident=None, url_prefix=prefix
+        )
     except (OSError, ValueError) as exc:
         reason = f"--host {host} --port {port}: no server can listen there: {exc}"
         raise ConfigurationError(f"{reason}; give another one, --port 0 takes a free port") from exc
