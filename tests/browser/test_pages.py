@@ -62,7 +62,7 @@ def violations(page: Page) -> list[str]:
 
 def test_every_page_is_accessible_and_has_no_error(busy: Any, look: Look) -> None:
     (waiting,), (dead,) = busy.dq.queues["push"].peek(1), busy.dq.dead_letters["push"].list(1)
-    for options in ({}, {"dark": True}, {"width": 390, "phone": True}):
+    for options in ({}, {"dark": True}, {"width": 320, "phone": True}):
         with look("all", **options) as window:
             for path, there in PAGES.items():
                 window.page.goto(path.format(waiting=waiting.id, dead=dead.id))
@@ -102,6 +102,22 @@ def test_a_quota_is_changed_with_the_keyboard_alone(busy: Any, look: Look) -> No
         # A reload or a bookmark does not show the notice again.
         assert "notice" not in page.url
         assert window.problems == []
+
+
+def test_a_form_keeps_what_was_typed_after_an_error(busy: Any, look: Look) -> None:
+    with look("all") as window:
+        page = window.page
+        page.goto(TENANT)
+        page.get_by_label("Rate").fill("33/y")
+        page.get_by_label("Weight").fill("2.5")
+        for _ in range(2):
+            page.get_by_role("button", name="Preview the change").click()
+            page.get_by_role("link", name="Go back").click()
+            assert page.get_by_label("Rate").input_value() == "33/y"
+            assert page.get_by_label("Weight").input_value() == "2.5"
+        # Another look at the page has the values of the broker.
+        page.goto(TENANT)
+        assert page.get_by_label("Rate").input_value() == "20/s"
 
 
 def test_shortcuts_lead_through_the_dashboard(busy: Any, look: Look) -> None:

@@ -15,6 +15,30 @@
     here.searchParams.delete("notice");
     history.replaceState(null, "", here);
   }
+  // After an error, the form that the user comes back to has what was typed. It stays in this tab.
+  const kept = sessionStorage.getItem("typed");
+  if (document.querySelector(".failure")) {
+    if (kept) sessionStorage.setItem("failed", "1");
+  } else {
+    if (kept && sessionStorage.getItem("failed")) {
+      const [action, fields] = JSON.parse(kept);
+      for (const form of document.forms) {
+        if (form.action !== action || form.method !== "post") continue;
+        for (const [name, value] of fields) {
+          const input = form.elements.namedItem(name);
+          if (input && input.type !== "hidden" && "value" in input) input.value = value;
+        }
+      }
+    }
+    sessionStorage.removeItem("typed");
+    sessionStorage.removeItem("failed");
+  }
+  document.addEventListener("submit", ({ target }) => {
+    if (target.method !== "post") return;
+    const fields = [...new FormData(target)].filter(([name]) => name !== "csrfmiddlewaretoken");
+    sessionStorage.setItem("typed", JSON.stringify([target.action, fields]));
+  });
+
   // A replay asks for one step after the other, until the user leaves the page or its answer has no form.
   async function replay(section) {
     for (;;) {

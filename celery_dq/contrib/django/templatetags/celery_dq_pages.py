@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -20,6 +21,8 @@ register = template.Library()
 register.simple_tag(asset_address)
 register.simple_tag(plots)
 
+#: A time with its zone, as sentences of the API and the command line have it.
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{3}(?:\d{3})?)?[+-]\d\d:\d\d")
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
@@ -63,6 +66,12 @@ def count(value: Any) -> str:
 def clock(value: datetime | None) -> str:
     """Return a time in UTC; a dash for None."""
     return "–" if value is None else value.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+@register.filter
+def times(sentence: object) -> str:
+    """Return a sentence with its times in the form of the other ones."""
+    return _TIME.sub(lambda found: clock(datetime.fromisoformat(found[0])), str(sentence))
 
 
 @register.filter
