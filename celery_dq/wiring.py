@@ -16,6 +16,7 @@ from celery_dq.app.publishing.direct_stage import DirectStage
 from celery_dq.app.publishing.pipeline import CallPipeline, CelerysWay, Stage
 from celery_dq.app.publishing.template_stage import TemplateStage
 from celery_dq.app.request_attributes import define_attributes
+from celery_dq.errors import InvalidRequest
 from celery_dq.transport.aliases import register_transports, schemes_in
 
 __all__ = ["equip_every_app", "register_transports", "setup"]
@@ -63,7 +64,12 @@ def setup(app: Any) -> Any:
 
     Returns:
         The same app.
+
+    Raises:
+        InvalidRequest: `app` is no Celery app.
     """
+    if not hasattr(app, "send_task"):
+        raise InvalidRequest(f"setup({app!r}): give the Celery app, such as celery_dq.setup(app)")
     register_transports()
     define_attributes()
     dq_of(app)

@@ -11,6 +11,7 @@ from functools import wraps
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from unicodedata import combining, east_asian_width
 
 import click
 import redis
@@ -140,9 +141,15 @@ def show_table(as_json: bool, rows: Sequence[Any], columns: Iterable[str], nothi
         return
     names = [name for name in columns if hasattr(rows[0], name)]
     cells = [names, *([cell(getattr(row, name)) for name in names] for row in rows)]
-    widths = [max(len(line[place]) for line in cells) for place in range(len(names))]
+    widths = [max(_columns(line[place]) for line in cells) for place in range(len(names))]
     for line in cells:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        padded = (text + " " * (width - _columns(text)) for text, width in zip(line, widths, strict=True))
+        click.echo("  ".join(padded).rstrip())
+
+
+def _columns(text: str) -> int:
+    """Return how many columns of a terminal a text takes: two of a wide character, 0 of a combining one."""
+    return sum(0 if combining(each) else 2 if east_asian_width(each) in ("W", "F") else 1 for each in text)
 
 
 def cell(value: Any) -> str:

@@ -272,10 +272,18 @@ def quota_copy(
     if wanted == LiveQuotas():
         raise InvalidRequest(f"{queue!r} has no live quotas to copy; in force there: {dq.quotas.get(queue)}.")
     with dq.quotas.in_environment(str(to_environment)) if is_elsewhere else nullcontext(dq.quotas) as there:
-        _make(there, as_json, there.changes(target, wanted), dry_run, yes)
+        note = " Quotas of the settings and pauses are not copied."
+        _make(there, as_json, there.changes(target, wanted), dry_run, yes, note)
 
 
-def _make(quotas_api: QuotasApi, as_json: bool, changes: list[QuotaChange], dry_run: bool, yes: bool) -> None:
+def _make(
+    quotas_api: QuotasApi,
+    as_json: bool,
+    changes: list[QuotaChange],
+    dry_run: bool,
+    yes: bool,
+    more: str = "",
+) -> None:
     """Show changes, ask, and make them."""
     asks = bool(changes) and not (dry_run or yes)
     if asks or not as_json:
@@ -290,4 +298,4 @@ def _make(quotas_api: QuotasApi, as_json: bool, changes: list[QuotaChange], dry_
         with reported_progress(as_json, "made", "change", len(changes)) as on_progress:
             made = quotas_api.make(changes, on_progress=on_progress)
     text = f"{counted(len(changes), 'change')}{', none' if dry_run else ''} made."
-    show(as_json, {"changes": changes, "made": made}, text if changes else "No difference.")
+    show(as_json, {"changes": changes, "made": made}, text + more if changes else "No difference.")

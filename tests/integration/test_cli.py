@@ -164,6 +164,17 @@ def test_a_hostile_name_does_not_reach_the_terminal(run: Run, shop: Any) -> None
     assert len(output.splitlines()) == 2
 
 
+def test_wide_characters_take_two_columns_of_a_table(run: Run, shop: Any) -> None:
+    send(shop, "\u6771\u4eac", "e\u0301t", "acme")
+    lines = run("tenants", "push").stdout.splitlines()
+
+    assert len(lines) == 4
+    states = [
+        line.replace("\u0301", "").replace("\u6771\u4eac", "wide").index("eligible") for line in lines[1:]
+    ]
+    assert len(set(states)) == 1, lines
+
+
 def test_claims(run: Run, shop: Any, tmp_path: Path) -> None:
     call = shop.tasks["notify"].apply_async(("a",), dedup={"key": "{merchant}"})
     (row,) = data(run("dedup", "list", "push", "--json"))

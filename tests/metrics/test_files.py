@@ -92,7 +92,7 @@ def test_promtool_accepts_the_metrics_of_a_scrape(make_app: MakeApp, serve: Serv
 
 
 def test_promtool_accepts_the_rules_and_the_queries_of_the_dashboard(tmp_path: Path) -> None:
-    assert "9 rules found" in promtool("check", "rules", str(FILES / "alerts.yml"))
+    assert "10 rules found" in promtool("check", "rules", str(FILES / "alerts.yml"))
     queries = [
         query.replace("$__rate_interval", "1m").replace("$queue", "push")
         for query in dashboard_queries()
@@ -107,6 +107,7 @@ def test_promtool_accepts_the_rules_and_the_queries_of_the_dashboard(tmp_path: P
 #: Alert -> series by which it fires after two hours, and by which it does not.
 CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "CeleryDQBrokerDown": ({"celery_dq_up": "0x120"}, {"celery_dq_up": "1x120"}),
+    "CeleryDQExporterGone": ({"celery_dq_up": "1x60"}, {"celery_dq_up": "0x120"}),
     "CeleryDQElectionsDown": (
         {"celery_dq_up": "1x120", "celery_dq_elections_up": "0x120"},
         {"celery_dq_up": "0x120", "celery_dq_elections_up": "0x120"},

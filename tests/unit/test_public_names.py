@@ -49,3 +49,9 @@ print(getattr(index, _ATTRIBUTE).key)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("{sku}\n", "")
+
+
+@pytest.mark.parametrize("wrong", [None, "shop", celery_dq])
+def test_setup_names_what_is_no_app(wrong: object) -> None:
+    with pytest.raises(celery_dq.InvalidRequest, match=r"^setup\(.*: give the Celery app"):
+        celery_dq.setup(wrong)
