@@ -20,6 +20,7 @@ __all__ = [
     "BrokerNodes",
     "LeadershipNodes",
     "QueueNodes",
+    "ROOT",
     "guid_of",
     "leaderships",
     "sequence_of",

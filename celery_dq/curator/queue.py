@@ -23,7 +23,7 @@ from celery_dq.curator.taking import ItemTaker
 from celery_dq.curator.writer import Listener, Put, Writer
 from celery_dq.errors import ConfigurationError, QueueEmpty
 from celery_dq.per_process import PerProcess
-from celery_dq.znodes import JOURNALS
+from celery_dq.znodes import JOURNALS, ROOT
 from celery_dq.zookeeper.idempotent_writer import IdempotentWriter
 from celery_dq.zookeeper.session import Session
 
@@ -359,4 +359,8 @@ def check_path(name: str, path: str) -> None:
     if not parts or not path.startswith("/") or any(part in {"", ".", ".."} for part in parts):
         raise ConfigurationError(
             f"{name} = {path!r} is invalid: give an absolute path such as '/queues/mail'"
+        )
+    if parts[0] == ROOT[1:]:
+        raise ConfigurationError(
+            f"{name} = {path!r} is a place of celery-dq's own nodes ({ROOT}): give another path"
         )

@@ -104,7 +104,7 @@ def test_a_quota_is_changed_with_the_keyboard_alone(busy: Any, look: Look) -> No
         assert window.problems == []
 
 
-def test_a_form_keeps_what_was_typed_after_an_error(busy: Any, look: Look) -> None:
+def test_a_form_keeps_its_input_after_an_error(busy: Any, look: Look) -> None:
     with look("all") as window:
         page = window.page
         page.goto(TENANT)

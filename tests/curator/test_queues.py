@@ -277,6 +277,8 @@ def test_unusable_options_are_refused(hosts: str) -> None:
     for options, message in (
         ({"path": "queue"}, "path = 'queue'"),
         ({"path": "/"}, "path = '/'"),
+        ({"path": "/dq"}, "celery-dq's own nodes"),
+        ({"lock_path": "/dq/online/locks"}, "lock_path = '/dq/online/locks' is a place of"),
         ({"lock_path": "/queue"}, "lock_path = '/queue'"),
         ({"on_failure": "retry"}, "on_failure = 'retry'"),
         ({"max_items": 0}, "max_items = 0"),

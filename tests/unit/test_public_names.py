@@ -52,6 +52,6 @@ print(getattr(index, _ATTRIBUTE).key)
 
 
 @pytest.mark.parametrize("wrong", [None, "shop", celery_dq])
-def test_setup_names_what_is_no_app(wrong: object) -> None:
+def test_setup_refuses_other_objects_than_an_app(wrong: object) -> None:
     with pytest.raises(celery_dq.InvalidRequest, match=r"^setup\(.*: give the Celery app"):
         celery_dq.setup(wrong)
