@@ -7,7 +7,9 @@ answers other commands on new connections, or it does not.
 
 from __future__ import annotations
 
-__all__ = ["MOST_LOSSES", "LostAttempts"]
+import re
+
+__all__ = ["MOST_LOSSES", "LostAttempts", "means_too_large"]
 
 #: Attempts in a row after whose losses the message is the reason. A storm that closes every second connection
 #: loses them, and spares the commands in between, once in 4,000 rows.
@@ -48,3 +50,8 @@ class LostAttempts:
     def pause_s(self) -> float:
         """Seconds to wait before the next attempt."""
         return 0.0 if self.count < 2 else FIRST_PAUSE_S * 2.0 ** (self.count - 2)
+
+
+def means_too_large(answer: str) -> bool:
+    """Whether a server or a proxy refused a message for its size, and will refuse it again."""
+    return bool(re.search(r"too (large|big|long)\b|larger than|exceeds .*(limit|maximum|size)", answer, re.I))

@@ -15,12 +15,12 @@ from celery_dq.clock import SystemClock
 from celery_dq.errors import ConfigurationError, InvalidMessage, described
 from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.kombu_sender import KombuSender, unpack_headers
-from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishRefused
+from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishInterrupted, PublishRefused
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import OutgoingRecord
-from celery_dq.transport.redis.store.refusals import BrokerOverloaded
+from celery_dq.transport.redis.store.refusals import BrokerOverloaded, MessageRefused, PushInterrupted
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 from celery_dq.transport.stamped_message import stamp
 
@@ -112,12 +112,15 @@ class AppSender:
             self._declare(channel, name)
             # A message has the fields of an `OutgoingRecord`, with an encoded id.
             channel.publisher.deliver(name, producer, cast(Sequence[OutgoingRecord], messages))
+        except PushInterrupted as error:
+            self.close()
+            raise PublishInterrupted(str(error)) from error
         except _PASSING as error:
             self.close()
             raise BrokerUnreachable(described(error)) from error
         except BrokerOverloaded as error:
             raise BrokerUnreachable(str(error)) from error
-        except (InvalidMessage, ConfigurationError) as error:
+        except (InvalidMessage, ConfigurationError, MessageRefused) as error:
             # Nothing but another call mends it, so the messages behind it must not wait.
             raise PublishRefused(str(error)) from error
 

@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from celery_dq.errors import described
+from celery_dq.lost_attempts import LostAttempts
 from celery_dq.native import leave_green_hub, unpatched
 from celery_dq.producer.buffer import BufferedMessage, Lane
 from celery_dq.producer.message_store import MessageStore
 from celery_dq.producer.sender import (
     BrokerUnreachable,
     PublishDeferred,
+    PublishInterrupted,
     PublishRefused,
     Sender,
     State,
@@ -115,6 +117,8 @@ class Flusher:
         #: Class of the last unexpected error; None after a round without one.
         self._stumbled: type[Exception] | None = None
         self.last_error = ""
+        #: By producer sequence: the attempts whose connections were closed.
+        self._losses: dict[bytes, LostAttempts] = {}
         self._delay = FIRST_DELAY_S
         self._stopping = False
         #: Number of the last search that a caller asked for.
@@ -252,8 +256,11 @@ class Flusher:
         except BrokerUnreachable as error:
             failures = lane.failures
             if error.sent:
+                self._losses.pop(lane.producer, None)
                 self.hooks.delivered(self.outbox.done(lane, count=error.sent))
-            if isinstance(error, PublishDeferred):
+            if isinstance(error, PublishInterrupted):
+                self._interrupted(lane, error)
+            elif isinstance(error, PublishDeferred):
                 self._later(lane, 0 if error.sent else failures, error)
             else:
                 self._down(error)
@@ -269,6 +276,7 @@ class Flusher:
                 )
                 self.last_error = ""
             self._delay = FIRST_DELAY_S
+            self._losses.pop(lane.producer, None)
             self.hooks.delivered(self.outbox.done(lane))
 
     def _later(self, lane: Lane, failures: int, error: Exception) -> None:
@@ -284,7 +292,20 @@ class Flusher:
         self.last_error = described(error)
         self.outbox.failed(lane, delay)
 
+    def _interrupted(self, lane: Lane, error: PublishInterrupted) -> None:
+        """Send the batch again, at last in halves, until one message alone has lost each of its attempts."""
+        losses = self._losses.setdefault(lane.producer, LostAttempts())
+        if losses.lost():
+            del self._losses[lane.producer]
+            reason = f"{error}. Each of {losses.count} attempts ended so, and other commands were answered"
+            self._refused(lane, PublishRefused(reason))
+            return
+        if losses.count > 1 and self.outbox.split(lane):
+            losses.broker_failed()
+        self.outbox.failed(lane, losses.pause_s)
+
     def _down(self, error: BrokerUnreachable) -> None:
+        self._losses.clear()
         if not self.last_error:
             logger.warning(
                 "The broker does not answer; buffered messages (%d) are kept and sent later: %s",

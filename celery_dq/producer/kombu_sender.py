@@ -17,9 +17,16 @@ from kombu.utils.json import dumps, loads
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.compat.kombu_publishing import is_py_amqp, publish_prepared
 from celery_dq.errors import CorruptRecord, InvalidMessage, described
+from celery_dq.lost_attempts import means_too_large
 from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.confirms import Confirms, Nacked
-from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishDeferred, PublishRefused
+from celery_dq.producer.sender import (
+    Addressed,
+    BrokerUnreachable,
+    PublishDeferred,
+    PublishInterrupted,
+    PublishRefused,
+)
 
 __all__ = ["KombuSender", "unpack_headers"]
 
@@ -105,9 +112,10 @@ class KombuSender:
 
     def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> None:
         """See :meth:`celery_dq.producer.sender.Sender.send`."""
-        sent = 0
+        sent, is_open = 0, False
         try:
             publisher = self._open()
+            is_open = True
             if getattr(publisher, "supports_batch_publish", False):
                 with publisher.batch(max_size=max(len(messages), 1)):
                     for message in messages:
@@ -124,17 +132,23 @@ class KombuSender:
             raise PublishDeferred(
                 str(error), 0 if self._confirms is None else self._confirms.confirmed
             ) from error
-        except self._lost() as error:
-            sent = sent if self._confirms is None else self._confirms.confirmed
-            self.close()
-            raise BrokerUnreachable(described(error), sent) from error
         except Exception as error:
+            sent = sent if self._confirms is None else self._confirms.confirmed
+            lost = self._lost()
             # The state of the channel is unknown: a virtual channel of kombu stays open, an AMQP channel does
             # not.
-            sent = sent if self._confirms is None else self._confirms.confirmed
             self.close()
+            # The error of a batch of kombu has the reason as its cause.
+            reason = error if isinstance(error, lost) else error.__cause__ or error
+            if isinstance(reason, lost):
+                # The timeouts of redis-py are not those of Python.
+                timed_out = any("Timeout" in each.__name__ for each in type(reason).__mro__)
+                kind = PublishInterrupted if is_open and not timed_out else BrokerUnreachable
+                raise kind(described(reason), sent) from error
             if sent:
-                raise BrokerUnreachable(described(error), sent) from error
+                raise PublishDeferred(described(reason), sent) from error
+            if means_too_large(str(reason)):
+                raise PublishRefused(described(reason)) from error
             raise
 
     def _publish_and_confirm(

@@ -15,6 +15,7 @@ from celery_dq.producer.buffer import BufferedMessage
 __all__ = [
     "Addressed",
     "PublishDeferred",
+    "PublishInterrupted",
     "PublishRefused",
     "Sender",
     "State",
@@ -48,6 +49,10 @@ class BrokerUnreachable(DQError):
 
 class PublishDeferred(BrokerUnreachable):
     """The broker answers, but does not accept the messages of this lane now. Only this lane waits."""
+
+
+class PublishInterrupted(BrokerUnreachable):
+    """The broker answered on a new connection, which was closed at this batch. Only this lane waits."""
 
 
 class PublishRefused(DQError):
@@ -94,9 +99,10 @@ class Sender(Protocol):
             messages: The batch, in order.
 
         Raises:
-            NotNow: The batch must be sent again later; other lanes are not affected.
-            Unreachable: The batch must be sent again later; all lanes wait.
-            Refused: The batch will never be accepted, and no message of it was stored.
+            PublishDeferred: The batch must be sent again later; other lanes are not affected.
+            PublishInterrupted: The same; the batch itself may be the reason.
+            BrokerUnreachable: The batch must be sent again later; all lanes wait.
+            PublishRefused: The batch will never be accepted, and no message of it was stored.
             Exception: Any other error is handled as `PublishDeferred`.
         """
 

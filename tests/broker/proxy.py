@@ -28,6 +28,8 @@ class Proxy:
         self.cut_requests: bytes = b""
         self.cuts_left = 0
         self.cut = 0
+        #: Sent to the client before its connection is cut.
+        self.last_words = b""
         #: How many requests are forwarded before the next one is cut, or its answer dropped; None: all are.
         self.requests_left: int | None = None
         self.drops_answer = False
@@ -75,6 +77,7 @@ class Proxy:
                 if self.cut_requests and self.cut_requests in data and self.cuts_left > 0:
                     self.cuts_left -= 1
                     self.cut += 1
+                    client.sendall(self.last_words)
                     break
                 if self.requests_left is not None:
                     self.requests_left -= 1

@@ -185,6 +185,25 @@ def test_a_batch_is_confirmed_up_to_the_first_message_that_the_broker_refuses(
         channel.queue_delete(queue)
 
 
+def test_only_the_message_above_the_limit_of_the_broker_is_not_sent(
+    rabbitmq_server: RabbitMQServer, tmp_path: Path, queue: str
+) -> None:
+    rabbitmq_server.control("eval", "application:set_env(rabbit, max_message_size, 100000).")
+    shop = Shop(rabbitmq_server.url(), tmp_path / "spill", queue)
+    try:
+        shop.call(20)
+        poison = shop.task.apply_async(("x" * 200_000,))
+        shop.call(20)
+        assert shop.app.dq.buffer.flush(40) == 0
+        (kept,) = shop.app.dq.buffer.quarantine()
+    finally:
+        rabbitmq_server.control("eval", "application:unset_env(rabbit, max_message_size).")
+        shop.close()
+    assert [message.id for message in kept.messages] == [poison.id]
+    assert shop.delivered == shop.called
+    assert list(dict.fromkeys(drain(rabbitmq_server.url(), queue))) == shop.called
+
+
 def test_a_message_that_a_full_queue_refuses_waits_in_the_buffer(
     rabbitmq_server: RabbitMQServer, shop: Shop, queue: str
 ) -> None:

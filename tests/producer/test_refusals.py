@@ -14,10 +14,12 @@ from kombu import Connection, Exchange, Producer, Queue, pools
 from kombu.exceptions import OperationalError
 
 from celery_dq.keys import PartitionKeys
+from celery_dq.producer import spill_log
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.aliases import register_transports
 from celery_dq.transport.redis.store.refusals import BrokerRefused
+from tests.broker.proxy import Proxy
 from tests.producer.conftest import MakeApp
 
 Trouble = Callable[[Any], AbstractContextManager[Any]]
@@ -212,6 +214,73 @@ def test_a_buffered_message_waits_until_the_server_takes_it(app: Any, admin: Any
         assert app.dq.buffer.flush(30) == 0
     assert app.dq.buffer.inspect().counters["rejected"] == 0
     assert app.dq.queues["celery"].depth == 1 + len(TROUBLES)
+
+
+def large_for_redis(setting: str) -> Iterator[tuple[str, int]]:
+    with RedisServer() as server, redis.Redis(port=server.port) as client:
+        client.config_set(setting, "1mb")
+        yield server.url(), 3_000_000
+
+
+def cut_by_a_proxy(answer: bytes) -> Iterator[tuple[str, int]]:
+    with RedisServer() as server, Proxy(server.port) as proxy:
+        proxy.cut_requests, proxy.cuts_left, proxy.last_words = b"poison", 1_000_000, answer
+        yield f"redis://127.0.0.1:{proxy.port}/0", 10
+
+
+LIMITS: dict[str, Callable[[], Iterator[tuple[str, int]]]] = {
+    "Redis closes the connection": lambda: large_for_redis("client-query-buffer-limit"),
+    "Redis answers and closes": lambda: large_for_redis("proto-max-bulk-len"),
+    "a proxy closes the connection": lambda: cut_by_a_proxy(b""),
+    "a proxy answers and closes": lambda: cut_by_a_proxy(b"-ERR request too large\r\n"),
+}
+
+
+@pytest.mark.parametrize("scheme", ["dq-redis", "redis"])
+@pytest.mark.parametrize("limit", LIMITS)
+def test_one_message_that_is_never_taken_stops_no_other(make_app: MakeApp, scheme: str, limit: str) -> None:
+    with contextmanager(LIMITS[limit])() as (url, size):
+        app: Any = make_app(
+            url.replace("redis", scheme, 1),
+            dq_buffer_linger="50ms",
+            broker_transport_options={"socket_timeout": 5},
+        )
+        refused: list[tuple[str, str]] = []
+        app.dq.buffer.on_error(lambda error, message, state: refused.append((message.task_id, state)))
+        with app.dq.buffer.buffered(timeout=40):
+            for number in range(30):
+                app.send_task("job", task_id=f"a{number}", queue="a")
+                if number == 17:
+                    app.send_task("job", ("x" * size,), task_id="poison", queue="a")
+                app.send_task("job", task_id=f"b{number}", queue="b")
+        assert len(app.dq.buffer) == 0
+        assert refused == [("poison", "rejected")]
+        (kept,) = app.dq.buffer.quarantine()
+        assert [message.id for message in kept.messages] == ["poison"]
+        assert app.dq.buffer.inspect().counters["delivered"] == 60
+        if scheme == "dq-redis":
+            found = [message.id for message in app.dq.queues["a"].peek(100)]
+            assert found == [f"a{number}" for number in range(30)]
+
+
+def test_the_folder_of_a_dead_process_with_such_a_message_is_sent_by_a_neighbour(make_app: MakeApp) -> None:
+    with contextmanager(LIMITS["a proxy closes the connection"])() as (url, _):
+        app: Any = make_app(url.replace("redis", "dq-redis"))
+        dead = app.dq.buffer.producer
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(spill_log, "process_name", lambda: "1.1.0")
+            dead.start()
+            dead._own.flusher.stop(30)
+            for task_id in ("a0", "poison", "a1"):
+                app.send_task("job", task_id=task_id, queue="a")
+        dead.close(0)
+        neighbour: Any = make_app(url.replace("redis", "dq-redis"))
+        neighbour.send_task("job", task_id="b0", queue="b")
+        neighbour.dq.buffer.replay()
+        assert neighbour.dq.buffer.flush(40) == 0
+        assert [message.id for message in neighbour.dq.queues["a"].peek()] == ["a0", "a1"]
+        assert neighbour.dq.queues["b"].depth == 1
+        assert len(neighbour.dq.buffer.quarantine()) == 1
 
 
 def test_kombus_producer_raises_kombus_error(server: RedisServer, admin: Any) -> None:

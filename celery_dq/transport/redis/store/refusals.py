@@ -16,6 +16,7 @@ import redis
 from kombu.exceptions import OperationalError
 
 from celery_dq.errors import DQError, InvalidMessage
+from celery_dq.lost_attempts import means_too_large
 from celery_dq.outage import Outage
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
@@ -208,6 +209,8 @@ def _named(error: redis.ResponseError) -> DQError:
     if text.startswith("DQINVALID"):
         return InvalidMessage(text)
     meaning = _meaning_of(error)
+    if meaning is None and means_too_large(text):
+        return MessageRefused(f"The request was refused: {_TOO_LARGE} (the answer: {text})")
     if meaning is None:
         return BrokerRefused(f"Redis refused the request: {text}")
     return meaning.error(f"{meaning.text} (Redis says: {text})")
