@@ -12,12 +12,12 @@ import dataclasses
 import json
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from celery_dq.clock import Clock, SystemClock
+from celery_dq.private_files import read_file
 
 __all__ = ["ProbeAnswer", "ProbeState", "WITHIN_S", "ask_probe", "start_of"]
 
@@ -59,7 +59,8 @@ class ProbeState:
             ValueError: It is no such file.
             TypeError: It is no such file.
         """
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
+        data = read_file(path, is_trusted=os.geteuid() != 0)
+        return cls(**json.loads(data))
 
     def write(self, path: Path) -> None:
         """Replace the file in one step, so that no reader sees a part of it.
@@ -67,10 +68,16 @@ class ProbeState:
         Raises:
             OSError: The file cannot be written.
         """
-        # Another thread may write, too.
-        beside = path.with_name(f"{path.name}.{self.pid}.{threading.get_ident()}")
-        beside.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
-        beside.replace(path)
+        # Another thread may write, too, and another user may know the name of the process.
+        beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                json.dump(dataclasses.asdict(self), file)
+            beside.replace(path)
+        except OSError:
+            beside.unlink()
+            raise
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from celery_dq.errors import CorruptRecord, InvalidRequest
+from celery_dq.private_files import read_file
 from celery_dq.producer.buffer import BufferedMessage
-from celery_dq.producer.quarantine import read_contents
+from celery_dq.producer.quarantine import QuarantineContents, read_contents
 from celery_dq.producer.spill_log import SpillLog
 from celery_dq.transport.message_record import MessageRecord
 
@@ -80,12 +81,15 @@ def quarantined_file(folder: Path | None, name: str) -> QuarantinedFile:
 
 
 def _look_at(path: Path) -> QuarantinedFile:
-    data, status = path.read_bytes(), path.stat()
-    contents = read_contents(data)
+    status = path.stat(follow_symlinks=False)
+    try:
+        contents = read_contents(read_file(path, is_trusted=False))
+    except OSError as error:
+        contents = QuarantineContents("", (), str(error.strerror or error), b"")
     at = datetime.fromtimestamp(status.st_mtime, timezone.utc)
     queue = contents.destination.partition("/")[2] if contents.destination.startswith("p") else ""
     described = tuple(_described(queue, each) for each in contents.messages)
-    return QuarantinedFile(path.name, path, len(data), at, described, contents.problem)
+    return QuarantinedFile(path.name, path, status.st_size, at, described, contents.problem)
 
 
 def _described(queue: str, message: BufferedMessage) -> QuarantinedMessage:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from celery_dq.errors import CorruptSegment
+from celery_dq.private_files import read_file
+from celery_dq.producer.folder_lock import FolderLock
 from celery_dq.producer.segment import read_header, scan
 from celery_dq.producer.spill_log import SUFFIX, SpillLog, process_name
 
@@ -127,20 +129,23 @@ def _look_at(folder: Path) -> Owner:
             oldest = min(oldest, written_at)
         # A file that is being written may end with an incomplete record, which counts as damage for a moment.
         damaged += bool(found.problem)
-    return Owner(folder.name, _state_of(folder.name), pending, size, max(now - oldest, 0.0), damaged)
+    return Owner(folder.name, _state_of(folder), pending, size, max(now - oldest, 0.0), damaged)
 
 
 def _files(folder: Path) -> Iterator[tuple[bytes, float]]:
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         with suppress(OSError):  # its messages were delivered meanwhile
-            yield path.read_bytes(), path.stat().st_mtime
+            yield read_file(path, is_trusted=False), path.stat().st_mtime
 
 
-def _state_of(name: str) -> OwnerState:
-    process = name.partition("-")[0]
+def _state_of(folder: Path) -> OwnerState:
+    with suppress(OSError):
+        if FolderLock.is_own(folder.stat(follow_symlinks=False)):
+            return "this process"
+    process = folder.name.partition("-")[0]
     ours = process_name()
     if process == ours:
-        return "this process"
+        return "dead"  # an earlier process of this container had the same pid and start time
     pid, _, rest = process.partition(".")
     started, _, host = rest.rpartition(".")
     if host != ours.rpartition(".")[2] or not pid.isdecimal():

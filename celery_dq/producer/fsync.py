@@ -32,7 +32,8 @@ def make_folder(folder: Path) -> None:
         if each.exists():
             break
         missing.append(each)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in reversed(missing):
+        each.mkdir(0o700, exist_ok=True)
     for each in missing:
         _sync_names(each.parent)
 

@@ -254,6 +254,13 @@ class SegmentIndex:
                 found.append((orphan, segments))
             else:
                 orphan.close()
+        if self.log.refused is not None:
+            failed = True
+            self._unreadable.began(
+                "Spill log %s has messages of dead processes that are not sent (will retry): %s.",
+                self.log.root,
+                self.log.refused.strerror or self.log.refused,
+            )
         if not failed:
             self._unreadable.over("All folders of spill log %s can be read again.", self.log.root)
         return found

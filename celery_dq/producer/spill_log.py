@@ -17,16 +17,15 @@ import contextlib
 import errno
 import logging
 import os
-import shutil
 import socket
-import stat
 import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from celery_dq.errors import CorruptSegment, SpillFailed
-from celery_dq.producer.folder_lock import LOCK, OPEN, is_marked, lock_file, mark, unlock_orphan
+from celery_dq.private_files import check_parents, open_folder, read_file
+from celery_dq.producer.folder_lock import OPEN, FolderLock
 from celery_dq.producer.fsync import make_folder, sync_data, sync_folder
 from celery_dq.producer.segment import (
     FileHeader,
@@ -187,7 +186,7 @@ class Segment:
 
     def read(self) -> SegmentScan:
         """Read the records back, without the header, which this process knows. May raise OSError."""
-        found = scan(_read(self.path)[: self.size], self.header_size, self.seed)
+        found = scan(read_file(self.path)[: self.size], self.header_size, self.seed)
         missing = self.count - len(found.records)
         problem = found.problem or ("the end of the file is missing" if missing else "")
         return found._replace(problem=problem, missing=missing)
@@ -197,21 +196,21 @@ class StoredSegment:
     """A file of a dead process, with at least one message."""
 
     count = 1
-    __slots__ = ("header", "path", "size")
+    __slots__ = ("_folder", "header", "path")
 
-    def __init__(self, path: Path, header: FileHeader, size: int) -> None:
-        self.path = path
+    def __init__(self, folder: FolderLock, name: str, header: FileHeader) -> None:
+        self._folder = folder
+        self.path = folder.path / name
         self.header = header
-        self.size = size
 
     def unlink(self) -> None:
         """Remove the file, whose records are delivered."""
         with contextlib.suppress(OSError):
-            self.path.unlink()
+            os.unlink(self.path.name, dir_fd=self._folder.folder)
 
     def read(self) -> SegmentScan:
         """Read the records. May raise OSError or CorruptSegment."""
-        data = _read(self.path)
+        data = read_file(self.path.name, self._folder.folder)
         _, start, seed = read_header(data)
         return scan(data, start, seed)
 
@@ -219,38 +218,33 @@ class StoredSegment:
 class Orphan:
     """The adopted folder of a dead process. No other process can adopt it until :meth:`close`."""
 
-    def __init__(self, folder: Path, lock: int, log: SpillLog) -> None:
-        self.folder = folder
+    def __init__(self, lock: FolderLock, log: SpillLog) -> None:
+        self.folder = lock.path
         self._lock = lock
         self._log = log
 
     def segments(self) -> list[StoredSegment]:
         """Return the segments, oldest first; damaged ones go to the quarantine. May raise OSError."""
-        found = [
-            segment for path in self.folder.glob(f"*{SUFFIX}") if (segment := self._open(path)) is not None
-        ]
+        found = [segment for name in self._lock.names(SUFFIX) if (segment := self._open(name)) is not None]
         return sorted(found, key=lambda each: (each.header.producer, each.header.number))
 
-    def _open(self, path: Path) -> StoredSegment | None:
-        with path.open("rb") as file:
-            head = file.read(8192)
+    def _open(self, name: str) -> StoredSegment | None:
+        head = read_file(name, self._lock.folder, limit=8192)
         if not head:  # the process died before it wrote the header
-            path.unlink()
+            os.unlink(name, dir_fd=self._lock.folder)
             return None
         try:
-            return StoredSegment(path, read_header(head)[0], path.stat().st_size)
+            return StoredSegment(self._lock, name, read_header(head)[0])
         except CorruptSegment as problem:
-            self._log.quarantine(path, str(problem), 1)
+            self._log.quarantine(self.folder / name, str(problem), 1)
             return None
 
     def close(self) -> None:
         """Unlock the folder, and remove it if it holds no segment."""
-        if not any(self.folder.glob(f"*{SUFFIX}")):
-            # The lock is still held. A process that opened the lock file before notices that the file is
-            # gone.
-            shutil.rmtree(self.folder, ignore_errors=True)
-        unlock_orphan(self.folder, self._log.process, self._lock)
-        self._log.adopted.discard(self.folder.name)
+        with contextlib.suppress(OSError):
+            if not self._lock.names(SUFFIX):
+                self._lock.remove()
+        self._lock.release()
 
 
 class SpillLog:
@@ -267,11 +261,11 @@ class SpillLog:
         self.root = root
         self.process = process_name()
         self.unreadable = 0
-        self.adopted: set[str] = set()
+        #: Why folders of dead processes were not adopted at the last search.
+        self.refused: OSError | None = None
         #: Damaged files that could not be moved to the quarantine; each is logged once.
         self._stuck: set[Path] = set()
-        self._folder: Path | None = None
-        self._lock = -1
+        self._lock: FolderLock | None = None
         self._number = 0
 
     # -- the folder of this process
@@ -279,7 +273,7 @@ class SpillLog:
     @property
     def folder(self) -> Path | None:
         """Folder of this process; None before the first segment."""
-        return self._folder
+        return None if self._lock is None else self._lock.path
 
     def create(self, producer: bytes, lane: str, number: int = 0) -> Segment:
         """Create a segment.
@@ -293,51 +287,43 @@ class SpillLog:
             SpillFailed: The disk is full, or the folder cannot be used.
         """
         try:
-            folder = self._folder or self._open_folder()
+            folder = self.folder or self._open_folder()
             self._number += 1
             header = FileHeader(producer, number or self._number, lane)
             return Segment(folder / f"{self._number:016x}{SUFFIX}", header)
         except OSError as error:
-            raise SpillFailed(f"{self._folder or self.root}: {error.strerror or error}") from error
+            raise SpillFailed(f"{self.folder or self.root}: {error.strerror or error}") from error
 
     def intact(self) -> bool:
         """Return whether the folder still exists and this process still owns it."""
-        if self._folder is None:
-            return True
-        try:
-            there = os.stat(self._folder / LOCK, follow_symlinks=False)
-        except OSError:
-            return False
-        return os.path.samestat(there, os.fstat(self._lock))
+        return self._lock is None or self._lock.stands
 
     def forsake(self) -> None:
         """Use a new folder from the next segment on. The old one becomes an orphan."""
-        self._folder = None
         self._drop_lock()
 
     def close(self) -> None:
         """Unlock the folder. Without a segment it is removed; else a later process adopts it."""
-        folder, self._folder = self._folder, None
-        if folder is not None and not any(folder.glob(f"*{SUFFIX}")):
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if self._lock is not None and not self._lock.names(SUFFIX):
+                self._lock.remove()
         self._drop_lock()
 
     def _drop_lock(self) -> None:
-        lock, self._lock = self._lock, -1
-        if lock >= 0:
-            with contextlib.suppress(OSError):
-                os.close(lock)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
 
     def _open_folder(self) -> Path:
-        self.check_root()
+        make_folder(self.root)
+        os.close(self._open_root())
         for _ in range(10):
             folder = self.root / f"{self.process}-{uuid.uuid4().hex}"
             folder.mkdir(0o700)
-            lock = lock_file(folder / LOCK, create=True)
-            if lock is not None:
-                self._lock = lock
-                self._folder = folder
-                return folder
+            with contextlib.suppress(FileNotFoundError):  # an adopting process took it for a dead one's
+                self._lock = FolderLock.acquire(folder)
+                if self._lock is not None:
+                    return folder
         raise OSError(f"no folder in {self.root} can be locked: use a file system that supports POSIX locks")
 
     def try_out(self) -> None:
@@ -345,50 +331,56 @@ class SpillLog:
         self._open_folder()
         self.close()
 
-    def check_root(self) -> None:
-        """Make the shared folder, or check the permissions of an existing one.
-
-        Raises:
-            OSError: The folder cannot be made, or all users may write to it.
-        """
-        make_folder(self.root)
-        mode = self.root.stat().st_mode
-        if mode & stat.S_IWOTH:
-            raise PermissionError(
-                0,
-                f"all users may write to it (mode {stat.S_IMODE(mode):o}): chmod o-w, or use another folder",
-            )
+    def _open_root(self) -> int:
+        """Open the shared folder. May raise OSError, also because another user can change it."""
+        fd = open_folder(self.root)
+        try:
+            check_parents(self.root)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
     # -- folders of other processes
 
     def orphans(self) -> Iterator[Orphan]:
-        """Adopt the folders of dead processes, oldest first."""
-        folders = []
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(self.root):
+        """Adopt the folders of dead processes, oldest first. :attr:`refused` says if there are others."""
+        self.refused = None
+        try:
+            root = self._open_root()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.refused = error
+            return
+        try:
+            for name in self._other_folders(root):
                 with contextlib.suppress(OSError):
-                    if self._may_be_orphan(entry):
-                        folders.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
-        for _, folder in sorted(folders):
-            with contextlib.suppress(OSError):
-                if not any(folder.iterdir()):
-                    folder.rmdir()  # its process is gone, or makes another folder
+                    os.rmdir(name, dir_fd=root)  # it is empty: its process is gone, or makes another one
                     continue
-                lock = lock_file(folder / LOCK, create=any(folder.glob(f"*{SUFFIX}")))
-                if lock is not None and mark(folder, self.process):
-                    self.adopted.add(folder.name)
-                    yield Orphan(folder, lock, self)
+                try:
+                    lock = FolderLock.acquire(self.root / name, root)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    self.refused = error
+                    continue
+                if lock is not None:
+                    yield Orphan(lock, self)
+        finally:
+            os.close(root)
 
-    def _may_be_orphan(self, entry: os.DirEntry[str]) -> bool:
-        return (
-            entry.is_dir(follow_symlinks=False)
-            and entry.name != QUARANTINE
-            # Opening and closing a lock file that this process holds would end the lock.
-            and not entry.name.startswith(f"{self.process}-")
-            and entry.name not in self.adopted
-            and not is_marked(entry.path, self.process)
-            and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-        )
+    def _other_folders(self, root: int) -> list[str]:
+        found = []
+        with os.scandir(root) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    is_process = entry.is_dir(follow_symlinks=False) and entry.name != QUARANTINE
+                    # Opening and closing a lock file that this process holds would end the lock.
+                    if is_process and not FolderLock.is_own(status):
+                        found.append((status.st_mtime, entry.name))
+        return [name for _, name in sorted(found)]
 
     def owners(self) -> list[str]:
         """Return the names of all process folders, alive or dead, including the one of this process."""
@@ -450,20 +442,27 @@ class SpillLog:
         Raises:
             OSError: The file cannot be written.
         """
+        name += f"-{zlib.crc32(data):08x}.bad"
+        folder = self._open_quarantine()
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OPEN, 0o600, dir_fd=folder)
+            try:
+                with os.fdopen(fd, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(fd)
+                sync_folder(self.root / QUARANTINE)
+            except OSError:
+                os.unlink(name, dir_fd=folder)
+                raise
+        finally:
+            os.close(folder)
+        return self.root / QUARANTINE / name
+
+    def _open_quarantine(self) -> int:
         folder = self.root / QUARANTINE
         folder.mkdir(0o700, exist_ok=True)
-        target = folder / f"{name}-{zlib.crc32(data):08x}.bad"
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OPEN, 0o600)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(fd)
-            sync_folder(folder)
-        except OSError:
-            target.unlink()
-            raise
-        return target
+        return open_folder(folder)
 
     def quarantine(self, path: Path, problem: str, messages: int) -> None:
         """Move a file to the quarantine. Does not raise.
@@ -473,12 +472,11 @@ class SpillLog:
             problem: Why the file cannot be used, for the log.
             messages: Number of its messages, as far as it is known.
         """
-        folder = self.root / QUARANTINE
-        target = folder / f"{path.parent.name}-{path.stem}-{uuid.uuid4().hex[:8]}.bad"
+        target = self.root / QUARANTINE / f"{path.parent.name}-{path.stem}-{uuid.uuid4().hex[:8]}.bad"
         if path not in self._stuck:
             self.unreadable += messages
         try:
-            folder.mkdir(0o700, exist_ok=True)
+            os.close(self._open_quarantine())
             path.rename(target)
         except OSError as error:
             if path in self._stuck:
@@ -490,9 +488,3 @@ class SpillLog:
             self._stuck.discard(path)
             text = "Spill log file %s cannot be used: %s. Its messages are not sent; it was kept as %s."
             logger.error(text, path, problem, target, extra={"event": "spill_quarantined"})
-
-
-def _read(path: Path) -> bytes:
-    fd = os.open(path, os.O_RDONLY | OPEN)
-    with os.fdopen(fd, "rb") as file:
-        return file.read()

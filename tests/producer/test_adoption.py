@@ -150,9 +150,10 @@ def abandoned(root: Path) -> Path:
     """Make the folder of a dead process; return it."""
     writer = log_of(root, "dead")
     writer.create(PRODUCER, "lane").append(0, 0, b"x")
+    folder = writer.folder
+    assert folder is not None
     writer._drop_lock()
-    assert writer.folder is not None
-    return writer.folder
+    return folder
 
 
 def test_a_folder_that_cannot_be_read_is_logged_once(

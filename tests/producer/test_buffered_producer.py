@@ -92,14 +92,14 @@ def test_a_full_disk_degrades_to_memory_and_recovers(harness: ProducerHarness) -
     os.dup2(full, segment.fd)  # from now on a write fails with "no space left on device"
     os.close(full)
     box.segment_index.log.root = Path("/proc/nowhere")  # and a new file cannot be made either
-    folder, box.segment_index.log._folder = box.segment_index.log._folder, Path("/proc/nowhere")
+    folder, box.segment_index.log._lock.path = box.segment_index.log._lock.path, Path("/proc/nowhere")
     put(producer, *range(10, 30))
     seen = producer.snapshot()
     assert seen.degraded
     assert seen.counters["memory_only"] == 20
     with pytest.raises(BufferFull):
         put(producer, 30)
-    box.segment_index.log._folder, box.segment_index.log.root = folder, harness.folder
+    box.segment_index.log._lock.path, box.segment_index.log.root = folder, harness.folder
     os.close(kept)
     harness.shelf.down = False
     assert producer.flush(30) == 0
@@ -122,7 +122,7 @@ def test_a_full_disk_is_an_error_of_the_calls_that_the_disk_must_have(
     box.tidy = lambda: None  # else it would notice, once a second, that the folder is gone, and use a new one
     log = box.segment_index.log
     next(iter(box.segment_index._lanes.values())).open.torn = True
-    root, log.root, log._folder = log.root, Path("/proc/nowhere"), Path("/proc/nowhere")
+    folder, log._lock.path = log._lock.path, Path("/proc/nowhere")
     refusals = []
     for number in range(6, 12):
         try:
@@ -131,7 +131,7 @@ def test_a_full_disk_is_an_error_of_the_calls_that_the_disk_must_have(
             refusals.append(str(error))
     assert len(refusals) > 6 - limit
     assert all("in memory only" in text for text in refusals)
-    log.root, log._folder = root, None
+    log._lock.path = folder
     harness.shelf.down = False
     assert producer.flush(30) == 0
     put(producer, 12)
@@ -352,7 +352,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_of_the_first_call(harness: Pro
     harness.folder.unlink()
     harness.folder.mkdir()
     harness.folder.chmod(0o777)
-    with pytest.raises(ConfigurationError, match="all users may write"):
+    with pytest.raises(ConfigurationError, match="other users may write"):
         put(producer, 0)
     assert (arrived(harness), list(harness.folder.iterdir())) == ([], [])
     harness.folder.chmod(0o700)
@@ -367,7 +367,7 @@ def test_a_disk_that_is_full_from_the_beginning_degrades_to_memory(
     def full(log: SpillLog) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(log.root))
 
-    monkeypatch.setattr(SpillLog, "check_root", full)
+    monkeypatch.setattr(SpillLog, "_open_root", full)
     producer = harness.producer()
     put(producer, 0)
     assert producer.snapshot().degraded

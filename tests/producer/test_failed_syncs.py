@@ -115,7 +115,7 @@ def test_a_message_that_must_be_on_disk_and_is_not_is_reported(harness: Producer
     segment = open_file(box)
     break_syncs(segment)
     box.tidy = lambda: None  # else it notices, once a second, that the folder is gone
-    box.segment_index.log._folder = Path("/proc/nowhere")
+    box.segment_index.log._lock.path = Path("/proc/nowhere")
     with pytest.raises(NotOnDisk, match="may be sent"):
         put(producer, 1)
     harness.shelf.down = False
@@ -197,12 +197,12 @@ def test_a_sealed_file_that_cannot_be_rewritten_is_reported_until_it_can(
     put_unsynced(box, 1)
     break_syncs(segment)
     put_unsynced(box, 2)
-    folder, log._folder = log._folder, Path("/proc/nowhere")
+    folder, log._lock.path = log._lock.path, Path("/proc/nowhere")
     for number in (3, 4):
         with pytest.raises(NotOnDisk, match="may be sent"):
             put(producer, number)
     assert segment.path in list(harness.folder.glob("*/*.seg"))
-    log._folder = folder
+    log._lock.path = folder
     put(producer, 5)
     assert_written_again(harness, segment, [1, 2, 3, 4, 5, 6])
     deliver(harness, producer, [0, 1, 2, 3, 4, 5])

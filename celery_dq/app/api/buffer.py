@@ -19,6 +19,7 @@ from celery_dq.inspector.quarantine import (
 )
 from celery_dq.inspector.spill import Spill, survey
 from celery_dq.options.sections import BufferOptions
+from celery_dq.private_files import read_file
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.buffered_producer import BufferedProducer, Persistence, ProducerSnapshot
 from celery_dq.producer.flusher import Undelivered
@@ -218,7 +219,10 @@ class BufferApi:
             DQError: The broker cannot be reached, or refuses the messages again. The file stays.
         """
         file = quarantined_file(self.folder, name)
-        contents = read_contents(file.path.read_bytes())
+        try:
+            contents = read_contents(read_file(file.path))
+        except OSError as error:
+            raise InvalidRequest(f"{name} cannot be sent: {error.strerror or error}") from error
         if contents.problem and not contents.messages:
             raise InvalidRequest(
                 f"{name} cannot be sent: {contents.problem}. Look at it by 'show', or remove it"

@@ -24,6 +24,7 @@ from celery_dq.dedup.other_brokers.server import redis_of
 from celery_dq.dedup.rule import rule_of
 from celery_dq.errors import ConfigurationError, DQError, MissingLibrary
 from celery_dq.inspector.spill import spill_files
+from celery_dq.private_files import check_parents
 from celery_dq.transport.aliases import (
     PLAIN_SCHEMES,
     TENANT_SCHEMES,
@@ -244,13 +245,15 @@ def buffer_folder(app: Any) -> Iterator[Finding]:
         nearest = next(each for each in (path, *path.parents) if each.exists())
         with tempfile.TemporaryFile(dir=nearest):
             pass
+        if nearest == path:
+            check_parents(path / "broker")
     except OSError as exc:
         yield Finding(
             "error",
             "E008",
-            f"dq_buffer_folder = {folder!r} cannot be written: {exc}. Buffered calls would be lost with their"
-            " process.",
-            "Make the folder and give it to the user of this process, or name another one.",
+            f"dq_buffer_folder = {folder!r} cannot be used: {exc.strerror or exc}. Buffered calls would be "
+            "lost with their process.",
+            "Make the folder and give it to the user of this process alone, or name another one.",
         )
         return
     yield Finding("ok", "I008", f"dq_buffer_folder {folder} can be written.")
