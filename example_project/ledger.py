@@ -144,7 +144,7 @@ def run(chosen: argparse.Namespace) -> Verdict:
     for old in scratch.iterdir():
         old.unlink()
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(RedisServer())
+        redis = stack.enter_context(RedisServer(has_password=True))
         election = ""
         if chosen.zookeeper:
             election = f"zookeeper://{stack.enter_context(ZooKeeperServer()).hosts}/shop"

@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     days: list[Day] = []
     trouble = 0
     try:
-        with RedisServer() as ledger:
+        with RedisServer(has_password=True) as ledger:
             for broker in brokers:
                 days += [run_day(broker, options, ledger.url())]
     except (StageError, TimeoutError) as exc:

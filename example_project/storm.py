@@ -71,7 +71,7 @@ def changes(amount: int, seed: int) -> list[int]:
 
 def play(skus: Sequence[int], log: Path, *, with_dedup: bool) -> dict[str, float]:
     """Replay the storm with its own worker, which writes to `log`; return the outcome."""
-    with RedisServer() as server, log.open("ab") as output:
+    with RedisServer(has_password=True) as server, log.open("ab") as output:
         broker, book = server.url(0, scheme="dq-redis"), server.url(1)
         environment = {**os.environ, "STORM_BROKER": broker, LEDGER: book}
         package_root = Path(celery_dq.__file__ or "").resolve().parents[1]

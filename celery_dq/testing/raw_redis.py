@@ -16,12 +16,13 @@ class ErrorReply(Exception):
     """An error reply of the server, such as ``LOADING`` or ``NOAUTH``."""
 
 
-def ask(address: Address, *command: str | float, timeout_s: float = 20.0) -> Reply:
+def ask(address: Address, *command: str | float, password: str = "", timeout_s: float = 20.0) -> Reply:
     """Send a command on a new connection and return the reply, with texts decoded.
 
     Args:
         address: Address of the server.
         command: Words of the command.
+        password: Password of the server; "" for a server without one.
         timeout_s: Seconds to wait for the connection and for each part of the reply.
 
     Raises:
@@ -32,12 +33,18 @@ def ask(address: Address, *command: str | float, timeout_s: float = 20.0) -> Rep
     with socket.socket(family, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         connection.connect(address)
-        parts = [str(part).encode() for part in command]
-        connection.sendall(
-            b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
-        )
         with connection.makefile("rb") as stream:
+            if password:
+                _send(connection, "AUTH", password)
+                _read(stream)
+            _send(connection, *command)
             return _read(stream)
+
+
+def _send(connection: socket.socket, *command: str | float) -> None:
+    parts = [str(part).encode() for part in command]
+    sent = b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
+    connection.sendall(b"*%d\r\n" % len(parts) + sent)
 
 
 def _read(stream: BinaryIO) -> Reply:

@@ -2,7 +2,7 @@
 
 .. code-block:: python
 
-    with RedisServer() as server:
+    with RedisServer(has_password=True) as server:
         app = Celery(broker=server.url(scheme="dq-redis"))
 
 A server listens on a free port of 127.0.0.1, keeps its data in a temporary folder, and ends with the block or
@@ -11,6 +11,7 @@ the process.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 
 from celery_dq.testing.local_server import LocalServer, Startable
@@ -36,6 +37,8 @@ class RedisServer(LocalServer):
             :meth:`kill`.
         config: Further settings by name, e.g. ``{"maxmemory-policy": "allkeys-lru"}``.
         unix_socket: Whether to listen on a socket in the data folder instead of a port.
+        has_password: Whether the server asks for a password, which is part of :meth:`url`. Without one, every
+            user of the machine can reach the port.
         port: A port of 127.0.0.1; default a free one, which stays the same over restarts.
         binary: Path of the server; default from :func:`~celery_dq.testing.processes.find_redis_server`.
     """
@@ -49,6 +52,7 @@ class RedisServer(LocalServer):
         appendonly: bool = False,
         config: Mapping[str, str | int] | None = None,
         unix_socket: bool = False,
+        has_password: bool = False,
         port: int | None = None,
         binary: str | None = None,
     ) -> None:
@@ -56,6 +60,7 @@ class RedisServer(LocalServer):
         self._appendonly = appendonly
         self._config = dict(config or {})
         self._unix_socket = unix_socket
+        self._password = secrets.token_hex(16) if has_password else ""
         self._binary = binary
 
     # -- addresses and commands
@@ -82,11 +87,12 @@ class RedisServer(LocalServer):
             return f"{scheme}+socket://{self.socket_path}?virtual_host={db}"
         if self._unix_socket:
             return f"unix://{self.socket_path}?db={db}"
-        return f"{scheme}://127.0.0.1:{self.port}/{db}"
+        password = f":{self._password}@" * bool(self._password)
+        return f"{scheme}://{password}127.0.0.1:{self.port}/{db}"
 
     def ask(self, *command: str | float, timeout_s: float = 20.0) -> Reply:
         """Send one command on a new connection, e.g. ``server.ask("DBSIZE")``, and return the reply."""
-        return ask(self.address, *command, timeout_s=timeout_s)
+        return ask(self.address, *command, password=self._password, timeout_s=timeout_s)
 
     def flush(self, db: int = 0) -> None:
         """Delete all keys of database `db` only."""
@@ -114,6 +120,11 @@ class RedisServer(LocalServer):
             settings["unixsocket"] = self.socket_path
         settings.update(self._config)
         command = [self._binary or find_redis_server()]
+        if self._password:
+            # In a file in the folder of this user, because all users can see the words of a command.
+            configuration = self.folder / "password.conf"
+            configuration.write_text(f"requirepass {self._password}\n")
+            command.append(str(configuration))
         for name, value in settings.items():
             command += [f"--{name}", *(str(value).split() or [""])]
         return ChildProcess(command, log=self.log_file, folder=self.folder)

@@ -70,7 +70,7 @@ def run_day(broker: Broker, options: Options, ledger_url: str) -> Day:
     ledger = Ledger(ledger_url, broker.name)
     progress = Progress(broker.title)
     try:
-        with RedisServer() as server:
+        with RedisServer(has_password=True) as server:
             with Stage(broker, server.url(), ledger_url, scratch) as stage:
                 show = Show(stage, ledger, progress, options, broker is DQ)
                 show.open()

@@ -33,6 +33,18 @@ def test_the_url_leads_to_an_empty_database(redis_url: str) -> None:
         client.set("left", "behind")
 
 
+def test_a_server_with_a_password_refuses_other_users_of_the_machine() -> None:
+    with RedisServer(has_password=True) as server:
+        with redis.Redis(port=server.port) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+        server.flush()
+        with redis.Redis.from_url(server.url(1)) as client:
+            assert client.ping()
+            password = client.connection_pool.connection_kwargs["password"]
+        command = Path(f"/proc/{server.pid}/cmdline")
+        assert not command.exists() or password.encode() not in command.read_bytes()
+
+
 def test_the_next_test_does_not_see_it(redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         assert client.keys() == []
