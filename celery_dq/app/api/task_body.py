@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -19,6 +20,15 @@ __all__ = ["check_changes", "shown_arguments", "with_arguments"]
 JSON = "application/json"
 #: Characters of Celery's representation of arguments.
 REPR_SIZE = 1024
+#: Bytes of the longest body that is decompressed.
+MAX_BODY = 32 * 1024 * 1024
+#: The classes of the compression libraries that decompress within a bound, with their arguments.
+_DECOMPRESSORS: dict[str, dict[str, Any]] = {
+    "decompressobj": {},
+    "BZ2Decompressor": {},
+    "LZMADecompressor": {"memlimit": 128 * 1024 * 1024},
+    "ZstdDecompressor": {},
+}
 #: The representation of changed arguments whose caller had chosen a text for the former ones.
 EDITED = "(edited)"
 
@@ -60,11 +70,26 @@ def read_body(packed: bytes, raw: str | bytes, accept: Collection[str]) -> Any:
     try:
         data = raw
         if squeezed:
-            data = compression.decompress(raw.encode() if isinstance(raw, str) else raw, squeezed)
+            data = _decompressed(raw.encode() if isinstance(raw, str) else raw, squeezed)
         return serialization.loads(data, kind, encoding or "utf-8", accept={kind})
     except Exception as exc:
         how = f"{kind}, compression {squeezed!r}" if squeezed else kind
         raise InvalidMessage(f"the body of the message ({how}) cannot be decoded: {described(exc)}") from exc
+
+
+def _decompressed(body: bytes, squeezed: str) -> bytes:
+    """Decompress a body, as kombu does, but only up to `MAX_BODY`: a few bytes can stand for gigabytes."""
+    library = sys.modules[compression.get_decoder(squeezed).__module__]
+    name = next((name for name in _DECOMPRESSORS if hasattr(library, name)), None)
+    if name is None:
+        raise InvalidMessage("its size cannot be bounded, so it is not decompressed")
+    stream: Any = getattr(library, name)(**_DECOMPRESSORS[name])
+    found: bytes = stream.decompress(body, MAX_BODY + 1)
+    if len(found) > MAX_BODY:
+        raise InvalidMessage(f"it has more than {MAX_BODY:,} bytes")
+    if not stream.eof:
+        raise InvalidMessage("it ends early")
+    return found
 
 
 def shown_arguments(packed: bytes, raw: str | bytes) -> tuple[Any, Any]:
