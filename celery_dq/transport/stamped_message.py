@@ -66,7 +66,8 @@ def stamp(
     task_id = headers.get("id") or properties.get("message_id") or ""
     if task_id and not (isinstance(task_id, str) and len(task_id.encode()) <= 200):
         raise InvalidMessage(
-            f"task_id = {str(task_id)[:60]!r}… is not a text of at most 200 bytes: choose a shorter one"
+            f"task_id = {str(task_id)[:60]!r}… is not a text of at most 200 bytes: choose a shorter one, "
+            "such as a digest of it"
         )
     task = headers.get("task") or ""
     request: DedupRequest | None = properties.get(DEDUP_PROPERTY)
