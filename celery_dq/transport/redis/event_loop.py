@@ -44,7 +44,8 @@ _M = TypeVar("_M", bound=Callable[..., Any])
 def waits_for_redis(method: _M) -> _M:
     """Let a channel of a worker wait while Redis refuses a command of *method* for a reason that passes.
 
-    Elsewhere the error is raised, with its meaning. The method may be called again after such an error.
+    Elsewhere the error is raised, with its meaning, also for calls in the worker's process, which have limits
+    of their own. The method may be called again after such an error.
     """
 
     @wraps(method)
@@ -56,7 +57,8 @@ def waits_for_redis(method: _M) -> _M:
                     result = method(self, *args, **kwargs)
             except BrokerOverloaded as exc:  # noqa: PERF203 - each attempt may be refused
                 capacity = self.context.capacity
-                if capacity is None or isinstance(exc, redis.ConnectionError):
+                has_limits = "errback" in self.connection.client.transport_options
+                if capacity is None or has_limits or isinstance(exc, redis.ConnectionError):
                     raise
                 self.process.refusals.refused(command, exc)
                 tries_at = self.process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
