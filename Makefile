@@ -28,17 +28,17 @@ help: ## this list
 # Installed again only when the requirements have changed.
 $(VENV)/stamp-example: setup.cfg pyproject.toml
 	@sh .ci/make-venv $(VENV)
-	$(PIP) -e '.[example]'
+	$(PIP) -e '.[web,embedded,zookeeper,plots]'
 	@touch $@
 
 $(VENV)/stamp-develop: setup.cfg pyproject.toml
 	@sh .ci/make-venv $(VENV)
-	$(PIP) -e '.[test,cluster,lint,example]'
+	$(PIP) -e '.[cluster,embedded,metrics,otel,plots,tui,web,zookeeper-sasl]' --group test --group lint
 	@touch $@
 
 $(VENV)/stamp-docs: setup.cfg pyproject.toml
 	@sh .ci/make-venv $(VENV)
-	$(PIP) -e '.[docs]'
+	$(PIP) -e . --group docs
 	@touch $@
 
 venv: $(VENV)/stamp-develop ## the virtual environment, with all that development needs

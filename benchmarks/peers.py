@@ -1,6 +1,6 @@
 """No-op tasks in other task queues, beside Celery on three brokers: calls/s and tasks/s of one process.
 
-A peer that is not installed (``pip install -e '.[peers]'``) is left out.
+A peer that is not installed (``pip install --group peers``) is left out.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import redis
 from benchmarks.measure import Report, dump, interleave, ratio
 from benchmarks.peer_apps import CLOCK, PEER_APPS, PeerApp
 from benchmarks.shop import DEFAULTS, NAME, add_tasks
-from celery_dq.testing.rabbitmq import RabbitMQServer, find_rabbitmq_server
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import BROKERS
+from tests.rabbitmq import RabbitMQServer, find_rabbitmq_server
 from tests.workers import ROOT, WorkerProcess, make_app
 
 

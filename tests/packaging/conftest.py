@@ -45,9 +45,7 @@ def installed_sdist(wheel_of_sdist: Path, tmp_path_factory: pytest.TempPathFacto
 def install(wheel: Path, folder: Path) -> Installed:
     """Install a wheel; the libraries come from the tests' environment by a path file."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
-    # Python 3.10 has no scheme of this name.
-    scheme = "venv" if "venv" in sysconfig.get_scheme_names() else "posix_prefix"
-    site = Path(sysconfig.get_path("purelib", scheme, {"base": str(folder), "platbase": str(folder)}))
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
     # A pure wheel is installed by unpacking it. Python does not read path files in a folder that a path file
     # names, so an editable installation of this tree in that folder has no effect.
     zipfile.ZipFile(wheel).extractall(site)

@@ -16,8 +16,6 @@ from pathlib import Path
 from tests.packaging.__main__ import EXTRAS
 from tests.packaging.environment import ROOT, Built
 
-#: Extras for the development of celery-dq itself.
-DEVELOPMENT = {"example", "test", "lint", "peers", "docs"}
 #: Files that setuptools adds.
 METADATA = ("PKG-INFO", "celery_dq.egg-info/")
 
@@ -59,10 +57,10 @@ def test_with_an_address_the_links_of_the_readme_are_absolute() -> None:
     )
 
 
-def test_each_extra_of_users_is_installed_by_the_program() -> None:
+def test_each_extra_is_installed_by_the_program() -> None:
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    assert set(setup["options.extras_require"]) - DEVELOPMENT == set(EXTRAS) - {""}
+    assert set(setup["options.extras_require"]) == set(EXTRAS) - {""}
 
 
 def test_the_sdist_makes_the_same_wheel(built: Built, wheel_of_sdist: Path) -> None:

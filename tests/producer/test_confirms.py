@@ -15,10 +15,10 @@ from kombu import Connection, Consumer, Queue
 
 import celery_dq
 from celery_dq.producer.confirms import Confirms, Nacked
-from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.waiting import wait_until
 from tests.apps import DQCelery
 from tests.broker.proxy import Proxy
+from tests.rabbitmq import RabbitMQServer
 
 
 class Shop:

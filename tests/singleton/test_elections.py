@@ -18,11 +18,11 @@ from celery_dq.leadership.career import Term
 from celery_dq.leadership.elector import LeaderElector
 from celery_dq.options.resolve import resolve
 from celery_dq.singleton.elections import Elections
-from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.worker.singleton import ARGUMENT
 from tests.chaos.proxy import Proxy
+from tests.rabbitmq import RabbitMQServer
 from tests.singleton.posting_app import QUEUE
 from tests.singleton.posting_workers import PostingWorkers
 

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from tests.rabbitmq import RabbitMQServer
 from tests.singleton.posting_app import QUEUE
 from tests.singleton.posting_workers import DEADLINE_S, SHORT_S, PostingWorkers
 from tests.workers import ROOT

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_dq.testing.rabbitmq import RabbitMQServer
 from celery_dq.testing.raw_redis import ask
 from celery_dq.testing.servers import RedisServer
 from tests.broker.proxy import Proxy
+from tests.rabbitmq import RabbitMQServer
 from tests.singleton.posting_app import QUEUE
 from tests.singleton.posting_workers import DEADLINE_S, PostingWorkers
 from tests.workers import WorkerProcess

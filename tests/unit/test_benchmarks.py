@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
-from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from benchmarks.__main__ import BENCHMARKS, IN_PARTS, main
 from benchmarks.at_claim import read_held
@@ -276,10 +276,9 @@ def test_an_empty_folder_leaves_the_readme_alone(tmp_path: Path) -> None:
 
 def test_each_peer_has_its_promises_and_can_be_installed() -> None:
     assert set(PROMISES) == {*CELERY, *PEER_APPS}
-    setup = ConfigParser()
-    setup.read(Path(__file__).parents[2] / "setup.cfg")
-    extra = setup["options.extras_require"]["peers"].replace("-", "_")
-    assert [name for name in PEER_APPS if f"\n{name}" not in extra] == []
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    peers = [each.replace("-", "_") for each in project["dependency-groups"]["peers"]]
+    assert [name for name in PEER_APPS if not any(each.startswith(name) for each in peers)] == []
 
 
 def test_waits_are_counted_until_no_more_come() -> None:

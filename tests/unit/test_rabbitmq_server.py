@@ -6,7 +6,7 @@ import socket
 
 from kombu import Connection
 
-from celery_dq.testing.rabbitmq import RabbitMQServer
+from tests.rabbitmq import RabbitMQServer
 from tests.unit.test_servers import running
 
 

