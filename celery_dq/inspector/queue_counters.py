@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from celery_dq.inspector.redis_values import Client
+from celery_dq.inspector.redis_values import Client, number
 from celery_dq.transport.redis.store.partition import TENANTS_PER_LOOK, Partition
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 
@@ -125,7 +125,7 @@ class QueueCounters:
         discards_finished: Discards whose end a worker has recorded.
         dead_lettered: Dead letters that were stored.
         dropped: Messages that were deleted before their end: purged, replaced by a later call with the
-            same dedup key, unreadable, or settled when they were released or reaped.
+            same dedup key, unreadable, gone from Redis, or settled when they were released or reaped.
         waits_alone: Waiting times of claimed messages that were alone in line, those of quiet tenants: their
             tenant had no other message in line while they waited, and no worker had had them before.
         waits_in_line: Waiting times of all other claimed messages, those of noisy tenants.
@@ -158,11 +158,11 @@ class QueueCounters:
     def read(cls, values: Sequence[bytes | None]) -> QueueCounters:
         """Return the counters from the values of :data:`COUNTER_FIELDS`, read at one moment."""
         *numbers, alone, in_line, in_flight = values
-        counts = dict(zip(COUNTER_FIELDS, (int(float(each or 0)) for each in numbers), strict=False))
+        counts = dict(zip(COUNTER_FIELDS, (int(number(each)) for each in numbers), strict=False))
         waits = WaitingTimes.unpack(alone), WaitingTimes.unpack(in_line)
         claimed = waits[0].count + waits[1].count
         # Of the messages that were given to workers, those are finished that are in none of the other states.
-        left = claimed + counts.pop("discards_claimed") - int(float(in_flight or 0))
+        left = claimed + counts.pop("discards_claimed") - int(number(in_flight))
         finished = left - counts["released"] - counts["reaped"] - counts["discards_finished"]
         return cls(
             **counts,

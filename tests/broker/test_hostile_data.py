@@ -126,6 +126,16 @@ class TestForeignBytes:
         assert drained(kombu_client, 2) == ["a", "b"]
         wait_until(lambda: not kombu_client.client.exists(kombu_client.keys.tenant("")))
 
+    def test_a_record_that_has_vanished_is_counted(self, kombu_client: KombuClient) -> None:
+        # Messages in line, and one that is alone in it.
+        kombu_client.publish("a", "b", "c")
+        kombu_client.publish("alone", tenant="7")
+        client, keys = kombu_client.client, kombu_client.keys
+        alone = client.hget(keys.single, "7")[8:]
+        assert client.hdel(keys.messages, client.zrange(keys.tenant(""), 1, 1)[0], alone) == 2
+        assert drained(kombu_client, 2) == ["a", "c"]
+        assert int(client.hget(keys.state, "dropped")) == 2
+
     def test_in_the_wake_list(self, kombu_client: KombuClient) -> None:
         kombu_client.client.rpush(kombu_client.keys.wake, b"\xff\x00", "garbage", "1" * 1000)
         kombu_client.publish("a", "b")

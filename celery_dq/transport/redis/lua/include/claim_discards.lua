@@ -43,7 +43,7 @@ function dq.claim_discards(most, consumer)
   write('HDEL', P .. 'reasons', lost)
   write('HDEL', P .. 'deliveries', lost)
   write('HDEL', P .. 'messages', unreadable)
-  if #unreadable > 0 then state.dropped = state.dropped + #unreadable end
+  if #lost > 0 then state.dropped = state.dropped + #lost end
   dq.tidy_discards(128)
 end
 

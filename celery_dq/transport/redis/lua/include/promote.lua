@@ -25,7 +25,7 @@ function dq.promote(limit, has_delayed)
     local ids = {}
     for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
     local records = call('HMGET', P .. 'messages', unpack(ids))
-    local tenants, waiting, corrupt = {}, {}, {}
+    local tenants, waiting, corrupt, dropped = {}, {}, {}, 0
     for i = 1, #ids do
       local priority, _, _, tenant = dq.header(records[i])
       if priority then
@@ -38,15 +38,18 @@ function dq.promote(limit, has_delayed)
         end
         list[#list + 1] = tonumber(due[2 * i]) - priority * state.head
         list[#list + 1] = ids[i]
-      elseif records[i] then
-        dq.store_dead_letter(ids[i], records[i], 'corrupt', '', 0, '')
-        corrupt[#corrupt + 1] = ids[i]
+      else
+        dropped = dropped + 1
+        if records[i] then
+          dq.store_dead_letter(ids[i], records[i], 'corrupt', '', 0, '')
+          corrupt[#corrupt + 1] = ids[i]
+        end
       end
     end
     dq.add_waiting(tenants, waiting)
     call('ZREM', P .. 'delayed', unpack(ids))
     write('HDEL', P .. 'messages', corrupt)
-    if #corrupt > 0 then state.dropped = state.dropped + #corrupt end
+    if dropped > 0 then state.dropped = state.dropped + dropped end
   end
   local allowed = call('ZRANGEBYSCORE', P .. 'throttled', '-inf', text(now), 'LIMIT', '0', text(limit))
   if #allowed > 0 then

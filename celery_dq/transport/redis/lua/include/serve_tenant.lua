@@ -43,6 +43,8 @@ local function discard_next_message(serving, backlog, id, record, deliveries, is
   elseif is_readable then
     dq.store_dead_letter(id, record, 'max_deliveries', '', deliveries, backlog.name)
     serving.discarded[#serving.discarded + 1] = {id = id, tenant = backlog.name, reason = 'dead:max_deliveries'}
+  else
+    state.dropped = state.dropped + 1
   end
 end
 
