@@ -6,6 +6,7 @@ import logging
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kombu import Connection
@@ -116,13 +117,21 @@ def test_true_means_the_systems_authorities(encrypted: TlsRedis, scheme: str) ->
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
 
 
+def test_true_compares_the_name_of_the_host() -> None:
+    # Releases of redis-py before 6 do so only on request.
+    with Connection("dq-rediss://localhost:1/0", ssl=True) as connection:
+        client: Any = connection.transport.client
+        assert client.ssl == {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}
+
+
+@pytest.mark.parametrize("options", [None, {}])
 def test_without_settings_the_connection_is_encrypted_unverified_and_warned_of(
-    encrypted: TlsRedis, caplog: pytest.LogCaptureFixture
+    encrypted: TlsRedis, caplog: pytest.LogCaptureFixture, options: Any
 ) -> None:
     # The same as kombu's rediss://, so that a switch needs a changed scheme only.
     with (
         caplog.at_level(logging.WARNING),
-        Connection(f"dq-rediss://localhost:{encrypted.port}/3") as connection,
+        Connection(f"dq-rediss://localhost:{encrypted.port}/3", ssl=options) as connection,
     ):
         exchange(connection)
     assert "ssl_ca_certs" in caplog.text

@@ -33,7 +33,8 @@ def _trust(wanted: Any) -> dict[str, Any]:
     """Return the TLS options when ``broker_use_ssl`` is True, or is not set beside ``dq-rediss://``."""
     if wanted:
         # broker_use_ssl = True trusts the certificate authorities of the system. Kombu would not encrypt.
-        return {"ssl_cert_reqs": ssl.CERT_REQUIRED}
+        # Releases of redis-py before 6 do not compare the name of the host by themselves.
+        return {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}
     # The default of kombu for rediss://, and as unsafe.
     logger.warning(
         "dq-rediss:// encrypts, but does not verify the certificate of the server, so any server is trusted. "
@@ -71,7 +72,10 @@ class Transport(RedisTransport):
         self.context = self.context_class(client)
         super().__init__(client, **kwargs)
         self.cycle = self.context.poller
-        if (client.ssl or client.transport_cls == "dq-rediss") and not isinstance(client.ssl, dict):
+        # Kombu encrypts only with options, so a dict without any counts as one that is not set.
+        if (client.ssl or client.transport_cls == "dq-rediss") and not (
+            client.ssl and isinstance(client.ssl, dict)
+        ):
             client.ssl = _trust(client.ssl)
 
     def qos_semantics_matches_spec(self, connection: Any) -> bool:
