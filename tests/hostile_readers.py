@@ -79,6 +79,12 @@ PAGES = (
 )
 
 
+def output_of(app: Any, words: list[str]) -> str:
+    """Run a command, and return what it prints."""
+    context = CLIContext(app=app, no_color=True, workdir=None)
+    return CliRunner().invoke(dq, words, obj=context, input="").output
+
+
 def run(app: Any, line: str, task_id: str) -> str:
     """Run a command as the shell would; return what is wrong with it, or ""."""
     words = [task_id if word == "ID" else word for word in line.split()]

@@ -14,7 +14,7 @@ from celery_dq.app.api.api import DQ
 from celery_dq.app.api.redis_dead_letters import DeadLetters
 from celery_dq.cli.arguments import arguments_options, read_arguments
 from celery_dq.cli.bulk import bulk, change_many
-from celery_dq.cli.output import COUNT, cell, command, show, show_table
+from celery_dq.cli.output import COUNT, cell, command, print_line, show, show_table
 from celery_dq.cli.quotas import read_rate
 from celery_dq.cli.times import since as since_type, time
 from celery_dq.cli.typos import require_queue
@@ -22,6 +22,7 @@ from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetter, DeadLetterFilter
 from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import CHUNK
+from celery_dq.shown import shell_word
 
 #: Dead letters that a search looks at. A multiple of :data:`CHUNK`.
 MOST_LOOKS = 10_000
@@ -73,7 +74,7 @@ def dead_list(
     nothing = f"No dead letter of {queue!r} matches." if is_search else f"{queue!r} has no dead letters."
     show_table(as_json, found, columns, nothing)
     if is_search and looked_at < (total := len(letters)):
-        click.echo(f"Looked at the latest {looked_at:,} of {total:,} dead letters.", err=as_json)
+        print_line(f"Looked at the latest {looked_at:,} of {total:,} dead letters.", err=as_json)
 
 
 def _search(letters: DeadLetters, wanted: DeadLetterFilter, limit: int) -> tuple[list[DeadLetter], int]:
@@ -163,12 +164,12 @@ def dead_show(dq: DQ, as_json: bool, queue: str, message_id: str) -> None:
         "expires",
     )
     for name in rows:
-        click.echo(f"{name + ':':<12}{cell(parts[name])}")
+        print_line(f"{name + ':':<12}{cell(parts[name])}")
     for name, value in (("args", found.args), ("kwargs", found.kwargs)):
         content = (
             getattr(found.letter, name) if value is None else json.dumps(plain(value), ensure_ascii=False)
         )
-        click.echo(f"{name + ':':<12}{cell(content)}")
+        print_line(f"{name + ':':<12}{cell(content)}")
 
 
 @dead.command("edit")
@@ -233,6 +234,7 @@ def _check_names(dq: DQ, queue: str, message_id: str | None) -> str:
     require_queue(queue, dq.dead_letters)
     if message_id is not None:
         raise InvalidRequest(
-            f"{queue!r} has no dead letter {message_id!r}: 'celery dq dead list {queue}' shows all."
+            f"{queue!r} has no dead letter {message_id!r}: 'celery dq dead list {shell_word(queue)}' shows "
+            "all."
         )
     return ""

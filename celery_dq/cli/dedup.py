@@ -69,8 +69,8 @@ def verdicts(dq: DQ, as_json: bool, queue: str) -> None:
     """Show how often each verdict was given in QUEUE, and how many runs were evicted."""
     require_queue(queue, dq.dedup)
     found = dq.dedup[queue].verdicts()
-    text = "\n".join(f"{name:<8} {count:>12,}" for name, count in sorted(found.items()))
-    show(as_json, found, text or f"No call to {queue!r} had a dedup key.")
+    lines = [f"{name:<8} {count:>12,}" for name, count in sorted(found.items())]
+    show(as_json, found, lines or f"No call to {queue!r} had a dedup key.")
 
 
 @dedup.command()

@@ -29,7 +29,7 @@ def doctor(dq: DQ, as_json: bool, watch: bool, interval: float) -> None:
     app = click.get_current_context().obj.app
     app.loader.import_default_modules()  # the tasks that a worker imports
     findings = _check(app)
-    show(as_json, findings, "\n".join(map(line_of, findings)))
+    show(as_json, findings, [line_of(each) for each in findings])
     try:
         while watch:
             time.sleep(interval)

@@ -31,7 +31,7 @@ def leaders(dq: DQ, as_json: bool, names: tuple[str, ...], forget: bool) -> None
         lines = [
             f"{name!r}: {'forgotten' if done else 'never had a leader'}" for name, done in forgotten.items()
         ]
-        show(as_json, {"forgotten": [name for name, done in forgotten.items() if done]}, "\n".join(lines))
+        show(as_json, {"forgotten": [name for name, done in forgotten.items() if done]}, lines)
         return
     rows = dq.leaders(*names)
     if names and any(not row.candidates and not row.leader for row in rows):

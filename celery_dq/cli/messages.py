@@ -13,7 +13,7 @@ from celery_dq.app.api.message_edits import CHANGED
 from celery_dq.app.api.queues import QueueApi
 from celery_dq.cli.arguments import arguments_options, read_arguments
 from celery_dq.cli.bulk import bulk, change_many
-from celery_dq.cli.output import COUNT, command, show, show_table
+from celery_dq.cli.output import COUNT, command, print_line, show, show_table
 from celery_dq.cli.progress import INTERRUPTED, counted
 from celery_dq.cli.times import duration, time
 from celery_dq.cli.typos import nearest, queue_and_partition, require_queue, unknown_tenant
@@ -51,9 +51,9 @@ def find(dq: DQ, as_json: bool, task_id: str) -> None:
         looked = f"Looked in {counted(len(names), 'queue')} ({listed})"
         # A retry or a replay that reuses the task id gets a message id with a suffix.
         looked += ", for this id and its repetitions ~1 to ~9." if dq.serves_queues() else "."
-        click.echo(looked, err=as_json)
+        print_line(looked, err=as_json)
         if dq.serves_queues() and (explained := dq.explain(task_id=task_id)).reason == "cancelled":
-            click.echo(explained.sentence, err=as_json)
+            print_line(explained.sentence, err=as_json)
         raise SystemExit(1)
 
 
@@ -104,10 +104,10 @@ def cancel(
         if "tombstone" in outcomes.values():
             ttl = format_duration(dq.options.tombstone_ttl_us)
             lines.append(f"A task that is not in {queue!r} will not run if it is published within {ttl}.")
-        show(as_json, outcomes, "\n".join(lines))
+        show(as_json, outcomes, lines)
         if is_interrupted:
             rest = counted(len(task_ids) - len(outcomes), "task")
-            click.echo(f"Interrupted: {rest} not cancelled, or not known to be.", err=True)
+            print_line(f"Interrupted: {rest} not cancelled, or not known to be.", err=True)
             raise SystemExit(INTERRUPTED)
         if not {*outcomes.values()} <= _CANCELLED:
             raise SystemExit(1)

@@ -11,7 +11,7 @@ from celery_dq.app.api.api import DQ
 from celery_dq.app.api.migration_report import MigrationOptions, MigrationReport
 from celery_dq.app.api.return_migration import ReturnMigration
 from celery_dq.cli.bulk import bulk, confirm
-from celery_dq.cli.output import command, show, show_table
+from celery_dq.cli.output import command, print_line, show, show_table
 from celery_dq.cli.progress import counted, reported_progress
 from celery_dq.migration.stock_message import Priorities
 
@@ -97,18 +97,18 @@ def _show(as_json: bool, report: MigrationReport, dry_run: bool, is_return: bool
         return
     show_table(False, report.queues, _COLUMNS, "No message waits on the source.")
     if dry_run:
-        click.echo(f"{counted(report.found, 'message')} would be migrated; none was.")
+        print_line(f"{counted(report.found, 'message')} would be migrated; none was.")
         if report.undecided:
-            click.echo(_UNDECIDED.format(", ".join(report.undecided)))
+            print_line(_UNDECIDED.format(", ".join(report.undecided)))
     elif report.queues:
-        click.echo(f"Migrated {report.migrated:,}.")
+        print_line(f"Migrated {report.migrated:,}.")
     for each in report.left[:_SHOWN]:
-        click.echo(": ".join(filter(None, (f"Stays in {each.place}", each.reason, each.start))))
+        print_line(": ".join(filter(None, (f"Stays in {each.place}", each.reason, each.start))))
     if len(report.left) > _SHOWN:
-        click.echo(f"{len(report.left) - _SHOWN:,} more stay; --json lists them all.")
+        print_line(f"{len(report.left) - _SHOWN:,} more stay; --json lists them all.")
     if report.held_by:
         text = _HELD if is_return else _UNACKED
-        click.echo(text.format(", ".join(report.held_by)))
+        print_line(text.format(", ".join(report.held_by)))
 
 
 _UNDECIDED = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -23,6 +22,7 @@ from celery_dq.app.checks.finding import WAIT_FOR_SLOT, slot_moves
 from celery_dq.errors import ConfigurationError, DQError
 from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import MOST
+from celery_dq.shown import shown_json, shown_name
 from celery_dq.transport.redis.store.server_checks import refuses_login
 
 
@@ -65,7 +65,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 function(dq, **options)
         except DQError as exc:
             # An error of the user or a server needs no traceback. The exit status is 1.
-            raise click.ClickException(str(exc) or type(exc).__name__) from exc
+            raise click.ClickException(shown_name(str(exc) or type(exc).__name__)) from exc
         except (OperationalError, redis.ConnectionError, redis.TimeoutError, OSError) as exc:
             if isinstance(exc, BrokenPipeError):
                 raise  # click ends without a word: the reader of the output has gone
@@ -112,16 +112,24 @@ def explain_configuration_errors() -> None:
 
     def explain(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if isinstance(error, ConfigurationError):
-            click.echo(f"Error: {error}", err=True)
+            print_line(f"Error: {error}", err=True)
         else:
             show_traceback(kind, error, traceback)
 
     sys.excepthook = explain
 
 
-def show(as_json: bool, data: Any, text: str | None = None) -> None:
-    """Print `data` as JSON, or `text`."""
-    click.echo(json.dumps(plain(data), indent=2, ensure_ascii=False) if as_json else text)
+def show(as_json: bool, data: Any, text: str | Sequence[str] = ()) -> None:
+    """Print `data` as JSON, or a line of text, or several."""
+    if as_json:
+        click.echo(shown_json(plain(data)))
+    else:
+        click.echo("\n".join(map(shown_name, [text] if isinstance(text, str) else text)))
+
+
+def print_line(text: str, *, err: bool = False) -> None:
+    """Print one line, in which a name from a message cannot begin another one."""
+    click.echo(shown_name(text), err=err)
 
 
 def show_table(as_json: bool, rows: Sequence[Any], columns: Iterable[str], nothing: str) -> None:
@@ -137,7 +145,7 @@ def show_table(as_json: bool, rows: Sequence[Any], columns: Iterable[str], nothi
         show(True, rows)
         return
     if not rows:
-        click.echo(nothing)
+        print_line(nothing)
         return
     names = [name for name in columns if hasattr(rows[0], name)]
     cells = [names, *([cell(getattr(row, name)) for name in names] for row in rows)]
@@ -160,5 +168,4 @@ def cell(value: Any) -> str:
         return value.isoformat(timespec="seconds")
     if isinstance(value, tuple):
         return str(len(value))
-    # Escape unprintable characters, because a name from a message may hold line ends or terminal sequences.
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(value))
+    return shown_name(value)

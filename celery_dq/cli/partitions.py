@@ -72,4 +72,4 @@ def _set(dq: DQ, as_json: bool, queue: str, count: int, timeout: float) -> None:
     if change.moved:
         lines.append(f"Messages and dead letters moved: {change.moved}.")
     lines.append(f"Set dq_queues[{queue!r}]['partitions'] = {count} in the settings.")
-    show(as_json, change, "\n".join(lines))
+    show(as_json, change, lines)

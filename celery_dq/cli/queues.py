@@ -12,7 +12,7 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.bulk import bulk, change_many
-from celery_dq.cli.output import COUNT, command, show, show_table
+from celery_dq.cli.output import COUNT, command, print_line, show, show_table
 from celery_dq.cli.progress import counted
 from celery_dq.cli.typos import require_queue, unknown_tenant
 from celery_dq.errors import InvalidRequest
@@ -63,7 +63,7 @@ def queues(dq: DQ, as_json: bool, names: tuple[str, ...], forget: bool) -> None:
     if forget:
         forgotten = {name: dq.queues[name].forget() for name in names}
         lines = [f"{name!r}: {'forgotten' if done else _OF_SETTINGS}" for name, done in forgotten.items()]
-        show(as_json, {"forgotten": [name for name, done in forgotten.items() if done]}, "\n".join(lines))
+        show(as_json, {"forgotten": [name for name, done in forgotten.items() if done]}, lines)
         return
     # The table has no ages, and each costs a look at the tenants.
     rows = list(dq.queues.snapshots(*(names or known), ages=as_json))
@@ -112,7 +112,7 @@ def tenants(
     show_table(as_json, rows, columns, nothing)
     if page is not None:
         end = f"others follow: --after {page.after}" if page.after else "there are no others."
-        click.echo(f"Looked at {counted(page.looked_at, 'tenant')}; {end}", err=as_json)
+        print_line(f"Looked at {counted(page.looked_at, 'tenant')}; {end}", err=as_json)
 
 
 @dataclass(frozen=True)

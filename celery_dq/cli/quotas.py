@@ -12,7 +12,7 @@ import click
 from celery_dq.app.api.api import DQ
 from celery_dq.app.api.quotas import QuotasApi
 from celery_dq.cli.bulk import bulk, confirm
-from celery_dq.cli.output import command, show
+from celery_dq.cli.output import command, print_line, show
 from celery_dq.cli.progress import counted, reported_progress
 from celery_dq.cli.typos import nearest, require_queue, unknown_tenant
 from celery_dq.cli.yaml_document import yaml_as_json
@@ -21,6 +21,7 @@ from celery_dq.inspector.live_quotas import LiveQuotas, QuotaChange, read_docume
 from celery_dq.inspector.tenants import QuotaOrigin
 from celery_dq.keys import ENVIRONMENTS
 from celery_dq.options.quota import MAX_CONCURRENCY, Quota
+from celery_dq.shown import shell_word
 
 _timeout = click.option(
     "--timeout",
@@ -81,7 +82,7 @@ def quota_get(dq: DQ, as_json: bool, queue: str, tenant: str | None) -> None:
     lines += [f"{_shown(name)}: paused {pause}" for name, pause in paused.items()]
     rows = {name: _row(own[name], origin) for name, origin in zip(own, of_own, strict=True)}
     found = {"default": _row(default, of_default), "tenants": rows, "paused": paused}
-    show(as_json, found, "\n".join(lines))
+    show(as_json, found, lines)
 
 
 def _shown(tenant: str) -> str:
@@ -119,7 +120,8 @@ def quota_set(dq: DQ, as_json: bool, queue: str, tenant: str | None, timeout: fl
         raise click.UsageError(f"Name at least one of {parts_named}.")
     if tenant is None and "spread" in given:
         raise click.UsageError("--spread needs a TENANT: it belongs to the quota of one tenant.")
-    stop = f"to stop the tenant, use 'celery dq pause {queue} --tenant {tenant or '…'}'"
+    whom = shell_word(tenant) if tenant else "…"
+    stop = f"to stop the tenant, use 'celery dq pause {shell_word(queue)} --tenant {whom}'"
     if "concurrency" in given:
         concurrency = _unless_unlimited(given["concurrency"])
         if concurrency is not None and not concurrency.isdecimal():
@@ -143,7 +145,7 @@ def quota_set(dq: DQ, as_json: bool, queue: str, tenant: str | None, timeout: fl
         quota = dq.quotas.set(queue, tenant, timeout=timeout, **given)
     show(as_json, quota, str(quota))
     if unknown:
-        click.echo(f"Note: before this, {unknown[0].lower()}{unknown[1:]}", err=True)
+        print_line(f"Note: before this, {unknown[0].lower()}{unknown[1:]}", err=True)
 
 
 def read_rate(rate: str) -> str | float | None:
@@ -288,7 +290,7 @@ def _make(
     asks = bool(changes) and not (dry_run or yes)
     if asks or not as_json:
         for change in changes:
-            click.echo(str(change), err=as_json)
+            print_line(str(change), err=as_json)
     if asks:
         removed = sum(change.after is None for change in changes)
         note = f", {removed} of them removals" if removed else ""

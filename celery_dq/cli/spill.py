@@ -9,7 +9,7 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.bulk import bulk, confirm
-from celery_dq.cli.output import command, show, show_table
+from celery_dq.cli.output import command, print_line, show, show_table
 from celery_dq.cli.progress import INTERRUPTED, counted, reported_progress
 from celery_dq.cli.typos import nearest
 from celery_dq.errors import ConfigurationError, InvalidRequest
@@ -44,11 +44,11 @@ def list_(dq: DQ, as_json: bool) -> None:
         )
     # A file counts until its last message is delivered.
     counts = f"{found.pending} pending or already delivered, {found.bytes} bytes"
-    click.echo(f"{found.folder}: {counts}, oldest {found.age_s:.1f} s")
+    print_line(f"{found.folder}: {counts}, oldest {found.age_s:.1f} s")
     owners = [replace(each, age_s=round(each.age_s, 1)) for each in found.owners]
     show_table(False, owners, _COLUMNS, "No process has a folder there.")
     for path in found.quarantined:
-        click.echo(f"quarantined: {path} ({path.stat().st_size} bytes)")
+        print_line(f"quarantined: {path} ({path.stat().st_size} bytes)")
 
 
 @spill.group(invoke_without_command=True)
@@ -77,7 +77,7 @@ def quarantine_show(dq: DQ, as_json: bool, name: str) -> None:
         return
     show_table(False, found.messages, _MESSAGE_COLUMNS, "No message in it can be read.")
     if found.problem:
-        click.echo(f"The rest cannot be read: {found.problem}.")
+        print_line(f"The rest cannot be read: {found.problem}.")
 
 
 @quarantine.command("replay")

@@ -8,7 +8,7 @@ from celery_dq.app.api.api import DQ
 from celery_dq.app.checks.status import Status, read_status
 from celery_dq.cli.doctor import line_of
 from celery_dq.cli.leaders import COLUMNS as LEADER_COLUMNS
-from celery_dq.cli.output import command, show, show_table
+from celery_dq.cli.output import command, print_line, show, show_table
 from celery_dq.cli.queues import with_pauses
 from celery_dq.cli.workers import worker_columns
 from celery_dq.inspector.queues import QueueSnapshot
@@ -55,7 +55,7 @@ def _print(found: Status) -> None:
     counts = f"; queues: {len(found.queues)}" if found.queues else ""
     counts += f", living consumers: {len(alive)}" if tenant_queues else ""
     if found.broker:
-        click.echo(f"Broker {found.broker}{counts}")
+        print_line(f"Broker {found.broker}{counts}")
     if rows:
         click.echo()
         show_table(False, rows, with_pauses(_QUEUE_COLUMNS, rows), "")
@@ -69,11 +69,11 @@ def _print(found: Status) -> None:
     if found.broker:
         click.echo()
     for finding in found.findings:
-        click.echo(line_of(finding))
+        print_line(line_of(finding))
     if not found.findings and len(tenant_queues) == len(found.queues):
-        click.echo("OK      No message waits without a worker, and no queue has dead letters.")
+        print_line("OK      No message waits without a worker, and no queue has dead letters.")
     elif not found.findings:
         # ZooKeeper does not know which workers consume a queue.
-        click.echo("OK      No queue has dead letters. It is not known whether workers consume the queues.")
+        print_line("OK      No queue has dead letters. It is not known whether workers consume the queues.")
     if found.setup_warnings:
-        click.echo(f"The set-up has warnings ({found.setup_warnings}), which 'celery dq doctor' shows.")
+        print_line(f"The set-up has warnings ({found.setup_warnings}), which 'celery dq doctor' shows.")

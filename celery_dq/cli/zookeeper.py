@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.cli.output import COUNT, command, show_table
+from celery_dq.cli.output import COUNT, command, print_line, show_table
 from celery_dq.errors import ConfigurationError, DQError, MissingLibrary
 from celery_dq.transport.aliases import ZOOKEEPER_SCHEME
 
@@ -72,7 +72,7 @@ def zookeeper(
     show_table(as_json, views, _COLUMNS, f"No node is in {path!r}.")
     if not as_json:
         for problem, remedy in {view.problem: view.remedy for view in views if view.problem}.items():
-            click.echo(f"{problem}: {remedy}")
+            print_line(f"{problem}: {remedy}")
 
 
 def _credentials(dq: DQ, hosts: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from celery_dq.inspector.queue_counters import MOST_TENANTS, TENANTS_PER_TRIP, oldest_waiting_of
-from celery_dq.inspector.redis_values import Client
+from celery_dq.inspector.redis_values import Client, number
 from celery_dq.inspector.tenants import BACKLOG_STATES, TenantState
 from celery_dq.transport.redis.store.partition import TENANTS_PER_COUNT, Partition
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
@@ -134,10 +134,10 @@ def _head(partition: Partition, largest: int) -> Rounds[_Head]:
 
     (seconds, micros), (paused_until, resume_at), discards, first, *there = yield read
     now = int(seconds) * 1_000_000 + int(micros)
-    is_paused = float(paused_until or 0) > now
+    is_paused = number(paused_until) > now
     is_due = not is_paused and any(due <= now for _, due in first)
     # A tenant whose pause is over by the clock stays among the paused ones until a worker looks.
-    has_resumed = 0 < float(resume_at or 0) <= now
+    has_resumed = 0 < number(resume_at) <= now
     wanted = (not is_paused, not is_paused, not is_paused, False, has_resumed and not is_paused)
     places = [
         place

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from celery_dq.inspector.queue_counters import WaitingTimes
+from celery_dq.inspector.redis_values import number
 from celery_dq.options import Quota
 
 Cap: TypeAlias = Literal["rate", "concurrency", "weight", "pause", "queue pause", ""]
@@ -165,7 +166,7 @@ class RunningEntry:
     def unpack(cls, entry: bytes | None) -> RunningEntry:
         """Return an entry, packed or not."""
         if entry is None or len(entry) != _ENTRY.size:
-            return cls(int(entry or 0))
+            return cls(int(number(entry)))
         slots, since_us, claimed, before_us, claimed_before = _ENTRY.unpack(entry)
         return cls(int(slots), since_us, int(claimed), before_us, int(claimed_before))
 
@@ -202,7 +203,7 @@ class PartitionPace:
         """Return the pace from the values of :data:`PACE_FIELDS` and the time, read at one moment."""
         v, window, alone, in_line, paused_until = values
         now_us = now[0] * 1e6 + now[1]
-        is_paused = float(paused_until or 0) > now_us
+        is_paused = number(paused_until) > now_us
         if window is None or len(window) != _PACE.size:
             return cls(now_us, is_paused=is_paused)
         *_, before_us, claimed_before, v_before = _PACE.unpack(window)
@@ -211,7 +212,7 @@ class PartitionPace:
             return cls(now_us, is_paused=is_paused)
         claimed = WaitingTimes.unpack(alone).count + WaitingTimes.unpack(in_line).count
         # Until all tenants in line had a turn, nothing is known about the worth of a weight.
-        per_weight = (float(v or 0) - v_before) / span_s or None
+        per_weight = (number(v) - v_before) / span_s or None
         return cls(now_us, (claimed - claimed_before) / span_s, per_weight, is_paused)
 
     def service(self, entry: RunningEntry, state: str, quota: Quota) -> ServiceRate:

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from celery_dq.inspector.redis_values import Client, chunks, first_of, scan_all, text
+from celery_dq.inspector.redis_values import Client, chunks, first_of, number, scan_all, text
 from celery_dq.inspector.waiting import waiting_of
 from celery_dq.transport.message_record import DedupSection, MessageRecord
 from celery_dq.transport.redis.store.message_ids import task_id_of
@@ -159,14 +159,14 @@ def _verdicts_of(partition: Partition) -> Rounds[dict[str, int]]:
         pipe.hget(keys.state, "accepted")
 
     counts, accepted = yield read
-    given = {text(name): int(count) for name, count in counts.items()}
+    given = {text(name): int(number(count)) for name, count in counts.items()}
     # Most ACCEPT verdicts are counted in the hash `state`, which the scripts write anyway.
-    accepted = int(accepted or 0) + given.pop("accept", 0)
+    accepted = int(number(accepted)) + given.pop("accept", 0)
     return {"accept": accepted, **given} if accepted else given
 
 
 def _snapshots(partition: Partition, locks: Sequence[tuple[bytes, bytes]]) -> Rounds[list[DedupLockSnapshot]]:
-    unpacked = [(field, *_unpacked(packed)) for field, packed in locks]
+    unpacked = [_readable(field, packed) for field, packed in locks]
 
     def read(pipe: Any) -> None:
         pipe.time()
@@ -176,22 +176,33 @@ def _snapshots(partition: Partition, locks: Sequence[tuple[bytes, bytes]]) -> Ro
     (seconds, micros), *followers = yield read
     now_us = int(seconds) * 1_000_000 + int(micros)
     snapshots = []
-    for (field, (since, number, timeout), (head, heir, tail)), count in zip(unpacked, followers, strict=True):
-        tenant, key = tenant_and_key(field)
+    for ((tenant, key), (since, claim_number, timeout), (head, heir, tail)), count in zip(
+        unpacked, followers, strict=True
+    ):
         snapshot = DedupLockSnapshot(
             tenant=tenant,
             key=key,
             head=task_id_of(head),
             heir=task_id_of(heir),
             tail=task_id_of(tail),
-            running=number > 0,
-            token=int(number),
+            running=claim_number > 0,
+            token=int(claim_number),
             age_s=max((now_us - since) / 1e6, 0.0) if since else None,
             timeout_s=timeout / 1e6 or None,
             followers=int(count),
         )
         snapshots.append(snapshot)
     return snapshots
+
+
+def _readable(
+    field: bytes, packed: bytes
+) -> tuple[tuple[str, str], tuple[float, float, float], tuple[str, str, str]]:
+    """Return the parts of a lock; of one that another program has written, its field only."""
+    try:
+        return tenant_and_key(field), *_unpacked(packed)
+    except Exception:
+        return ("", text(field)), (0.0, 0.0, 0.0), ("", "", "")
 
 
 def _unpacked(packed: bytes) -> tuple[tuple[float, float, float], tuple[str, str, str]]:

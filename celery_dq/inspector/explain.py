@@ -11,8 +11,9 @@ from typing import TypeAlias
 from celery_dq.inspector.dedup_locks import dedup_lock_of
 from celery_dq.inspector.messages import MessageSnapshot
 from celery_dq.inspector.pauses import queue_pause
-from celery_dq.inspector.redis_values import Client, server_time_us, text
+from celery_dq.inspector.redis_values import Client, number, server_time_us, text
 from celery_dq.inspector.tenants import TenantSnapshot, stored_quota, tenant_snapshot, total_of
+from celery_dq.shown import shell_word
 from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
@@ -168,8 +169,8 @@ def _eligible(tenant: TenantSnapshot, partition: Partition, client: Client) -> _
     now = server_time_us(client)
     if not client.zcount(keys.leases, now, "+inf"):
         which = f"-Q {keys.queue}" + (f" or -Q {partition.name}" if partition.homes.total > 1 else "")
-        if int(client.hget(keys.state, "epoch") or 0):
-            former = f"make it an ordinary queue with: celery dq leaders {keys.queue} --forget"
+        if number(client.hget(keys.state, "epoch")):
+            former = f"make it an ordinary queue with: celery dq leaders {shell_word(keys.queue)} --forget"
             return (
                 "no-leader",
                 f"no worker leads this singleton queue; start one with {which}, or {former}",

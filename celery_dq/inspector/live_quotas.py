@@ -17,6 +17,8 @@ from celery_dq.inspector.redis_values import Client
 from celery_dq.inspector.tenants import own_quotas
 from celery_dq.keys import DEFAULT_QUOTA
 from celery_dq.options import Quota
+from celery_dq.options.quota import quota_of_bytes
+from celery_dq.shown import shown_json
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.resource_set import resources_of
 from celery_dq.transport.tenant import check_tenant
@@ -75,7 +77,7 @@ def live_quotas(partitions: Sequence[Partition], client: Client) -> LiveQuotas:
     """Read the live quotas of a queue, in chunks."""
     default = client.hget(partitions[0].keys.quotas, DEFAULT_QUOTA)
     own = own_quotas(partitions, client)
-    return LiveQuotas(Quota.unpack(default) if default else None, dict(sorted(own.items())))
+    return LiveQuotas(quota_of_bytes(default), dict(sorted(own.items())))
 
 
 def compare(queue: str, before: LiveQuotas, after: LiveQuotas) -> list[QuotaChange]:
@@ -103,7 +105,7 @@ def written(quotas: Mapping[str, LiveQuotas]) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return shown_json(value, indent=None)
 
 
 def _line(quota: Quota | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from celery_dq.errors import CorruptRecord
 from celery_dq.inspector.dead_letters import read_info
 from celery_dq.inspector.messages import MessageSnapshot, find_located
-from celery_dq.inspector.redis_values import Client, moment
+from celery_dq.inspector.redis_values import Client, moment, number
 from celery_dq.options.sections import STRICT_HEAD_START_US
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import HEADER_SIZE, MessageRecord
@@ -75,7 +75,7 @@ def message_details(partitions: Sequence[Partition], client: Client, task_id: st
         content_type,
         size,
         _in_line_since(partition, client, message, int(place["now_us"])),
-        moment(float(place.get("since_us") or 0)),
+        moment(number(place.get("since_us"))),
         reason,
     )
 
@@ -90,12 +90,12 @@ def _in_line_since(
     score = client.zscore(keys.tenant(message.tenant), message.id)
     if score is None:
         single = client.hget(keys.single, message.tenant)
-        score = _SCORE.unpack_from(single)[0] if single else now_us
+        score = _SCORE.unpack_from(single)[0] if len(single or b"") > _SCORE.size else now_us
     wait_us = now_us - score
     if wait_us >= STRICT_HEAD_START_US / 2:
         wait_us %= STRICT_HEAD_START_US
         # The message has a sequence time that is some µs ahead of the clock.
         wait_us = 0 if wait_us >= STRICT_HEAD_START_US / 2 else wait_us
     elif message.priority:
-        wait_us -= message.priority * float(client.hget(keys.state, "head") or 0)
+        wait_us -= message.priority * number(client.hget(keys.state, "head"))
     return moment(now_us - max(wait_us, 0))

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from celery_dq.errors import CorruptRecord
-from celery_dq.inspector.redis_values import Client, chunks, first_of, moment, scan, text
+from celery_dq.inspector.redis_values import Client, chunks, first_of, moment, number, scan, text
 from celery_dq.inspector.tenants import in_order_of_service
 from celery_dq.inspector.waiting import waiting_of
 from celery_dq.keys import PartitionKeys
@@ -141,7 +141,7 @@ def _described(partition: Partition, ids: list[str], state: str) -> Rounds[list[
         found += [
             None
             if raw is None
-            else replace(_message_in(partition, raw, message_id, state), deliveries=int(count or 0))
+            else replace(_message_in(partition, raw, message_id, state), deliveries=int(number(count)))
             for message_id, raw, count in zip(chunk, records, deliveries, strict=True)
         ]
     return found
@@ -224,7 +224,7 @@ def locate(partition: Partition, task_id: str) -> Rounds[Located | None]:
         message,
         tenant=message.tenant or place.get("tenant", ""),
         consumer=process_of(place.get("consumer", "")),
-        deliveries=int(place.get("deliveries") or 0),
+        deliveries=int(number(place.get("deliveries"))),
         resource=place.get("resource", ""),
     )
     return Located(message, place, raw or b"")

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from celery_dq.inspector.redis_values import Client, chunks, moment, scan_all, server_time_us, text
+from celery_dq.inspector.redis_values import Client, chunks, moment, number, scan_all, server_time_us, text
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 
@@ -65,7 +65,7 @@ def queue_pause(partition: Partition, client: Client) -> Pause | None:
 
 def read_queue_pause(fields: list[Any], now_us: float) -> Pause | None:
     """Return the pause of a queue from the values of `PAUSE_FIELDS`."""
-    since, until = (float(each or 0) for each in fields)
+    since, until = (number(each) for each in fields)
     return pause_of(since, until, now_us) if until else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from functools import partial
@@ -24,6 +25,15 @@ MOST = 1_000_000
 def text(reply: Any) -> str:
     """Return a reply as text. Bytes that are not UTF-8 become surrogates, which is reversible."""
     return reply.decode("utf-8", "surrogateescape") if isinstance(reply, bytes) else str(reply)
+
+
+def number(value: Any) -> float:
+    """Return a stored number; 0 without one, and for a field that holds none, which another program wrote."""
+    try:
+        found = float(value or 0)
+    except (TypeError, ValueError):
+        return 0.0
+    return found if math.isfinite(found) else 0.0
 
 
 def moment(time_us: float) -> datetime | None:

@@ -16,10 +16,10 @@ from celery_dq.inspector.claim_rates import (
     total_service,
 )
 from celery_dq.inspector.queue_counters import oldest_waiting_of
-from celery_dq.inspector.redis_values import Client, chunks, first_of, moment, scan_all, text
+from celery_dq.inspector.redis_values import Client, chunks, first_of, moment, number, scan_all, text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, PartitionKeys, quota_field
 from celery_dq.options import Quota
-from celery_dq.options.quota import UNLIMITED
+from celery_dq.options.quota import UNLIMITED, quota_of_bytes
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_chosen, run_one, run_rounds
 
@@ -244,7 +244,8 @@ def settings_quota(partition: Partition) -> Rounds[SettingsQuota | None]:
     """Return the quota that workers have stored from their settings; None when there is none."""
     packed_and_info = yield Atomic(partial(_put_quotas, keys=partition.keys, fields=[CONFIG_QUOTA]))
     (packed,), (info,) = packed_and_info
-    return SettingsQuota(Quota.unpack(packed), *_author_and_time(info)) if packed else None
+    quota = quota_of_bytes(packed)
+    return None if quota is None else SettingsQuota(quota, *_author_and_time(info))
 
 
 @dataclass(frozen=True)
@@ -300,7 +301,7 @@ def _put_quotas(pipe: Any, *, keys: PartitionKeys, fields: list[str]) -> None:
 def _author_and_time(info: bytes | None) -> tuple[str, datetime | None]:
     """Return the parts of an entry of the hash ``quota_info``."""
     at_us, _, by = text(info or "").partition(" ")
-    return by, moment(float(at_us or 0))
+    return by, moment(number(at_us))
 
 
 def own_quotas(partitions: Sequence[Partition], client: Client) -> dict[str, Quota]:
@@ -310,8 +311,9 @@ def own_quotas(partitions: Sequence[Partition], client: Client) -> dict[str, Quo
     for stored in run_rounds(client, [scan_all("hash", each.keys.quotas) for each in partitions]):
         for member, packed in stored.items():
             name = text(member)
-            if name.startswith(prefix):
-                found[name[len(prefix) :]] = Quota.unpack(packed)
+            quota = quota_of_bytes(packed)
+            if name.startswith(prefix) and quota is not None:
+                found[name[len(prefix) :]] = quota
     return found
 
 
@@ -381,7 +383,4 @@ def _in_force(quota: Quota, paused_since: float) -> Quota:
 
 
 def _first(rows: list[bytes | None]) -> Quota:
-    for packed in rows:
-        if packed:
-            return Quota.unpack(packed)
-    return UNLIMITED
+    return next(filter(None, map(quota_of_bytes, rows)), UNLIMITED)

@@ -220,6 +220,14 @@ class Quota:
         )
 
 
+def quota_of_bytes(packed: bytes | None) -> Quota | None:
+    """Return a stored quota; None without one, and for bytes of another form, which scripts ignore."""
+    try:
+        return Quota.unpack(packed) if packed else None
+    except InvalidQuota:
+        return None
+
+
 def _parse_rate(value: object) -> float:
     try:
         return parse_rate(value, option="rate")

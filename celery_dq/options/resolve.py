@@ -19,10 +19,11 @@ from celery_dq.options.schema import (
     fields_of_settings,
     read_section,
     refuse_unknown,
-    without_password,
+    refuse_unreadable_url,
 )
 from celery_dq.options.sections import SETTINGS, Options, QueueOptions
 from celery_dq.options.singleton import read_election, read_singletons
+from celery_dq.shown import shown_url
 
 __all__ = ["REDIS_URLS", "resolve"]
 
@@ -154,8 +155,9 @@ def _key_prefix(prefix: str) -> str:
 def _dedup_url(url: str) -> str:
     """Return `url` after checking that it names a Redis, or nothing."""
     if not url or url.startswith(REDIS_URLS):
+        refuse_unreadable_url("dq_dedup_url", url)
         return url
-    shown = without_password(url)
+    shown = shown_url(url)
     plain = shown.removeprefix("dq-")
     if plain.startswith(REDIS_URLS):
         raise ConfigurationError(f"dq_dedup_url = {shown!r} is the URL of a broker: give {plain!r}")
@@ -209,7 +211,7 @@ def _refuse_useless(options: Options) -> None:
     buffer, election = options.buffer, options.election
     if options.allocation.enabled and not election.startswith("zookeeper://"):
         raise ConfigurationError(
-            f"dq_allocation = True needs a ZooKeeper, and dq_election is {election!r}: set it to "
+            f"dq_allocation = True needs a ZooKeeper, and dq_election is {shown_url(election)!r}: set it to "
             "zookeeper://host:2181,host:2181/chroot"
         )
     if buffer.enabled and buffer.folder is None:

@@ -6,15 +6,16 @@ check of the user's value, the table of the documentation and the field follow f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from celery_dq.duration import format_duration, parse_duration
 from celery_dq.errors import ConfigurationError
+from celery_dq.shown import shown_setting, why_unreadable
 
 __all__ = [
     "Kind",
@@ -23,10 +24,10 @@ __all__ = [
     "fields_of_settings",
     "read_section",
     "refuse_unknown",
+    "refuse_unreadable_url",
     "section",
     "setting",
     "settings_of",
-    "without_password",
 ]
 
 T = TypeVar("T")
@@ -92,7 +93,9 @@ class Setting:
         if self.kind is Kind.TABLE and isinstance(value, Mapping):
             return value
         or_none = " or None" if self.optional else ""
-        raise ConfigurationError(f"{name} = {value!r} is not {self.kind.value}{or_none}{self._bounds}")
+        raise ConfigurationError(
+            f"{name} = {shown_setting(value)} is not {self.kind.value}{or_none}{self._bounds}"
+        )
 
     def _duration(self, name: str, value: object) -> int:
         try:
@@ -245,9 +248,12 @@ def refuse_unknown(
             raise ConfigurationError(f"{where}: there is no {what} {name!r}{hint}")
 
 
-def without_password(url: str) -> str:
-    """Return `url` for an error or a log line: with `**` in place of a user and a password."""
-    return re.sub(r"//[^/?#]*@", "//**@", url)
+def refuse_unreadable_url(name: str, url: str) -> None:
+    """Raise :exc:`~celery_dq.errors.ConfigurationError` for the URL of a Redis that no client can read."""
+    try:
+        urlsplit(url).port  # noqa: B018 - reads it
+    except ValueError as exc:
+        raise ConfigurationError(f"{name} cannot be read: {why_unreadable(url, exc)}") from None
 
 
 def _suggest(value: str, known: Iterable[str]) -> str:

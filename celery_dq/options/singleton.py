@@ -14,9 +14,10 @@ from celery_dq.options.schema import (
     checked,
     fields_of_settings,
     refuse_unknown,
+    refuse_unreadable_url,
     setting,
-    without_password,
 )
+from celery_dq.shown import shown_setting, shown_url
 
 __all__ = ["SingletonOptions", "read_election", "read_singletons"]
 
@@ -88,13 +89,15 @@ def read_election(url: str, options: Mapping[str, Any]) -> tuple[tuple[str, Any]
     scheme = urlsplit(url).scheme if url else ""
     if url and (scheme not in _SCHEMES or not url.startswith(f"{scheme}://")):
         raise ConfigurationError(
-            f"dq_election = {without_password(url)!r} names no election: give zookeeper://host:2181, "
+            f"dq_election = {shown_url(url)!r} names no election: give zookeeper://host:2181, "
             "redis://host/db, rediss://host/db, or '' for the broker"
         )
+    if scheme != "zookeeper":
+        refuse_unreadable_url("dq_election", url)
     refuse_unknown(options, _ZOOKEEPER_OPTIONS, where="dq_election_options")
     if options and scheme != "zookeeper":
         raise ConfigurationError(
-            f"dq_election_options = {dict(options)!r} has no effect without dq_election = 'zookeeper://…': "
-            "leave it out"
+            f"dq_election_options = {shown_setting(options)} has no effect without dq_election = "
+            "'zookeeper://…': leave it out"
         )
     return tuple(sorted(options.items()))

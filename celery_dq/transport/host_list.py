@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from celery_dq.errors import ConfigurationError
+from celery_dq.shown import shown_url
 
 
 class Address(NamedTuple):
@@ -27,7 +28,8 @@ def address_in(url: str) -> Address:
     rest, _, query = rest.partition("?")
     if query:
         raise ConfigurationError(
-            f"the broker URL ends in ?{query}: options of {scheme}:// go into broker_transport_options"
+            f"the broker URL ends in {shown_url('?' + query)}: options of {scheme}:// go into "
+            "broker_transport_options"
         )
     credentials, _, place = rest.rpartition("@")
     hosts, _, path = place.partition("/")

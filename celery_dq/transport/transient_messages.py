@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_dq.errors import described
+from celery_dq.shown import shown_name
 
 __all__ = ["handle_transient"]
 
@@ -42,7 +43,7 @@ def handle_transient(
             "A message of %s could not be handled, and is dropped: %s. Look for a program other than Celery "
             "that publishes there.",
             source,
-            described(error),
+            shown_name(described(error)),
             extra={"event": "transient_message_dropped"},
         )
         return True

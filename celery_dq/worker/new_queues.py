@@ -11,6 +11,7 @@ from celery import bootsteps
 
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.options import Options
+from celery_dq.shown import shell_word
 from celery_dq.transport.aliases import TENANT_SCHEMES
 
 __all__ = ["NewQueuesStep", "queues_of_settings", "routed_queues"]
@@ -58,7 +59,7 @@ class NewQueuesStep(bootsteps.StartStopStep):
                     consumer.hostname,
                     name,
                     close[0],
-                    name,
+                    shell_word(name),
                     extra={"event": "queue_name_doubtful", "queue": name},
                 )
 

@@ -30,6 +30,7 @@ from vine import promise
 
 from celery_dq.compat.prefork_pool import deliver_results_promptly, guard_flush, notice_deaths
 from celery_dq.errors import LONGEST_REASON, described
+from celery_dq.shown import shown_name
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.stored_message import StoredMessage
 from celery_dq.worker.task_subscriber import ORDER, TaskSubscriber
@@ -273,7 +274,7 @@ class TaskEvents:
             return False
         logger.error(
             "Message %.200s goes to the dead letters: it is no valid task.",
-            message.headers.get("id"),
+            shown_name(message.headers.get("id")),
             exc_info=error,
             extra={"event": "invalid_task_dead_lettered", "queue": message.queue},
         )

@@ -78,6 +78,39 @@ def test_a_message_that_cannot_be_read_is_shown_as_such(shop: Any, operator: Any
         assert (again.priority, again.args) == (4, shown)
 
 
+def test_stored_fields_that_cannot_be_read(shop: Any, operator: Any) -> None:
+    send(shop, "a", "a", "b")
+    send(shop, "a", countdown=1000)
+    claim(shop, want=1)
+    rubbish = b"\x1b[2J\xff"
+    with shop.dq._broker.open_home("push") as (partition, client):
+        keys = partition.keys
+        for field in (b"t:a", b"default", b"config"):
+            client.hset(keys.quotas, field, rubbish)
+            client.hset(keys.quota_info, field, rubbish)
+        for name in ("running", "deliveries", "verdicts", "dedup_locks", "single"):
+            client.hset(getattr(keys, name), "a", rubbish)
+        for name in ("pushed", "released", "paused_until", "v", "waits_alone", "claim_window", "epoch"):
+            client.hset(keys.state, name, rubbish)
+    assert list(faults_of_pages(operator, "none")) == []
+    lists = [
+        line
+        for line in LISTS
+        if not line.startswith(("peek", "top", "move", "cancel", "purge", "dead replay"))
+    ]
+    assert list(faults_of_commands(shop, "none", tuple(lists))) == []
+
+
+def test_a_quota_that_cannot_be_read_is_overwritten(shop: Any) -> None:
+    with shop.dq._broker.open_home("push") as (partition, client):
+        for field in (b"t:a", b"default"):
+            client.hset(partition.keys.quotas, field, b"rubbish")
+    shop.dq.quotas.set("push", "a", rate="1/s")
+    shop.dq.quotas.set_default("push", rate="2/s")
+    assert shop.dq.quotas.get("push", "a").rate == 1
+    assert shop.dq.quotas.get("push", "other").rate == 2
+
+
 def test_a_page_of_headers_that_json_cannot_hold(shop: Any, operator: Any) -> None:
     headers = {"a": TYPED["bytes"], "b": TYPED["a signaling NaN"]}
     with shop.connection_for_write() as connection:

@@ -18,6 +18,7 @@ from celery_dq.inspector.redis_values import Client, check_text, text
 from celery_dq.keys import ENVIRONMENTS, queue_registry
 from celery_dq.options import Quota
 from celery_dq.options.sections import Options
+from celery_dq.shown import shown_url
 from celery_dq.transport.aliases import TENANT_SCHEMES, ZOOKEEPER_SCHEME
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
@@ -371,6 +372,5 @@ def _wrong_broker(connection: Any, wanted: str) -> str:
         )
     else:
         remedy = f"set broker_url to {wanted}, or name the app that has it: celery -A shop dq …"
-    return (
-        f"app.dq needs the tenant broker for this, and this app's broker is {connection.as_uri()}: {remedy}"
-    )
+    given = shown_url(connection.as_uri())
+    return f"app.dq needs the tenant broker for this, and this app's broker is {given}: {remedy}"

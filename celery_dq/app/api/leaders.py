@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.leaders import LeaderSnapshot, leader_snapshot
-from celery_dq.inspector.redis_values import Client, check_text
+from celery_dq.inspector.redis_values import Client, check_text, number
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.redis.store.partition import Partition
 
@@ -60,7 +60,7 @@ class Leaders:
             if not self._broker.serves_queues():
                 return was_led and elections.forget(name)
             with self._broker.open(name) as (partitions, client):
-                fences = [each for each in partitions if int(client.hget(each.keys.state, "epoch") or 0)]
+                fences = [each for each in partitions if number(client.hget(each.keys.state, "epoch"))]
                 if not was_led and not fences:
                     return False
                 with self._broker.audit.change(client, "leadership_forgotten", name):

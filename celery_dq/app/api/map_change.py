@@ -22,6 +22,7 @@ from celery_dq.app.api.tenant_settings import (
 from celery_dq.errors import InvalidRequest, TenantMoving
 from celery_dq.inspector.redis_values import Client
 from celery_dq.options.sections import Options
+from celery_dq.shown import shell_word
 from celery_dq.transport.redis.store.move_calls import run_confirmed, set_map
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
@@ -44,7 +45,7 @@ def require_complete(queue: str, homes: PartitionMap) -> None:
             change = f"of the spread of tenant {homes.respread}"
         raise InvalidRequest(
             f"A change of {queue!r} {change} is not complete. Complete it first: "
-            f"celery dq partitions {queue} --set {homes.count}"
+            f"celery dq partitions {shell_word(queue)} --set {homes.count}"
         )
 
 
@@ -127,7 +128,7 @@ def _incomplete(
     return TenantMoving(
         f"after timeout = {timeout_s:g} s, {tenants} tasks or have messages with dedup keys in former homes, "
         f"and the new ones wait (tenants: {left}, moved messages: {moves.moved}): run the same again, or "
-        f"celery dq partitions {queue} --set {homes.count}"
+        f"celery dq partitions {shell_word(queue)} --set {homes.count}"
     )
 
 

@@ -20,6 +20,7 @@ from celery_dq.inspector.queues import queue_snapshot
 from celery_dq.migration.live_workers import live_workers
 from celery_dq.migration.stock_broker import StockBroker
 from celery_dq.migration.stock_message import StockReader, as_restored
+from celery_dq.shown import shown_url
 from celery_dq.transport.stamped_message import StampedMessage, stamp
 
 __all__ = ["BrokerMigration", "not_migrated"]
@@ -120,7 +121,7 @@ class BrokerMigration:
         options = self._broker.options
         target = f"{channel.context.address} {options.environment} {options.key_prefix}".rstrip()
         producer = self._stock.begin(target)
-        source = self._stock.connection.as_uri()
+        source = shown_url(self._stock.connection.as_uri())
         for queue in self._queues.values():
             queue.left = 0
             with self._broker.audit.change(channel.client, "migrated", queue.queue, details=source) as change:
@@ -153,9 +154,10 @@ class BrokerMigration:
                 found = queue_snapshot(opened.partitions, opened.client, ages=False)
             held = sum(each.held for each in found.consumers if each.name == consumer)
             if held:
+                stock = shown_url(self._stock.connection.as_uri())
                 raise InvalidRequest(
-                    f"A migration back to {self._stock.connection.as_uri()} has taken {held:,} messages of "
-                    f"queue {queue!r} and was interrupted, or is under way: complete it by the same "
+                    f"A migration back to {stock} has taken {held:,} messages of queue "
+                    f"{queue!r} and was interrupted, or is under way: complete it by the same "
                     "command first"
                 )
 

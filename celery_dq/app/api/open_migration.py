@@ -13,6 +13,7 @@ from celery_dq.app.api.return_migration import ReturnMigration
 from celery_dq.compat.kombu_publishing import library_errors
 from celery_dq.errors import ConfigurationError
 from celery_dq.migration.stock_broker import STOCK_SCHEMES, StockBroker
+from celery_dq.shown import shown_url
 from celery_dq.transport.aliases import TENANT_SCHEMES
 
 __all__ = ["opened_migration"]
@@ -29,7 +30,8 @@ def opened_migration(
         if not is_return and not (schemes[0] in STOCK_SCHEMES and schemes[1] in TENANT_SCHEMES):
             raise ConfigurationError(
                 "A migration leads from redis://…, rediss://… or sentinel://… to dq-redis://…, dq-rediss://… "
-                f"or dq-sentinel://…, or back, not from {given.as_uri()} to {other.as_uri()}"
+                f"or dq-sentinel://…, or back, not from {shown_url(given.as_uri())} to "
+                f"{shown_url(other.as_uri())}"
             )
     stock_url, tenant_url = (target, source) if is_return else (source, target)
     with (

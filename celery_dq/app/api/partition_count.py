@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.inspector.redis_values import Client, check_count, check_seconds, scan, scan_all, text
 from celery_dq.options.sections import MAX_PARTITIONS, Options
+from celery_dq.shown import shell_word
 from celery_dq.transport.message_record import placing_of
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import run_one
@@ -94,7 +94,7 @@ def set_partitions(
             if homes.widest(widest) > count:
                 raise InvalidRequest(
                     f"partitions = {count}, but tenant {widest!r} lives in {homes.widest(widest)} of them: "
-                    f"run celery dq quotas set {queue} {shlex.quote(widest)} --spread {count}"
+                    f"run celery dq quotas set {shell_word(queue)} {shell_word(widest)} --spread {count}"
                 )
         # The same number may complete the end of an interrupted change, and changes nothing else.
         is_change = homes.count != count or homes.before is not None

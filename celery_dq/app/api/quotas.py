@@ -40,6 +40,7 @@ from celery_dq.inspector.tenants import (
 )
 from celery_dq.options import Quota
 from celery_dq.options.quota import TENANT_QUOTA_KEYS
+from celery_dq.shown import shell_word
 from celery_dq.transport.redis.store.quotas import apply_settings, place_held_back
 from celery_dq.transport.redis.store.rounds import run_chosen, run_one
 from celery_dq.transport.redis.store.script_batches import run_all
@@ -412,7 +413,7 @@ class QuotasApi:
             return
         queue, spread, count = keys.queue, quota.spread, opened.homes.count
         if opened.client.exists(keys.state):
-            remedy = f"first run celery dq partitions {queue} --set {spread}"
+            remedy = f"first run celery dq partitions {shell_word(queue)} --set {spread}"
             remedy += f" with dq_environment = {options.environment!r}" if self._is_elsewhere else ""
         else:
             count = options.queue(queue).partitions

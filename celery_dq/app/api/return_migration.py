@@ -20,6 +20,7 @@ from celery_dq.inspector.redis_values import scan, text
 from celery_dq.migration.stock_broker import StockBroker
 from celery_dq.migration.stock_writer import as_stock_message
 from celery_dq.migration.tenant_source import LEASE_MS, Batch, TenantSource
+from celery_dq.shown import shell_word, shown_url
 from celery_dq.transport.message_record import HEADER_SIZE
 from celery_dq.transport.redis.store.partition import Partition
 
@@ -70,9 +71,10 @@ class ReturnMigration:
         """
         for queue, staged in self._stock.staged_counts().items():
             if staged:
+                stock = shown_url(self._stock.connection.as_uri())
                 raise InvalidRequest(
-                    f"A migration from {self._stock.connection.as_uri()} has taken {staged:,} messages of "
-                    f"queue {queue!r} and was interrupted, or is under way: complete it by the same command "
+                    f"A migration from {stock} has taken {staged:,} messages of queue "
+                    f"{queue!r} and was interrupted, or is under way: complete it by the same command "
                     "before you migrate back"
                 )
         self._surveyed = self._count_all(read=read)
@@ -88,7 +90,7 @@ class ReturnMigration:
                 if opened.homes.before is not None:
                     raise InvalidRequest(
                         f"The number of partitions of queue {queue!r} changes: complete that first, by "
-                        f"'celery dq partitions {queue} --set {opened.homes.count}'"
+                        f"'celery dq partitions {shell_word(queue)} --set {opened.homes.count}'"
                     )
                 if read or self._options.priorities is None:
                     for partition in opened.partitions:
@@ -109,7 +111,7 @@ class ReturnMigration:
         """
         self._surveyed.require_priorities()
         consumer = self._stock.begin_return(LEASE_MS)
-        target = self._stock.connection.as_uri()
+        target = shown_url(self._stock.connection.as_uri())
         for queue in self._names():
             with (
                 self._broker.open(queue, self._connection) as opened,

@@ -10,7 +10,7 @@ from typing import Any
 from celery_dq.inspector.pauses import PAUSE_FIELDS
 from celery_dq.inspector.redis_values import CHUNK, Client, chunks, scan_all, text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, quota_field
-from celery_dq.options import Quota
+from celery_dq.options.quota import quota_of_bytes
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.quotas import place_held_back
@@ -89,8 +89,9 @@ class StoredSettings:
     def divide(self, tenant: str, homes: PartitionMap, number: int) -> None:
         """Replace the quota of a spread tenant by that of its share in the partition of this number."""
         name = _encoded(quota_field(tenant))
-        if tenant in homes.spreads and name in self.quotas:
-            quota = replace(Quota.unpack(self.quotas[name]), spread=len(homes.partitions(tenant)))
+        stored = quota_of_bytes(self.quotas.get(name))
+        if tenant in homes.spreads and stored is not None:
+            quota = replace(stored, spread=len(homes.partitions(tenant)))
             self.quotas[name] = quota.pack(homes.shares_by_partition(tenant)[number], homes.widest(tenant))
 
 
@@ -212,7 +213,8 @@ def divide_quotas(partitions: Sequence[Partition], client: Client) -> None:
         packed = run_rounds(client, [_read_quota(partitions[number], field_name) for number in shares])
         changed = []
         for share, (number, each) in enumerate(zip(shares, packed, strict=True)):
-            divided = None if each is None else Quota.unpack(each).pack(share, len(shares))
+            stored = quota_of_bytes(each)
+            divided = None if stored is None else stored.pack(share, len(shares))
             if divided is not None and divided != each:
                 client.hset(partitions[number].keys.quotas, field_name, divided)
                 changed.append(partitions[number].place_held_back([tenant]))

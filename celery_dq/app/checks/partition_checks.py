@@ -14,6 +14,7 @@ from celery_dq.duration import format_duration
 from celery_dq.inspector.queues import QueueSnapshot, queue_snapshot
 from celery_dq.inspector.redis_values import text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA
+from celery_dq.shown import shell_word
 from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.refusals import BrokerRefused
@@ -42,7 +43,7 @@ def partitions(app: Any, channel: Any) -> Iterator[Finding]:
                     f"dq_queues[{name!r}]['partitions'] is {wanted}, and the broker has {count} partitions "
                     f"of queue {name!r}, which all clients use.",
                     f"Set dq_queues[{name!r}]['partitions'] = {count} in the settings. If the queue is to "
-                    f"have {wanted}, run celery dq partitions {name} --set {wanted}.",
+                    f"have {wanted}, run celery dq partitions {shell_word(name)} --set {wanted}.",
                 )
             if queue.homes.total > 1:
                 found = queue_snapshot(queue.partitions, queue.client, ages=False).partitions
@@ -68,7 +69,7 @@ def _differences(name: str, queue: OpenQueue) -> Iterator[Finding]:
             "W023",
             f"A change of queue {name!r} {change} is not complete: "
             "some tenants may wait for the end of their moves.",
-            f"Complete it: celery dq partitions {name} --set {homes.count}.",
+            f"Complete it: celery dq partitions {shell_word(name)} --set {homes.count}.",
         )
     elif odd:
         yield Finding(
@@ -76,11 +77,12 @@ def _differences(name: str, queue: OpenQueue) -> Iterator[Finding]:
             "W023",
             f"A change of the number of partitions of queue {name!r} was interrupted: {_named(name, odd)} do "
             f"not know that it has {homes.count}.",
-            f"Complete it: celery dq partitions {name} --set {homes.count}.",
+            f"Complete it: celery dq partitions {shell_word(name)} --set {homes.count}.",
         )
+    word = shell_word(name)
     for place, what, remedy in (
-        (1, "default quota that was set live", f"Set it again: celery dq quotas set {name} --rate …."),
-        (2, "quota of the settings", f"Apply it again: celery dq quotas apply {name}."),
+        (1, "default quota that was set live", f"Set it again: celery dq quotas set {word} --rate …."),
+        (2, "quota of the settings", f"Apply it again: celery dq quotas apply {word}."),
     ):
         odd = [number for number, each in enumerate(stored) if each[place] != stored[0][place]]
         if odd:
@@ -114,7 +116,8 @@ def _paused_in_part(name: str, found: Sequence[QueueSnapshot]) -> Iterator[Findi
             "W024",
             f"The pause of queue {name!r} differs between its partitions: {_named(name, odd)} have not that "
             f"of {name}/0.",
-            f"Pause it again: celery dq pause {name}; or end the pause: celery dq resume {name}.",
+            f"Pause it again: celery dq pause {shell_word(name)}; or end the pause: celery dq resume "
+            f"{shell_word(name)}.",
         )
 
 

@@ -13,6 +13,8 @@ from celery_dq.app.api.api import DQ, dq_of
 from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.checks.finding import Finding
 from celery_dq.inspector.queues import QueueSnapshot
+from celery_dq.inspector.redis_values import number
+from celery_dq.shown import shell_word
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
@@ -44,7 +46,8 @@ def unused_queues(app: Any, channel: Any) -> Iterator[Finding]:
         "W026",
         f"These queues never had a message, and no setting names them: {listed}{more}. A typo in -Q makes "
         "such a queue.",
-        f"Remove them: celery dq queues {found[0].name} --forget. Or name them in task_queues or dq_queues.",
+        f"Remove them: celery dq queues {shell_word(found[0].name)} --forget. Or name them in task_queues "
+        "or dq_queues.",
     )
 
 
@@ -117,7 +120,7 @@ def former_singleton_queues(app: Any, channel: Any) -> Iterator[Finding]:
         epochs = pipeline.execute()
     except (redis.exceptions.NoPermissionError, BrokerRefused):
         return  # the check of the rights reports it
-    found = [name for name, epoch in zip(names, epochs, strict=True) if int(epoch or 0)]
+    found = [name for name, epoch in zip(names, epochs, strict=True) if number(epoch)]
     if found:
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         yield Finding(
@@ -125,7 +128,7 @@ def former_singleton_queues(app: Any, channel: Any) -> Iterator[Finding]:
             "W036",
             "These queues are singleton queues in the broker, but not in the settings: "
             f"{', '.join(map(repr, found[:_MOST_NAMED]))}{more}. Ordinary workers get no messages of them.",
-            f"Make them ordinary queues: celery dq leaders {found[0]} --forget. "
+            f"Make them ordinary queues: celery dq leaders {shell_word(found[0])} --forget. "
             "Or name them in dq_singleton_queues.",
         )
 

@@ -25,6 +25,7 @@ from celery_dq.errors import (
 )
 from celery_dq.inspector.redis_values import server_time_us
 from celery_dq.inspector.tenants import settings_quota
+from celery_dq.shown import shell_word, shown_url
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.redis.store.cluster_client import master_clients
 from celery_dq.transport.redis.store.refusals import BrokerRefused
@@ -67,7 +68,9 @@ def broker(app: Any, found: list[Finding]) -> Iterator[Any]:
             if tenant_broker.serves_queues():
                 channel = stack.enter_context(tenant_broker.channel(connection))
             else:
-                found.append(Finding("ok", "I011", f"The broker {connection.as_uri()} can be reached."))
+                found.append(
+                    Finding("ok", "I011", f"The broker {shown_url(connection.as_uri())} can be reached.")
+                )
         except ServerError as exc:
             found.append(Finding("error", "E010", str(exc), "Mend the server."))
         except MissingLibrary:
@@ -329,5 +332,6 @@ def settings_quotas(app: Any, channel: Any) -> Iterator[Finding]:
             "W016",
             f"For the tenants of queue {name!r} these settings {these}, and the broker holds {stored.quota},"
             f" which {stored.by} stored{when}.",
-            f"Restart the workers with the current settings, or run celery dq quotas apply {name} with them.",
+            "Restart the workers with the current settings, or run celery dq quotas apply "
+            f"{shell_word(name)} with them.",
         )

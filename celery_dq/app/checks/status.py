@@ -18,6 +18,7 @@ from celery_dq.errors import DQError
 from celery_dq.inspector.leaders import LeaderSnapshot
 from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
 from celery_dq.inspector.workers import WorkerSnapshot
+from celery_dq.shown import shell_word, shown_url
 
 __all__ = ["Status", "read_status"]
 
@@ -119,7 +120,7 @@ class _StatusReading:
         from celery_dq.worker.singleton import singleton_queues
 
         dq = dq_of(self._app)
-        self.broker = self._app.connection_for_write().as_uri()
+        self.broker = shown_url(self._app.connection_for_write().as_uri())
         self.found = check_server(self._app, self._begin)
         self.errors += [each for each in self.found if each.level == "error"]
         if self.errors:
@@ -148,13 +149,14 @@ def _warnings(
     for queue in queues:
         count = queue.waiting + queue.delayed
         waiting = f"Messages wait in {queue.name!r} ({count})"
-        start = f"Start a worker with -Q {queue.name}."
+        start = f"Start a worker with -Q {shell_word(queue.name)}."
         if count and queue.name in vacant:
             waits_for_leader.add(queue.name)
             if queue.name not in expected_leaders:
                 # Another program may have the setting.
                 start += (
-                    f" If no setting names it in dq_singleton_queues: celery dq leaders {queue.name} --forget"
+                    " If no setting names it in dq_singleton_queues: celery dq leaders "
+                    f"{shell_word(queue.name)} --forget"
                 )
             yield Finding("warning", "W018", f"{waiting}, and no worker leads this singleton queue.", start)
         elif isinstance(queue, QueueSnapshot) and (left := _unconsumed(queue)):
@@ -164,10 +166,12 @@ def _warnings(
                 waiting = f"Messages wait in {listed} ({sum(each.waiting + each.delayed for each in left)})"
                 them = "it" if len(left) == 1 else "them"
                 follows = "a running worker follows a new number of partitions within a quarter of dq_lease"
-                start = f"Start a worker with -Q {queue.name} ({follows})."
+                start = f"Start a worker with -Q {shell_word(queue.name)} ({follows})."
             yield Finding("warning", "W019", f"{waiting}, and no living worker consumes {them}.", start)
         if queue.dead:
-            remedy = f"Look at them with 'celery dq dead list {queue.name}', and replay or purge them."
+            remedy = (
+                f"Look at them with 'celery dq dead list {shell_word(queue.name)}', and replay or purge them."
+            )
             yield Finding("warning", "W020", f"{queue.name!r} has dead letters ({queue.dead}).", remedy)
     names = {queue.name for queue in queues}
     for name in sorted(vacant & expected_leaders - waits_for_leader):

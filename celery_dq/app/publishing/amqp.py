@@ -29,6 +29,7 @@ from celery_dq.context import APP_CONTEXT
 from celery_dq.errors import ConfigurationError, MissingLibrary
 from celery_dq.producer.buffering_producer import BufferingProducer, RecordingProducer
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
+from celery_dq.shown import why_unreadable
 from celery_dq.transport.aliases import TENANT_SCHEMES, refuse_misspelt, register_transports
 from celery_dq.transport.tenant import check_priority, check_tenant
 from celery_dq.transport.url_options import refuse_unknown_options
@@ -71,7 +72,8 @@ class DQAmqp:
         except ImportError as exc:
             raise MissingLibrary(str(exc)) from exc
         except ValueError as exc:
-            raise ConfigurationError(f"broker_url cannot be read: {exc}") from exc
+            url = url or self.app.conf.broker_write_url or self.app.conf.broker_url
+            raise ConfigurationError(f"broker_url cannot be read: {why_unreadable(url, exc)}") from None
         except KeyError as exc:
             raise ConfigurationError(f"broker_url names an unknown transport: {exc.args[0]}") from exc
 

@@ -12,7 +12,9 @@ from celery_dq.dedup.other_brokers.redis_coordinator import RedisCoordinator, lo
 from celery_dq.errors import ConfigurationError
 from celery_dq.keys import DedupKeys
 from celery_dq.options.resolve import REDIS_URLS
+from celery_dq.options.schema import refuse_unreadable_url
 from celery_dq.options.sections import Options
+from celery_dq.shown import shown_url
 
 __all__ = ["OwnRedis", "redis_of"]
 
@@ -61,10 +63,12 @@ def redis_of(app: Any, options: Options) -> str:
         ConfigurationError: No setting names a Redis.
     """
     broker = str(app.conf.broker_read_url or app.conf.broker_url or "")
-    for url in (options.dedup_url, broker, str(app.conf.result_backend or "")):
+    urls = {"dq_dedup_url": options.dedup_url, "broker_url": broker}
+    for name, url in {**urls, "result_backend": str(app.conf.result_backend or "")}.items():
         if url.startswith(REDIS_URLS):
+            refuse_unreadable_url(name, url)
             return url
     raise ConfigurationError(
-        f"tasks of this app take part in dedup, and neither the broker ({broker.partition('://')[0]}) nor "
+        f"tasks of this app take part in dedup, and neither the broker ({shown_url(broker)}) nor "
         "the result backend is a Redis: set dq_dedup_url to the Redis that is to keep the dedup locks"
     )

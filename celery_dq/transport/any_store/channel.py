@@ -11,6 +11,7 @@ from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord
 from celery_dq.options import Options
 from celery_dq.protocols import WorkerCapacity
+from celery_dq.shown import shown_name
 from celery_dq.transport.any_store.fetcher import StoreSource
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.message import Message, QoS
@@ -130,9 +131,9 @@ class StoreChannel(ThreadedChannel):
         except CorruptRecord as why:
             logger.error(
                 "Message %s of queue %s was moved to the dead letters: %s.",
-                entry.id,
+                shown_name(entry.id),
                 queue,
-                why,
+                shown_name(why),
                 extra={"event": "unreadable_message_dead_lettered", "queue": queue},
             )
             self.in_flight.dead_letter(tag, f"unreadable: {why}", entry.record)
@@ -156,9 +157,9 @@ class StoreChannel(ThreadedChannel):
             return
         logger.info(
             "Message %s of queue %s was discarded without running: %s.",
-            message.message_id,
+            shown_name(message.message_id),
             message.queue,
-            message.discard,
+            shown_name(message.discard),
             extra={"event": "message_discarded", "queue": message.queue, "reason": message.discard},
         )
         self.qos.finish(message.delivery_tag)

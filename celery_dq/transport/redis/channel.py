@@ -20,6 +20,7 @@ import redis
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, WorkerCapacity
+from celery_dq.shown import shown_name
 from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.message import Message, QoS
@@ -425,9 +426,9 @@ class Channel(EventLoopChannel):
         """Move a stored message that cannot be read to the dead letters."""
         logger.error(
             "Message %s of queue %s was moved to the dead letters: %s.",
-            entry.id,
+            shown_name(entry.id),
             queue.name,
-            why,
+            shown_name(why),
             extra={"event": "unreadable_message_dead_lettered", "queue": queue.name},
         )
         self.in_flight.dead_letter(tag, f"unreadable: {why}", entry.record)

@@ -16,6 +16,7 @@ from celery_dq.keys import PartitionKeys, queue_registry, transient_prefix
 from celery_dq.options.resolve import resolve
 from celery_dq.options.sections import Options
 from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
+from celery_dq.shown import shell_word
 from celery_dq.transport.redis.consuming.poller import Poller
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.address import addresses_of, identity, on_cluster
@@ -242,7 +243,7 @@ class ConnectionContext:
         if count > 1 and leaderships is not None and leaderships.is_singleton(name):
             raise ConfigurationError(
                 f"queue {name!r} is a singleton queue and has {count} partitions, but one leader consumes "
-                f"all of it in order: run celery dq partitions {name} --set 1"
+                f"all of it in order: run celery dq partitions {shell_word(name)} --set 1"
             )
         return PartitionedQueue(name, [self._partition(name, number, homes) for number in range(count)])
 
@@ -298,7 +299,7 @@ class ConnectionContext:
                 wanted,
                 count,
                 name,
-                name,
+                shell_word(name),
                 wanted,
                 extra={"event": "partitions_differ", "queue": name},
             )

@@ -14,6 +14,7 @@ import redis
 
 from celery_dq.compat.redis_sockets import reporting_connection
 from celery_dq.errors import ConfigurationError
+from celery_dq.shown import shown_url
 from celery_dq.transport.redis.bases import RedisChannel
 from celery_dq.transport.redis.consuming.consuming_channel import DeclaredQueues, WatchedSocket
 from celery_dq.transport.redis.consuming.partition_consumers import QueueConsumer
@@ -108,7 +109,8 @@ class EventLoopChannel(RedisChannel):
         try:
             params = super()._connparams(asynchronous)
         except ValueError as exc:
-            raise ConfigurationError(f"broker_url cannot be used: {exc}") from exc
+            why = shown_url(exc) if "@" in str(exc) else exc
+            raise ConfigurationError(f"broker_url cannot be used: {why}") from exc
         if asynchronous:
             # A connection leaves the poller before its socket closes. Kombu reports a disconnect only
             # afterwards, when epoll can no longer unregister the closed descriptor. If a forked child keeps

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import DiscardHandler
+from celery_dq.shown import shown_name
 from celery_dq.transport.threaded_channel import ThreadedChannel, ThreadedConnection
 from celery_dq.transport.zookeeper.batch import ZooKeeperPublishBatch
 from celery_dq.transport.zookeeper.dead_letters import ZooKeeperDeadLetters, dead_letter_record
@@ -120,7 +121,7 @@ class Channel(ThreadedChannel):
             logger.error(
                 "The message at %s cannot be decoded: %s. It is moved to %s and will not be delivered.",
                 held.item,
-                error,
+                shown_name(error),
                 held.nodes.unreadable,
                 extra={"event": "zookeeper_message_unreadable"},
             )
@@ -144,10 +145,10 @@ class Channel(ThreadedChannel):
             logger.error(
                 "Message %s of queue %s becomes a dead letter: %d of its consumers were lost, the last one "
                 "was %s. Replay it when the cause is mended.",
-                held.letter[0],
+                shown_name(held.letter[0]),
                 message.queue,
                 held.deliveries,
-                held.worker or "unknown",
+                shown_name(held.worker or "unknown"),
                 extra={"event": "zookeeper_message_dead_lettered"},
             )
 

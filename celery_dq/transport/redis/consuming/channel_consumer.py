@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import Leaderships, WorkerCapacity
+from celery_dq.shown import shown_name
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
@@ -352,9 +353,9 @@ class ChannelConsumer:
             return True
         logger.info(
             "Message %s of queue %s was discarded without running: %s.",
-            message.message_id,
+            shown_name(message.message_id),
             message.queue,
-            message.discard,
+            shown_name(message.discard),
             extra={"event": "message_discarded", "queue": message.queue, "reason": message.discard},
         )
         self._channel.qos.forget(message.delivery_tag)

@@ -19,6 +19,7 @@ import redis
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.per_process import OwnerProcess
 from celery_dq.scripts.loader import ScriptSet
+from celery_dq.shown import shell_word
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.pending_acks import InFlightMessage, PendingAcks
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply, HeartbeatReply
@@ -254,7 +255,7 @@ class ConsumerIdentity:
                 "no worker has it there any more: celery dq leaders %s --forget",
                 self.consumer,
                 queue.partition_name,
-                queue.name,
+                shell_word(queue.name),
                 extra={"event": "singleton_queue_without_election", "queue": queue.name},
             )
         else:

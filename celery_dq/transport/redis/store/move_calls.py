@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from celery_dq.errors import TooFewReplicas
 from celery_dq.scripts.loader import Argument
+from celery_dq.shown import shell_word
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
@@ -189,6 +190,6 @@ def run_confirmed(call: ScriptCall[T], partition: Partition, client: Any, replic
         raise TooFewReplicas(
             f"dq_confirm_replicas = {replicas}, but only {confirmed} replicas had a step of the change of "
             f"queue {queue!r} within {CONFIRM_TIMEOUT_MS} ms. Nothing is lost: connect the replicas, and "
-            f"complete the change with: celery dq partitions {queue} --set {count}"
+            f"complete the change with: celery dq partitions {shell_word(queue)} --set {count}"
         )
     return answer

@@ -9,6 +9,8 @@ from typing import Any
 
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA
 from celery_dq.options import QueueOptions, Quota
+from celery_dq.options.quota import quota_of_bytes
+from celery_dq.shown import shell_word
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.replies import Brought
 from celery_dq.transport.redis.store.rounds import AT_ONCE, Rounds, run_one, run_rounds
@@ -59,7 +61,7 @@ def write_settings_quota(
             quota,
             unpacked(older.before),
             older.by or "another worker",
-            queue,
+            shell_word(queue),
             extra={"event": "older_settings_quota", "queue": queue},
         )
     elif replaced is not None:
@@ -80,7 +82,7 @@ def write_settings_quota(
         logger.info(
             "In queue %s the default that was set live, %s, wins over the settings' quota, %s.",
             queue,
-            Quota.unpack(default),
+            unpacked(default),
             quota,
             extra={"event": "live_default_quota", "queue": queue},
         )
@@ -120,7 +122,7 @@ def _put_reads(pipe: Any, *, partitions: Sequence[Partition]) -> None:
 
 def unpacked(packed: bytes | None) -> Quota | str:
     """Return a stored quota, or ``"no quota"``."""
-    return "no quota" if packed is None else Quota.unpack(packed)
+    return quota_of_bytes(packed) or "no quota"
 
 
 def place_held_back(partitions: Sequence[Partition], client: Any) -> None:

@@ -1,0 +1,84 @@
+"""How foreign values are shown: URLs and settings without their secrets, names without control characters."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["shell_word", "shown_json", "shown_name", "shown_setting", "shown_url", "why_unreadable"]
+
+HIDDEN = "**"
+_SCHEME = re.compile(r"[\w.+-]+://")
+#: Where the next URL of a list begins.
+_NEXT = re.compile(r"[;,](?=[\w.+-]+://)")
+#: The end of the credentials: the last one, because a password may hold characters that should be encoded.
+_CREDENTIALS = re.compile(r".*(?:@|%40)", re.DOTALL)
+#: Options of a URL whose values are shown. A misspelt password is a password, so others are not.
+_HARMLESS = re.compile(
+    r"virtual_host|db|protocol|ssl_cert_reqs|ssl_check_hostname|socket_\w+|health_check_interval"
+)
+#: Names of settings whose values are not shown, also when they are misspelt.
+_SECRET = re.compile(r"pas|pwd|secret|token|auth|cred|sasl|user|private", re.IGNORECASE)
+
+
+def shown_url(url: object) -> str:
+    """Return a URL, or several, for an error or a log line: without user, password and unknown options."""
+    return ";".join(map(_without_secrets, _NEXT.split(str(url))))
+
+
+def _without_secrets(url: str) -> str:
+    scheme = _SCHEME.match(url)
+    start = scheme[0] if scheme else ""
+    address, mark, query = _CREDENTIALS.sub(f"{HIDDEN}@", url[len(start) :]).partition("?")
+    options = (each.partition("=") for each in query.split("&") if each)
+    shown = (f"{name}={value if _HARMLESS.fullmatch(name) else HIDDEN}" for name, _, value in options)
+    return f"{start}{address}{mark}{'&'.join(shown)}"
+
+
+def why_unreadable(url: object, error: object) -> str:
+    """Return why a URL cannot be read. The parser's own error may show a part of a password that it cut."""
+    if _CREDENTIALS.search(str(url)) is None:
+        return str(error)
+    return (
+        f"{shown_url(url)!r}: percent-encode the characters of user and password that are neither letters "
+        "nor digits, such as %2F for a slash, and give the port as a number"
+    )
+
+
+def shown_setting(value: object) -> str:
+    """Return the value of a setting for an error or a log line, without the secrets in it."""
+    return repr(_masked(value))
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: HIDDEN if _SECRET.search(str(name)) else _masked(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_masked(each) for each in value]
+    if isinstance(value, str) and ("://" in value or "@" in value):
+        return shown_url(value)
+    return value
+
+
+def shown_name(name: object) -> str:
+    """Return a name that a message may hold for a line of text, without line ends and terminal sequences."""
+    text = str(name)
+    return text if text.isprintable() else "".join(map(_printable, text))
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else repr(character)[1:-1]
+
+
+def shown_json(document: Any, *, indent: int | None = 2) -> str:
+    """Return a document as JSON that a terminal shows as it is, and a program reads."""
+    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+
+
+def shell_word(name: object) -> str:
+    """Return a name as one word of a command that is offered for pasting into a shell."""
+    return shlex.quote(shown_name(name))
