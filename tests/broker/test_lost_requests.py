@@ -228,3 +228,27 @@ def test_messages_of_a_claim_on_its_way_are_not_released() -> None:
     for _ in range(3):
         assert doubts.find_unknown("p", {tag}, lambda: {tag}) == []
     assert not doubts.needs_comparison("p")
+
+
+def test_an_ack_on_its_way_is_not_taken_for_one_that_redis_has_lost(
+    kombu_client: KombuClient, proxy: Proxy
+) -> None:
+    kombu_client.publish(1)
+    with (
+        kombu_client.connect(proxy.url(kombu_client.url), **LONG) as connection,
+        kombu_client.consuming(connection, prefetch=1) as got,
+    ):
+        kombu_client.drain(connection, got, 1)
+        process, held = connection.default_channel.process, kombu_client.keys.held(consumer_of(connection))
+        proxy.delay_request = got[0].message_id.encode()
+        acknowledging = threading.Thread(target=got[0].ack)
+        acknowledging.start()
+        wait_until(lambda: not proxy.delay_request)
+        for _ in range(3):
+            process.heartbeat.compare_all()
+            heartbeat(process)
+        assert kombu_client.client.hlen(held) == 1
+        proxy.release_request.set()
+        acknowledging.join(30)
+        kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
+        assert bodies(got) == [1]

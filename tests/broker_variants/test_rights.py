@@ -31,7 +31,7 @@ PASSWORD = "secret"
 DB = 1
 KOMBU = tuple(int(number) for number in version("kombu").split(".")[:2])
 #: Listed commands that the installed kombu does not send, because another version does.
-OF_OTHER_VERSIONS = {"UNSUBSCRIBE"} if KOMBU >= (5, 7) else {"PUNSUBSCRIBE", "SCRIPT|LOAD"}
+OF_OTHER_VERSIONS = {"UNSUBSCRIBE"} if KOMBU >= (5, 7) else {"PUNSUBSCRIBE"}
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import redis
 from celery import Celery
 from celery.bin.base import CLIContext
 from celery.bin.control import control
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 
 import celery_dq
 from celery_dq.errors import InvalidRequest
+from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
 
 
@@ -103,3 +105,19 @@ def test_inspect_reports_the_brokers_options(app: Any, worker: Any) -> None:
     stats = app.control.inspect(timeout=10, limit=1).stats()
     (reported,) = stats.values()
     assert "shop" in str(reported["broker"]["transport_options"])
+
+
+@pytest.mark.parametrize(("setting", "seconds"), [({}, 3 * 3600), ({"dq_tombstone_ttl": "20m"}, 1200)])
+def test_a_revoke_of_a_task_that_has_not_arrived_lasts_as_long_as_the_setting_says(
+    app: Any, redis_url: str, setting: dict[str, str], seconds: int
+) -> None:
+    app.conf.update(setting)
+    app.tasks["whose"].delay(1)  # the queue exists
+    app.dq.revoke(["revoked"])
+    app.dq.queues["push"].cancel("cancelled")
+    with redis.Redis.from_url(redis_url) as client:
+        ends: Any = client.zrange(PartitionKeys("online", "push").tombstones, 0, -1, withscores=True)
+        now_s = client.time()[0]
+    assert [name for name, _ in ends] == [b"revoked", b"cancelled"]
+    for _, end_us in ends:
+        assert seconds - 30 < end_us / 1e6 - now_s <= seconds + 1

@@ -78,10 +78,10 @@ def report(queue: str, known: int, number: int) -> None:
         )
     else:
         logger.error(
-            "Redis has lost all data of queue %s: waiting and delayed messages, dead letters, pauses and "
-            "quotas that were set by command are gone. Tasks that workers have go on. Publish the others "
-            "again from their source. Redis was flushed, or restarted without an append-only file: set "
-            "appendonly yes.",
+            "Redis has lost all data of queue %s, or all since its first claim: waiting and delayed "
+            "messages, dead letters, pauses and quotas set by command may be gone. Tasks that workers have "
+            "go on. Publish the others again from their source. Redis was flushed, or restarted without an "
+            "append-only file: set appendonly yes; or a replica took over that was behind.",
             queue,
             extra={"event": "data_lost", "queue": queue},
         )
