@@ -22,8 +22,12 @@ from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.in_flight.script_pipeline import RETRY_AFTER_REFUSAL_S, ScriptPipeline
 from celery_dq.transport.redis.store.address import socket_options
 from celery_dq.transport.redis.store.queue import PartitionedQueue
-from celery_dq.transport.redis.store.refusals import BrokerNotReady, BrokerOverloaded, refusals_named
-from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
+from celery_dq.transport.redis.store.refusals import (
+    BrokerNotReady,
+    BrokerOverloaded,
+    BrokerRefused,
+    refusals_named,
+)
 from celery_dq.transport.transient_messages import handle_transient
 
 if TYPE_CHECKING:
@@ -182,25 +186,20 @@ class EventLoopChannel(RedisChannel):
 
     def follow_partitions(self) -> None:
         """Consume the partitions that the queues have now, because the number of some has changed."""
-        maps, refusals = self.process.partition_maps, self.process.refusals
+        maps = self.process.partition_maps
         doubted = maps.take_doubts()
         self._seen_partitions = maps.changes
-        try:
+        with self.process.refusals.watch("look at the partitions") as outcome:
             for name in doubted:
                 with suppress(ConfigurationError):  # logged below, where the queue is consumed
                     self.queues(name, refresh=True)
             self._seen_partitions = maps.changes
             self.consumer.follow_partitions(self._queue_now)
-        except PASSING_ERRORS:
-            raise
-        except redis.ResponseError as exc:
-            refusals.refused("look at the partitions", exc)
+        if outcome.refused:
             self._resumes_at = self.process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
             for name in doubted:
                 maps.doubt(name)
             self._seen_partitions = -1
-        else:
-            refusals.accepted("look at the partitions")
 
     def _queue_now(self, queue: PartitionedQueue) -> PartitionedQueue | None:
         """Return a consumed queue with the partitions that it has now; None for a partition that has gone."""
@@ -310,8 +309,8 @@ class EventLoopChannel(RedisChannel):
             self._mark_broken()
             raise
         except redis.ResponseError as exc:
-            if watched.kind != "broadcasts":
-                raise
+            if watched.kind != "broadcasts" or isinstance(exc, BrokerRefused):
+                raise  # an error of a callback has a meaning
             # It was a subscription or a health check, and an error is an answer as well.
             self.process.refusals.refused("subscription to broadcasts", exc)
             self._resumes_at = self.process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
@@ -320,7 +319,6 @@ class EventLoopChannel(RedisChannel):
             return False
         if watched.kind == "broadcasts":
             self.process.refusals.accepted("subscription to broadcasts")
-        if watched.kind == "broadcasts":
             return served
         if deliver and self.consumer.singleton_delivery is not None:
             # Claimed messages of singleton queues go into the inbox.

@@ -24,8 +24,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
-import redis
-
 from celery_dq.transport.in_flight.pending_acks import Acks, PendingAcks, tags
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.redis.consuming.claim_limits import ClaimsUnderWay, DiscardPace
@@ -36,7 +34,6 @@ from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupList
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_batches import is_lost
-from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 from celery_dq.transport.redis.store.transient import TransientListener
 
 #: Wake-ups that one trip hands over. After a connect, other consumers may rely on this one for each queue.
@@ -289,21 +286,19 @@ class ChannelClaims:
             self._thread.sockets_changed = True
 
     def _read_messages(self, listener: TransientListener) -> None:
+        message: bytes | None = None
         with self._refusals("wait for replies", listener):
-            listener.read()
+            message = listener.read()
+        if message is not None:
+            listener.deliver(message)
 
     @contextmanager
     def _refusals(self, command: str, waiter: WakeupListener | TransientListener) -> Iterator[None]:
         """Let a wait begin again later that Redis refuses."""
-        try:
+        with self._identity.refusals.watch(command) as outcome:
             yield
-        except PASSING_ERRORS:
-            raise
-        except redis.ResponseError as exc:
-            self._identity.refusals.refused(command, exc)
+        if outcome.refused:
             waiter.resumes_at = self._identity.clock.monotonic() + RETRY_AFTER_REFUSAL_S
-        else:
-            self._identity.refusals.accepted(command)
 
     # -- handing over ------------------------------------------------------------
 

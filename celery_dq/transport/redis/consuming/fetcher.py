@@ -41,7 +41,6 @@ from celery_dq.transport.redis.in_flight.script_pipeline import (
     ScriptPipeline,
 )
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 from celery_dq.transport.redis.store.transient import TransientListener
 
 #: Wake-ups that one turn of the loop hands over. After a connect, it may rely on this process for each queue.
@@ -267,16 +266,15 @@ class RedisFetcher:
                 self.handovers.hand_over(source, self._process.clock.monotonic())
 
     def _read_messages(self, listener: TransientListener) -> bool:
-        try:
-            served = listener.read()
-        except PASSING_ERRORS:
-            raise
-        except redis.ResponseError as exc:
-            self._process.refusals.refused("wait for replies", exc)
+        message: bytes | None = None
+        with self._process.refusals.watch("wait for replies") as outcome:
+            message = listener.read()
+        if outcome.refused:
             listener.resumes_at = self._process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
+        if message is None:
             return False
-        self._process.refusals.accepted("wait for replies")
-        return served
+        listener.deliver(message)
+        return True
 
     # -- claims ----------------------------------------------------------------
 

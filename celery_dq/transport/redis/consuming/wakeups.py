@@ -36,7 +36,6 @@ from celery_dq.transport.redis.store.pipelined_connection import (
     PipelinedConnection,
 )
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
 #: Queues of a group. More make each wait longer to send, and fewer make more connections.
 GROUP_SIZE = 100
@@ -300,15 +299,11 @@ class Handovers:
 
     def read(self, group: WakeupListener) -> list[Subscription]:
         """Read the answer of a wait, and return the queues whose wake-up this process has taken."""
-        try:
+        sources: list[Subscription] = []
+        with self._process.refusals.watch("wait for wake-ups") as outcome:
             sources = group.read_wakeups()
-        except PASSING_ERRORS:
-            raise
-        except redis.ResponseError as exc:
-            self._process.refusals.refused("wait for wake-ups", exc)
+        if outcome.refused:
             group.resumes_at = self._process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
-            return []
-        self._process.refusals.accepted("wait for wake-ups")
         for source in sources:
             self._ready.rely_on(source)
         return sources
@@ -348,16 +343,11 @@ class Handovers:
         """End all waits in one round trip, and take the wake-ups that have come before."""
         waiting = [group for group in self._wakeups if group.is_waiting]
         if keys := [group.end_key for group in waiting if not group.is_asking]:
-            try:
+            with self._process.refusals.watch("end of the waits for wake-ups") as outcome:
                 self._pipeline.ask(("EVAL", PUSH_EACH_FOR, len(keys), *keys, END_LIFE_MS))
-            except PASSING_ERRORS:
-                raise
-            except redis.ResponseError as exc:
-                self._process.refusals.refused("end of the waits for wake-ups", exc)
+            if outcome.refused:
                 for group in waiting:
                     self.restart_wait(group)
-            else:
-                self._process.refusals.accepted("end of the waits for wake-ups")
         for group in waiting:
             while group.is_waiting:
                 self.read(group)

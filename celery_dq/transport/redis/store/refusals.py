@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import redis
@@ -216,6 +217,13 @@ def _named(error: redis.ResponseError) -> DQError:
     return meaning.error(f"{meaning.text} (Redis says: {text})")
 
 
+@dataclass(slots=True)
+class Outcome:
+    """The outcome of a command: whether Redis has refused it."""
+
+    refused: bool = False
+
+
 class RefusalLog:
     """Logs that Redis refuses commands of a consuming process, which repeats them until Redis accepts them.
 
@@ -231,6 +239,31 @@ class RefusalLog:
         #: The reason for which a kind of command was refused last, by the command and its queue.
         self._reasons: dict[tuple[str, str], str] = {}
         self._outages: dict[str, Outage] = {}
+
+    @contextmanager
+    def watch(self, command: str, queue: str = "") -> Iterator[Outcome]:
+        """Log the refusal of a command in the block, which the caller repeats about a second later.
+
+        Args:
+            command: What may be refused, e.g. ``heartbeat``.
+            queue: The name of the queue, if it is about one.
+
+        Yields:
+            Whether the command was refused, once the block is over.
+
+        Raises:
+            redis.RedisError: The connection is lost, or only another one may help, as in a failover.
+        """
+        outcome = Outcome()
+        try:
+            yield outcome
+        except PASSING_ERRORS:
+            raise
+        except redis.ResponseError as error:
+            outcome.refused = True
+            self.refused(command, error, queue)
+        else:
+            self.accepted(command, queue)
 
     def refused(self, command: str, error: redis.ResponseError, queue: str = "") -> None:
         """Record a refusal.

@@ -161,7 +161,7 @@ class TransientListener:
 
     def __init__(self, key: str, deliver: Callable[[bytes], None], pool: redis.ConnectionPool) -> None:
         self._key = key
-        self._deliver = deliver
+        self.deliver = deliver
         self.connection = PipelinedConnection(pool)
         self._since: float | None = None
         #: Monotonic time until which no wait begins, after a refusal.
@@ -187,8 +187,8 @@ class TransientListener:
                 f"Redis has not answered a BLPOP for {now - self._since:.0f} s: the connection is dead"
             )
 
-    def read(self) -> bool:
-        """Read the answer of the wait; return whether it was a message."""
+    def read(self) -> bytes | None:
+        """Read the answer of the wait; return the message that it brought, or None."""
         try:
             answer = self.connection.read()
         except redis.ResponseError:
@@ -196,10 +196,9 @@ class TransientListener:
             raise
         self._since = None
         if answer is None:
-            return False
-        value = answer[1]
-        self._deliver(value.encode() if isinstance(value, str) else value)
-        return True
+            return None
+        value: Any = answer[1]
+        return value.encode() if isinstance(value, str) else bytes(value)
 
     @property
     def waits_after_refusal(self) -> bool:
