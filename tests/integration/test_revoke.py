@@ -108,7 +108,7 @@ def test_inspect_reports_the_brokers_options(app: Any, worker: Any) -> None:
 
 
 @pytest.mark.parametrize(("setting", "seconds"), [({}, 3 * 3600), ({"dq_tombstone_ttl": "20m"}, 1200)])
-def test_a_revoke_of_a_task_that_has_not_arrived_lasts_as_long_as_the_setting_says(
+def test_a_revoke_of_a_task_that_has_not_arrived_lasts_as_long_as_the_setting(
     app: Any, redis_url: str, setting: dict[str, str], seconds: int
 ) -> None:
     app.conf.update(setting)
