@@ -270,6 +270,8 @@ EVENTS: Final[dict[str, str]] = {
     ),
     # Settings, set-up, command line, dashboard.
     "queue_name_unreadable": "A queue's name in Redis is not UTF-8; the queue is left out.",
+    "dashboard_login_refused": "A wrong password was given for 'celery dq web'; it is answered half a second "
+    "later.",
     "dashboard_change": "A user of the dashboard changed something; the record names user, queue and tenant.",
     "history_not_sampled": "A fault kept the dashboard from sampling a queue for its history.",
 }

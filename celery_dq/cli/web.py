@@ -28,7 +28,13 @@ from celery_dq.errors import ConfigurationError, MissingLibrary
 @click.option(
     "--auth",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File with one user:password per line, which only its owner may read.",
+    help="File with one user:hash per line, which only its owner may read; --hash makes a line.",
+)
+@click.option(
+    "--hash",
+    "new_user",
+    metavar="USER",
+    help="Ask for a password, print USER and its hash for --auth, and end.",
 )
 @click.option(
     "--origin",
@@ -44,12 +50,14 @@ def web(
     port: int,
     read_only: bool,
     auth: Path | None,
+    new_user: str | None,
     origin: str | None,
 ) -> None:
     """Serve the dashboard of the queues. Needs the extra 'web'.
 
     By default only this machine reaches it, any user of the machine included, and nothing can be changed.
-    Another --host needs --auth; put a server with TLS before it, because passwords travel unencrypted.
+    Another --host and --origin need --auth. Put a server with TLS before it, because passwords travel
+    unencrypted.
     """
     try:
         # Both imports are slow, and need the extra 'web'.
@@ -59,9 +67,18 @@ def web(
     except ImportError as exc:
         library = "waitress" if find_spec("django") else "Django"
         raise MissingLibrary.needed_by("celery dq web", library, "web") from exc
+    if new_user is not None:
+        password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        line = f"{new_user}:{standalone.hash_password(password)}"
+        show(as_json, {"line": line}, line)
+        return
     if auth is None and not standalone.is_loopback(host):
         raise ConfigurationError(
-            f"--host {host}: other machines could reach it; give --auth FILE, with user:password lines"
+            f"--host {host}: other machines could reach it; give --auth FILE, with user:hash lines"
+        )
+    if auth is None and origin and not standalone.is_loopback(standalone.host_of(origin)):
+        raise ConfigurationError(
+            f"--origin {origin}: others could reach it by that server; give --auth FILE, with user:hash lines"
         )
     passwords = {} if auth is None else standalone.read_passwords(auth)
     app = click.get_current_context().obj.app

@@ -11,7 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,14 +21,27 @@ from urllib.parse import quote
 import pytest
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
+from django.contrib.auth.hashers import PBKDF2PasswordHasher
 
 from celery_dq.cli import dq
-from celery_dq.contrib.django.dashboard.standalone import check_origin, serve
+from celery_dq.contrib.django.dashboard.standalone import (
+    PAUSE_S,
+    Logins,
+    TooManyLogins,
+    check_origin,
+    hash_password,
+    is_password,
+    read_passwords,
+    serve,
+)
 from celery_dq.errors import ConfigurationError
+from celery_dq.testing.waiting import wait_until
 from tests.dashboard.shop import make_app
 from tests.integration.test_django import CELERY, PROJECT, ROOT
 
 Web = Callable[..., str]
+#: In the form of the hash of a password.
+HASH = f"pbkdf2_sha256$1$salt${'A' * 43}="
 
 
 @pytest.fixture
@@ -113,10 +128,10 @@ def form_token(url: str) -> tuple[int, str, str]:
 
 def test_changes_and_passwords(web: Web, tmp_path: Path) -> None:
     passwords = tmp_path / "passwords"
-    passwords.write_text("eve:päss:word\n\n")
+    passwords.write_text(f"eve:{hash_password('päss:word')}\n\n")
     passwords.chmod(0o600)
     url = web("--allow-changes", "--auth", str(passwords), "--origin", "https://dash.example")
-    unknown = basic("adam:päss:word"), basic("adam:"), basic("adam"), basic("")
+    unknown = basic("adam:päss:word"), basic("")
     for wrong in ("", "Bearer x", "Basic %%", basic("eve:other"), basic("eve"), *unknown):
         status, _, headers = ask(url, Authorization=wrong)
         assert (status, headers["WWW-Authenticate"].partition(" ")[0]) == (401, "Basic"), wrong
@@ -141,7 +156,7 @@ def test_changes_and_passwords(web: Web, tmp_path: Path) -> None:
 
 def test_an_unknown_address_has_a_page_of_the_dashboard(web: Web, tmp_path: Path) -> None:
     passwords = tmp_path / "passwords"
-    passwords.write_text("eve:word\n")
+    passwords.write_text(f"eve:{hash_password('word')}\n")
     passwords.chmod(0o600)
     url, right = web("--auth", str(passwords)), basic("eve:word")
     for path in ("/nowhere/", "/queue/<b>x/", "/assets/nothing.css"):
@@ -176,11 +191,16 @@ def test_the_server_shows_the_app_of_a_django_project(web: Web, redis_url: str) 
     ("content", "mode", "reason"),
     [
         (None, 0o600, "cannot be read"),
-        ("eve:x\n", 0o644, "chmod 600"),
-        ("eve\n", 0o600, "line 1 is not user:password"),
+        (f"eve:{HASH}\n", 0o644, "chmod 600"),
+        ("eve\n", 0o600, "line 1 is not user:hash"),
         ("\n", 0o600, "has no line"),
-        ("eve:x\n#adam:y\n", 0o600, "comments are not allowed"),
-        ("\ufeffeve:x\neve:y\n", 0o600, "line 2 names user 'eve' again"),
+        (f"eve:{HASH}\n#adam:{HASH}\n", 0o600, "comments are not allowed"),
+        (f"\ufeffeve:{HASH}\neve:{HASH}\n", 0o600, "line 2 names user 'eve' again"),
+        (
+            "eve:secret\n",
+            0o600,
+            "line 1 has no hash of a password; make the line by: celery dq web --hash",
+        ),
     ],
 )
 def test_a_file_of_passwords_is_checked(tmp_path: Path, content: str | None, mode: int, reason: str) -> None:
@@ -194,6 +214,45 @@ def test_a_file_of_passwords_is_checked(tmp_path: Path, content: str | None, mod
 def test_an_address_of_other_machines_needs_passwords() -> None:
     assert "give --auth FILE" in refused("--host", "0.0.0.0")
     assert "give --auth FILE" in refused("--host", "::")
+    assert "give --auth FILE" in refused("--origin", "https://dash.example")
+
+
+def test_a_line_of_the_file_of_passwords_is_made_from_a_prompt(tmp_path: Path) -> None:
+    context = CLIContext(app=make_app("dq-redis://127.0.0.1:1/0"), no_color=True, workdir=None)
+    result = CliRunner().invoke(dq, ["web", "--hash", "eve"], obj=context, input="päss:word\n" * 2)
+    assert result.exit_code == 0, result.output
+    line = result.stdout.splitlines()[-1]
+    assert "päss" not in line
+    file = tmp_path / "passwords"
+    file.write_text(line + "\n")
+    file.chmod(0o600)
+    hashed = read_passwords(file)["eve"]
+    assert is_password("päss:word", hashed)
+    assert not is_password("päss:Word", hashed)
+    django = PBKDF2PasswordHasher()
+    assert django.verify("päss:word", hashed)
+    assert is_password("päss:word", django.encode("päss:word", "salt", 1))
+
+
+def test_wrong_logins_wait_in_a_row_and_known_ones_do_not(caplog: pytest.LogCaptureFixture) -> None:
+    logins = Logins({"eve": hash_password("right")})
+    assert logins.name_of(basic("eve:right"), "10.0.0.1") == "eve"
+    began = time.monotonic()
+    with ThreadPoolExecutor(20) as pool:
+        guesses = [pool.submit(logins.name_of, basic(f"eve\n:{number}"), "10.0.0.9") for number in range(20)]
+        wait_until(lambda: caplog.records, 30)
+        asked = time.monotonic()
+        assert logins.name_of(basic("eve:right"), "10.0.0.1") == "eve"
+        assert time.monotonic() - asked < PAUSE_S
+        refusals = [guess.exception() for guess in guesses]
+    checked = refusals.count(None)
+    assert 1 <= checked < 20
+    assert all(isinstance(error, TooManyLogins) for error in refusals if error is not None)
+    assert time.monotonic() - began >= checked * PAUSE_S
+    assert [record.__dict__["event"] for record in caplog.records] == ["dashboard_login_refused"] * checked
+    text = caplog.records[0].getMessage()
+    assert "'eve\\n'" in text
+    assert "10.0.0.9" in text
 
 
 def test_a_port_that_is_taken_is_named() -> None:
@@ -204,10 +263,14 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 @pytest.mark.parametrize("removes_path", [True, False])
-def test_a_dashboard_below_a_path_of_a_proxy(web: Web, removes_path: bool) -> None:
-    url = web("--allow-changes", "--origin", "https://example.com/ops/dq/")
+def test_a_dashboard_below_a_path_of_a_proxy(web: Web, removes_path: bool, tmp_path: Path) -> None:
+    passwords = tmp_path / "passwords"
+    passwords.write_text(f"eve:{hash_password('word')}\n")
+    passwords.chmod(0o600)
+    url = web("--allow-changes", "--auth", str(passwords), "--origin", "https://example.com/ops/dq/")
+    common = {"Host": "example.com", "Authorization": basic("eve:word")}
     below = "" if removes_path else "/ops/dq"
-    status, text, headers = ask(url, f"{below}/tenant/?queue=push&tenant=a", Host="example.com")
+    status, text, headers = ask(url, f"{below}/tenant/?queue=push&tenant=a", **common)
     assert status == 200
     addresses = re.findall(r'(?:href|src|action)="(/[^"]*)"', text)
     assert len(addresses) > 10
@@ -216,12 +279,12 @@ def test_a_dashboard_below_a_path_of_a_proxy(web: Web, removes_path: bool) -> No
     assert "Path=/ops/dq;" in cookie
     token = text.partition('csrfmiddlewaretoken" value="')[2].partition('"')[0]
     given = {"Cookie": cookie.partition(";")[0], "Content_Type": "application/x-www-form-urlencoded"}
-    given |= {"Host": "example.com", "Origin": "https://example.com"}
+    given |= {**common, "Origin": "https://example.com"}
     body = f"queue=push&tenant=a&csrfmiddlewaretoken={token}"
     status, _, headers = ask(url, f"{below}/tenant/pause/", "POST", body, **given)
     assert (status, headers["Location"].startswith("/ops/dq/tenant/?")) == (302, True)
     (script,) = (each for each in addresses if "dashboard.js" in each)
-    assert ask(url, below + script.removeprefix("/ops/dq"), Host="example.com")[0] == 200
+    assert ask(url, below + script.removeprefix("/ops/dq"), **common)[0] == 200
 
 
 @pytest.mark.parametrize(

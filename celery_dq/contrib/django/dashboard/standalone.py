@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import hmac
 import ipaddress
+import logging
 import os
 import re
 import secrets
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +33,7 @@ from django.urls import include, path
 from celery_dq.contrib.django.conf import SERVED_APP
 from celery_dq.contrib.django.dashboard.access import VIEW_ARGUMENTS, VIEW_QUEUES
 from celery_dq.contrib.django.dashboard.views import NotFoundView
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, DQError
 
 __all__ = [
     "Operator",
@@ -38,12 +42,21 @@ __all__ = [
     "check_origin",
     "handler400",
     "handler404",
+    "hash_password",
+    "host_of",
     "is_loopback",
     "read_passwords",
     "serve",
     "urlpatterns",
 ]
 
+logger = logging.getLogger(__name__)
+
+#: Iterations of the hash of a new password.
+ITERATIONS = 600_000
+_HASH = re.compile(r"pbkdf2_sha256\$[1-9][0-9]{0,7}\$[^$:]+\$[A-Za-z0-9+/]{43}=")
+#: Seconds after a wrong login in which no other one is checked.
+PAUSE_S = 0.5
 #: Threads of the server; a request waits for the broker for a few seconds at most.
 THREADS = 8
 
@@ -102,12 +115,21 @@ class OperatorMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self._get_response = get_response
-        self._passwords: Mapping[str, str] = settings.DQ_WEB_PASSWORDS
+        self._logins = Logins(settings.DQ_WEB_PASSWORDS) if settings.DQ_WEB_PASSWORDS else None
         self._changes: bool = settings.DQ_WEB_CHANGES
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         """Answer a request, or ask for the password."""
-        name = self._name_of(request.headers.get("Authorization", "")) if self._passwords else "operator"
+        name: str | None = "operator"
+        if self._logins is not None:
+            address = request.META.get("REMOTE_ADDR", "")
+            try:
+                name = self._logins.name_of(request.headers.get("Authorization", ""), address)
+            except TooManyLogins as exc:
+                refusal = HttpResponse(f"{exc}\n", content_type="text/plain", status=429)
+                refusal["Retry-After"] = "1"
+                refusal["Content-Security-Policy"] = "default-src 'none'"
+                return refusal
         if name is None:
             refusal = HttpResponse("Give a user and a password.\n", content_type="text/plain", status=401)
             refusal["WWW-Authenticate"] = 'Basic realm="celery dq web", charset="UTF-8"'
@@ -116,35 +138,104 @@ class OperatorMiddleware:
         request.user = Operator(name, self._changes)  # type: ignore[assignment]  # no model
         return self._get_response(request)
 
-    def _name_of(self, authorization: str) -> str | None:
+
+class TooManyLogins(DQError):
+    """Too many logins are being checked."""
+
+
+class Logins:
+    """Checks users and their passwords, and slows guesses down. Thread-safe.
+
+    Args:
+        hashes: The hash of the password by user.
+    """
+
+    def __init__(self, hashes: Mapping[str, str]) -> None:
+        self._hashes = hashes
+        self._lock = threading.Lock()
+        #: Threads that check logins; the others serve users whose login is known.
+        self._places = threading.BoundedSemaphore(THREADS // 2)
+        #: Digests of logins that were right; a hash costs too much for each request.
+        self._known: set[bytes] = set()
+        self._key = secrets.token_bytes(32)
+        #: A user that does not exist takes as long as one that does.
+        self._unknown = hash_password(secrets.token_hex())
+
+    def name_of(self, authorization: str, address: str) -> str | None:
+        """Return the user of a header; None when it has no login, or a wrong one.
+
+        Raises:
+            TooManyLogins: Too many other logins are being checked. Known ones are not affected.
+        """
         scheme, _, packed = authorization.partition(" ")
         if scheme.lower() != "basic":
             return None
         try:
-            name, _, password = base64.b64decode(packed, validate=True).decode().partition(":")
+            login = base64.b64decode(packed, validate=True)
+            name, _, password = login.decode().partition(":")
         except (binascii.Error, UnicodeDecodeError):
             return None
-        # The comparison takes as long for an unknown user as for a known one.
-        expected = self._passwords.get(name, secrets.token_hex())
-        return name if hmac.compare_digest(expected.encode(), password.encode()) else None
+        digest = hashlib.blake2b(login, key=self._key).digest()
+        if digest in self._known:
+            return name
+        if not self._places.acquire(blocking=False):
+            raise TooManyLogins("Too many logins are being checked. Try again in a moment.")
+        try:
+            with self._lock:
+                if is_password(password, self._hashes.get(name, self._unknown)):
+                    self._known.add(digest)
+                    return name
+                logger.warning(
+                    "A wrong password for user %s of the dashboard came from %s. It is answered, and the "
+                    "next login is checked, %g s later.",
+                    ascii(name[:80]),
+                    ascii(address),
+                    PAUSE_S,
+                    extra={"event": "dashboard_login_refused", "user": name[:80], "address": address},
+                )
+                time.sleep(PAUSE_S)  # guesses wait in one row
+                return None
+        finally:
+            self._places.release()
+
+
+def hash_password(password: str) -> str:
+    """Return the hash of a password, in the form of Django's default hasher."""
+    return _hashed(password, secrets.token_urlsafe(16), ITERATIONS)
+
+
+def is_password(password: str, hashed: str) -> bool:
+    """Whether a hash is that of a password."""
+    _, iterations, salt, _ = hashed.split("$")
+    return hmac.compare_digest(_hashed(password, salt, int(iterations)), hashed)
+
+
+def _hashed(password: str, salt: str, iterations: int) -> str:
+    digest = hashlib.pbkdf2_hmac("sha256", password.encode(), salt.encode(), iterations)
+    return f"pbkdf2_sha256${iterations}${salt}${base64.b64encode(digest).decode()}"
 
 
 def read_passwords(file: Path) -> dict[str, str]:
-    """Read a file with one ``user:password`` per line.
+    """Read a file with one ``user:hash`` per line.
 
     Raises:
-        ConfigurationError: The file cannot be read, other users can read it, a line has another form, or a
-            user has two passwords.
+        ConfigurationError: The file cannot be read, other users can read or write it, a line has another
+            form, or a user has two passwords.
     """
     try:
         with file.open(encoding="utf-8-sig", newline="\n") as opened:
-            # The mode is that of the file that is read, whatever its name stands for a moment later.
-            mode, text = os.fstat(opened.fileno()).st_mode, opened.read()
+            # The status is that of the file that is read, whatever its name stands for a moment later.
+            status, text = os.fstat(opened.fileno()), opened.read()
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigurationError(f"--auth {file}: the file cannot be read: {exc}") from exc
-    if mode & 0o077:
+    if status.st_uid not in (0, os.geteuid()):
         raise ConfigurationError(
-            f"--auth {file}: other users can use the file (mode {mode & 0o777:o}); run: chmod 600 {file}"
+            f"--auth {file}: the file belongs to user id {status.st_uid}; run: chown {os.geteuid()} {file}"
+        )
+    if status.st_mode & 0o077:
+        mode = status.st_mode & 0o777
+        raise ConfigurationError(
+            f"--auth {file}: other users can use the file (mode {mode:o}); run: chmod 600 {file}"
         )
     found: dict[str, str] = {}
     # A password may hold any other character that Unicode counts as the end of a line.
@@ -153,13 +244,16 @@ def read_passwords(file: Path) -> dict[str, str]:
             continue
         name, colon, password = line.partition(":")
         if name.startswith("#") or not (name and colon and password):
-            reason = "is not user:password; comments are not allowed"
+            reason = "is not user:hash; comments are not allowed"
+            raise ConfigurationError(f"--auth {file}: line {number} {reason}")
+        if not _HASH.fullmatch(password):
+            reason = f"has no hash of a password; make the line by: celery dq web --hash {name}"
             raise ConfigurationError(f"--auth {file}: line {number} {reason}")
         if name in found:
             raise ConfigurationError(f"--auth {file}: line {number} names user {name!r} again; keep one")
         found[name] = password
     if not found:
-        raise ConfigurationError(f"--auth {file}: the file has no line user:password")
+        raise ConfigurationError(f"--auth {file}: the file has no line user:hash")
     return found
 
 
@@ -169,6 +263,12 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def host_of(origin: str) -> str:
+    """Return the host of an origin. Raises what :func:`check_origin` raises."""
+    host, _ = split_domain_port(check_origin(origin)[0].partition("://")[2])
+    return host.strip("[]")
 
 
 def check_origin(address: str) -> tuple[str, str]:
@@ -202,7 +302,7 @@ def application(
         app: The Celery app.
         host: The address that the server listens on.
         changes: Whether users may change things.
-        passwords: Password by user; without any, every client is a user.
+        passwords: Hash of the password by user; without any, every client is a user.
         origin: Scheme, host and path under which browsers reach a server that passes their requests on;
             default none.
 
