@@ -130,6 +130,13 @@ def test_every_public_name_is_in_the_documentation(pages: str) -> None:
     assert [name for name in sorted(names - errors) if f"celery_dq.{name}" not in pages] == []
 
 
+def test_the_readme_and_the_index_list_each_guide_once_in_one_order() -> None:
+    links = README[README.index("\nDocumentation\n---") :]
+    linked = re.findall(r"<docs/(guides/[\w-]+)\.rst>", links)
+    assert linked == re.findall(r"^   (guides/[\w-]+)$", (DOCS / "index.rst").read_text(), re.M)
+    assert sorted(linked) == sorted(f"guides/{page.stem}" for page in (DOCS / "guides").glob("*.rst"))
+
+
 def test_every_setting_and_every_part_of_a_quota_is_in_the_documentation(pages: str) -> None:
     assert [setting.name for setting in SETTINGS if f"``{setting.name}``" not in pages] == []
     own = [setting.name.removeprefix("dq_") for setting in QUEUE_SETTINGS]

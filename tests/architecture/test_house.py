@@ -269,7 +269,8 @@ def test_an_error_class_costs_no_library() -> None:
     assert fresh_python(program) == "[]"
 
 
-def test_every_setting_that_the_readme_names_exists() -> None:
-    named = set(re.findall(r"``(dq_[a-z_]+)", (ROOT / "README.rst").read_text()))
+@pytest.mark.parametrize("page", ["README.rst", "docs/guides/guarantees-and-limits.rst"])
+def test_every_setting_that_a_page_of_promises_names_exists(page: str) -> None:
+    named = set(re.findall(r"``(dq_[a-z_]+)", (ROOT / page).read_text()))
     assert "dq_lease" in named
     assert named - {setting.name for setting in SETTINGS} == set()

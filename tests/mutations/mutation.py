@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: A short name for each row of the README's table of promises, and how the row begins.
+#: A short name for each row of the table of promises (guide "Guarantees and limits"), and how the row begins.
 PROMISES = {
     "custody": "A message is in the broker or under a lease, never in between.",
     "recovery": "A dead worker's messages come back to their old places within seconds.",

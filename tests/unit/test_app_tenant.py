@@ -1,4 +1,4 @@
-"""The tenant of a message from a task, a call, a retry and beat, on an unmodified Celery app."""
+"""The tenant of a message from a task, a call, a retry and beat, of an app that was set up."""
 
 from __future__ import annotations
 

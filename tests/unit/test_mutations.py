@@ -1,4 +1,4 @@
-"""The table of mutations fits the code, and covers the promises of the README."""
+"""The table of mutations fits the code, and covers the promises of the guide."""
 
 from __future__ import annotations
 
@@ -24,15 +24,26 @@ def test_a_mutation_that_does_not_fit_is_reported() -> None:
     assert len(misfits([gone, untested, pointless, first, first])) == 5
 
 
-def test_every_promise_of_the_readme_has_three_mutations() -> None:
-    readme = (ROOT / "README.rst").read_text(encoding="utf-8")
-    begins, ends = readme.index("What is promised"), readme.index("Limits\n------")
-    rows = [line[7:] for line in readme[begins:ends].splitlines() if line.startswith("   * - ")][1:]
+def promises(page: str) -> list[str]:
+    """Return the rows of a page's table of promises, without the header."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    begins, ends = text.index("What is promised"), text.index("Limits\n------")
+    return [row.strip() for row in text[begins:ends].split("   * - ")][2:]
+
+
+def test_every_promise_of_the_guide_has_three_mutations() -> None:
+    rows = promises("docs/guides/guarantees-and-limits.rst")
     named = {name: text for name, text in PROMISES.items() if text}
     assert [row for row in rows if not row.startswith(tuple(named.values()))] == []
     assert [name for name, text in named.items() if not any(row.startswith(text) for row in rows)] == []
     counts = Counter(each.promise for each in MUTATIONS)
     assert {name: counts[name] for name in PROMISES if counts[name] < 3} == {}
+
+
+def test_the_promises_of_the_readme_are_those_of_the_guide() -> None:
+    rows = promises("README.rst")
+    assert len(rows) == 6
+    assert [row for row in rows if row not in promises("docs/guides/guarantees-and-limits.rst")] == []
 
 
 @pytest.mark.parametrize(
