@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,12 @@ def script(environment: dict[str, str]) -> Script:
 @pytest.fixture
 def worker(environment: dict[str, str]) -> Iterator[None]:
     """A worker of the project."""
+    with worker_of(environment):
+        yield
+
+
+@contextmanager
+def worker_of(environment: dict[str, str]) -> Iterator[None]:
     words = ["-m", "celery", "-A", "bank", "worker", "-P", "solo", "-Q", "push,reports", "-l", "WARNING"]
     process = subprocess.Popen([sys.executable, *words, "--without-mingle"], env=environment, cwd=PROJECT)
     yield
@@ -112,6 +119,32 @@ def test_a_worker_runs_tasks_and_their_results_are_read(script: Script, worker: 
     assert paid[5].endswith("+00:00")
     assert context[0] == ["daily", 1, context[1]]
     assert failed == ["FAILED", "builtins.LookupError", True]
+
+
+TIMES = (
+    "def times(result):\n"
+    "    return [each and each.timestamp() for each in (result.enqueued_at, result.started_at,\n"
+    "        result.last_attempted_at, result.finished_at)]\n"
+)
+
+
+def test_a_result_keeps_its_times_through_refresh(script: Script, environment: dict[str, str]) -> None:
+    """Before it is claimed, after a success, after a failure, and read by its id."""
+    waiting = script(
+        TIMES + "one, two = pay.enqueue('acme', amount=7), fail.enqueue('no account')\n"
+        "before = times(one), times(two)\n"
+        "one.refresh(), two.refresh()\n"
+        "print(json.dumps([before, [times(one), times(two)], [one.id, two.id]]))"
+    )
+    assert waiting[0] == waiting[1]
+    with worker_of(environment):
+        ended = script(
+            TIMES + f"found = [each.get_result(id) for each, id in zip((pay, fail), {waiting[2]!r})]\n"
+            "for each in found: finished(each)\n"
+            "print(json.dumps([times(each) for each in found]))"
+        )
+    for (enqueued, *_), (again, started, attempted, finished) in zip(waiting[0], ended, strict=True):
+        assert again == enqueued <= started == attempted <= finished
 
 
 def test_a_result_is_read_although_its_task_ends_meanwhile(script: Script, worker: None) -> None:

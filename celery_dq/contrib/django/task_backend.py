@@ -7,7 +7,7 @@ it to older ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone as zones
 from importlib import import_module
 from inspect import Parameter, Signature, signature
@@ -59,6 +59,13 @@ def _load() -> SimpleNamespace:
 UTC = zones.utc
 #: The attribute of a function with the name by which it is registered in Celery.
 REGISTERED = "dq_registered"
+#: The times of a result that Celery does not keep. The first is a header of the message. A run adds the
+#: others, and makes stamps of all of them, because Celery stores these with the result.
+TIMES = {
+    "enqueued_at": "dq_enqueued_at",
+    "started_at": "dq_started_at",
+    "last_attempted_at": "dq_attempted_at",
+}
 _TASKS: Any = _load()
 _READY, _RUNNING, _FAILED, _SUCCESSFUL = (
     _TASKS.base.TaskResultStatus[name] for name in ("READY", "RUNNING", "FAILED", "SUCCESSFUL")
@@ -128,7 +135,9 @@ class DqBackend(_TASKS.Backend):  # type: ignore[misc]  # its module depends on 
         """Publish a task, and return its result, which is not there yet."""
         self.validate_task(task)
         result = self._result(task, "", args=args, kwargs=kwargs)
+        now = timezone.now()
         options: dict[str, Any] = {"priority": celery_priority(task.priority)}
+        options["headers"] = {TIMES["enqueued_at"]: now.astimezone(UTC).isoformat()}
         if task.queue_name != _TASKS.base.DEFAULT_TASK_QUEUE_NAME:
             options["queue"] = task.queue_name
         if task.run_after is not None:
@@ -136,7 +145,7 @@ class DqBackend(_TASKS.Backend):  # type: ignore[misc]  # its module depends on 
             options["eta"] = after if timezone.is_aware(after) else timezone.make_aware(after)
         app = project_app()
         sent = app.tasks[task.module_path].apply_async(result.args, result.kwargs, **options)
-        _set(result, id=sent.id, enqueued_at=timezone.now())
+        _set(result, id=sent.id, enqueued_at=now)
         _TASKS.signals.task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -144,10 +153,10 @@ class DqBackend(_TASKS.Backend):  # type: ignore[misc]  # its module depends on 
         """Run a task in a worker, and return its value for Celery's result backend."""
         now = timezone.now()
         workers = [request.hostname or ""] * (request.retries + 1)
+        times = _stamp_times(request, now)
         result = self._result(
-            task, request.id, status=_RUNNING, args=args, kwargs=kwargs, worker_ids=workers, started_at=now
+            task, request.id, status=_RUNNING, args=args, kwargs=kwargs, worker_ids=workers, **times
         )
-        _set(result, last_attempted_at=now)
         _TASKS.signals.task_started.send(sender=type(self), task_result=result)
         first = (_TASKS.base.TaskContext(task_result=result),) if task.takes_context else ()
         try:
@@ -188,6 +197,7 @@ class DqBackend(_TASKS.Backend):  # type: ignore[misc]  # its module depends on 
             args=meta.get("args") or (),
             kwargs=meta.get("kwargs") or {},
             worker_ids=[meta["worker"]] * ((meta.get("retries") or 0) + 1) if meta.get("worker") else [],
+            **_times(meta),
         )
         if result.is_finished:
             _set(result, finished_at=_time(meta.get("date_done")))
@@ -201,7 +211,10 @@ class DqBackend(_TASKS.Backend):  # type: ignore[misc]  # its module depends on 
         """Return the result of a task that the broker has, or None. Its arguments are not known there."""
         for found in dq_of(app).find(result_id):
             status = _RUNNING if found.state in ("claimed", "settled") else _READY
-            return self._result(self._task(found.task, result_id), result_id, status=status)
+            queue = dq_of(app).queues[found.queue]
+            details = queue.details(result_id) if hasattr(queue, "details") else None  # not on ZooKeeper
+            times = _times({} if details is None else details.headers)
+            return self._result(self._task(found.task, result_id), result_id, status=status, **times)
         return None
 
     def _task(self, name: str, result_id: str) -> Any:
@@ -244,6 +257,22 @@ def _set(result: Any, **parts: Any) -> None:
     # The results of Django are frozen for their users.
     for name, value in parts.items():
         object.__setattr__(result, name, value)
+
+
+def _times(headers: Mapping[str, Any]) -> dict[str, datetime | None]:
+    return {part: _time(headers.get(header)) for part, header in TIMES.items()}
+
+
+def _stamp_times(request: Any, now: datetime) -> dict[str, datetime | None]:
+    """Add the times of a run to its request, so that its result has them; return all of them."""
+    stamps = dict(request.stamps or {})
+    enqueued, started, attempted = TIMES.values()
+    stamps.setdefault(enqueued, request.get(enqueued))
+    stamps.setdefault(started, now.astimezone(UTC).isoformat())
+    stamps[attempted] = now.astimezone(UTC).isoformat()
+    request.stamps = stamps
+    request.stamped_headers = list({*(request.stamped_headers or ()), *TIMES.values()})
+    return _times(stamps)
 
 
 def _error(exc: BaseException, traceback: str) -> Any:
