@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 LOOK_AGAIN_S = 0.1
 #: Seconds until a request is repeated that the broker has answered with an error.
 LOOK_AFTER_ERROR_S = 1.0
+#: Seconds between looks for messages of dead workers; half the visibility timeout if that is shorter.
+RESTORE_S = 10.0
 
 
 class SequencedQueue:
@@ -57,6 +59,7 @@ class SequencedQueue:
         advancing: the next message is being started.
         looks: a check of the queue is scheduled, as the timer's entry `alarm`.
         asked_at: monotonic seconds since which the broker has not answered; None without an open request.
+        restored_at: monotonic seconds at which messages of dead workers were looked for.
         spent: a channel without a consumer, kept open for the acknowledgement of the running message.
     """
 
@@ -72,6 +75,7 @@ class SequencedQueue:
         self.outage = Outage(logger, "singleton_queue_outage")
         self.alarm: Any = None
         self.asked_at: float | None = None
+        self.restored_at = float("-inf")
         self.spent: Any = None
         # The last term that was checked for being cut off, and the time of its first check.
         self.judged = 0
@@ -307,6 +311,7 @@ class SingletonSequencer(TaskSubscriber):
         source = queue.source
         queue.asked_at = self._clock.monotonic()
         try:
+            self._restore(queue, source.channel)
             message = source.get(accept=self._consumer.app.conf.accept_content)
         finally:
             queue.asked_at = None
@@ -317,6 +322,16 @@ class SingletonSequencer(TaskSubscriber):
                 self._release(queue)
         if queue.source is not source:
             self._look_soon()  # to close the channel
+
+    def _restore(self, queue: SequencedQueue, channel: Any) -> None:
+        """Let the broker have the messages of dead workers again.
+
+        Kombu does so on Redis, for a connection that also consumes another queue.
+        """
+        now = self._clock.monotonic()
+        if now - queue.restored_at >= min(RESTORE_S, getattr(channel, "visibility_timeout", RESTORE_S) / 2):
+            queue.restored_at = now
+            channel.qos.restore_visible(interval=1)
 
     def _is_celerys(self, queue: SequencedQueue, error: Exception) -> bool:
         """Whether Celery's loop must get the error: it makes a new connection, after which start() checks.

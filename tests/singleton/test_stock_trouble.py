@@ -10,6 +10,7 @@ import pytest
 from celery_dq.testing.raw_redis import ask
 from celery_dq.testing.servers import RedisServer
 from tests.broker.proxy import Proxy
+from tests.dedup.dedup_workers import kill
 from tests.rabbitmq import RabbitMQServer
 from tests.singleton.posting_app import QUEUE
 from tests.singleton.posting_workers import DEADLINE_S, PostingWorkers
@@ -188,3 +189,26 @@ def test_a_leader_that_is_cut_from_its_broker_only_is_replaced(plain: PostingWor
                 proxy.cut_all()
                 cut.wait_for_log("Connection to broker lost")
     assert plain.book.refused() == []
+
+
+def test_the_message_of_a_killed_leader_comes_back_to_a_worker_without_other_queues(
+    open_posting: Callable[..., PostingWorkers], redis_server: RedisServer
+) -> None:
+    """Kombu restores messages only where it consumes a queue, and this worker gets its messages one by one."""
+    posting = open_posting(
+        broker="stock",
+        election=redis_server.url(0),
+        dq_key_prefix=f"t{uuid.uuid4().hex[:8]}",
+        dq_lease=1.5,
+        broker_transport_options={"visibility_timeout": 2},
+    )
+    with posting.worker() as first:
+        posting.send("hold_late", 0)
+        posting.wait_started(0)
+        kill(first)
+        posting.post(range(1, 2))
+        with posting.worker():
+            posting.wait_started(0, times=2)
+            posting.book.release("0")
+            assert sorted(posting.finished(2)) == [0, 1]
+    assert posting.book.refused() == []
