@@ -231,6 +231,10 @@ class LocalCoordinator:
         """See :meth:`Coordinator.keys`."""
         return [key for key in list(self._kept) if key.startswith(prefix)]
 
+    def count_decline(self, key: str) -> None:
+        """See :meth:`Coordinator.count_decline`."""
+        self._count(key, "decline")
+
     def verdicts(self, queue: str) -> dict[str, int]:
         """See :meth:`Coordinator.verdicts`."""
         with self._counting:

@@ -12,6 +12,7 @@ worker dies. The prefetch window grows by one while a task waits, or has no verd
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import uuid
@@ -39,6 +40,8 @@ from celery_dq.worker.declined_calls import DeclinedCalls, wants_result
 from celery_dq.worker.dedup_requests import WorkerDedupRequest, announce
 from celery_dq.worker.followers import Followers
 from celery_dq.worker.outside_prefetch import OutsidePrefetch
+from celery_dq.worker.queued_calls import QueuedCalls
+from celery_dq.worker.singleton_message import SingletonMessage
 from celery_dq.worker.task_events import task_events
 from celery_dq.worker.task_subscriber import TaskSubscriber
 from celery_dq.worker.unanswered_calls import UnansweredCall, UnansweredCalls
@@ -83,6 +86,7 @@ class WorkerDedupLocks(TaskSubscriber):
         self._run = self._events.add_gate(self.role, self.request_lock)
         self._events.subscribe(self)
         self._followers = Followers(consumer)
+        self._queued = QueuedCalls()
         self._outside = OutsidePrefetch(consumer)
         self._declined = DeclinedCalls(
             coordinator, self._followers, self._run, self._outside, clock, self._look_after
@@ -109,8 +113,22 @@ class WorkerDedupLocks(TaskSubscriber):
             return self._refuse(request, exc)
         if wanted is None:
             return self._run(request)
+        singleton: SingletonMessage | None = getattr(request.message, "dq_singleton_message", None)
         with self._lock:
+            if singleton is not None and singleton.run is None:
+                covering = self._queued.covering(request, wanted, singleton.behind)
+                if isinstance(covering, str):
+                    return self._cover(request, wanted, covering)
+                singleton.run = covering
             return self._ask(request, wanted)
+
+    def _cover(self, request: Any, wanted: WorkerDedupRequest, covering: str) -> None:
+        """Decline a call of a singleton queue that another call of the queue covers."""
+        announce(request, wanted, DedupResult(Verdict.DECLINE, covering, 0))
+        with contextlib.suppress(*SILENCE):  # a count
+            self._coordinator.count_decline(wanted.key)
+        self._declined.remember(request, covering)
+        self._decline(request, wanted.key, covering)
 
     def _ask(self, request: Any, wanted: WorkerDedupRequest) -> Any:
         unasked = UnansweredCall(request, wanted, f"{request.id}/{uuid.uuid4().hex}")
@@ -189,6 +207,10 @@ class WorkerDedupLocks(TaskSubscriber):
 
     def _decline(self, request: Any, key: str, covering: str) -> None:
         self._declined.decline(request, key, covering)
+        singleton: SingletonMessage | None = getattr(request.message, "dq_singleton_message", None)
+        if singleton is not None:
+            # The next message begins, while this one waits for a result.
+            singleton.end()
         if self._declined:
             if self.heartbeat is not None:
                 # Its thread receives the ends of runs in other workers, and checks at each renewal as well.
@@ -224,6 +246,9 @@ class WorkerDedupLocks(TaskSubscriber):
 
     def ended(self, request: Any, info: Any) -> None:
         """Release the lock."""
+        singleton: SingletonMessage | None = getattr(request.message, "dq_singleton_message", None)
+        if singleton is not None and singleton.run is not None:
+            singleton.run.is_over = True
         self._over(self._running.pop(request), _raised(info))
 
     def forgotten(self, request: Any) -> None:

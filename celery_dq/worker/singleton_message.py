@@ -6,6 +6,7 @@
          │  waits for its time, its rate,      └──the pool forgot it──▶ over
          │  its dedup key, a slot
          ├──acknowledged or rejected: it came to no task──────────────▶ over
+        ├──declined: it waits for the result of another call─────────▶ over
          └──its term or its connection has ended──▶ released ─────────▶ over
 
 The next message begins when this one is over, so each path must end there. Celery keeps the request of a
@@ -14,13 +15,28 @@ released message: a timer, or a slot that gets free, passes it to the pool later
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from celery.exceptions import TaskRevokedError
 from celery.worker import state
 
 from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER
+
+
+class CoveringRun:
+    """A run, and whether it has taken place.
+
+    Attributes:
+        task: the task id.
+        key: the dedup key, with the queue in front.
+        is_over: the run has begun and ended.
+    """
+
+    def __init__(self, task: str, key: str) -> None:
+        self.task = task
+        self.key = key
+        self.is_over = False
 
 
 class SingletonMessage:
@@ -32,10 +48,13 @@ class SingletonMessage:
         token: the fencing token of the term in which it may run.
         stands: returns whether a message may start in that term.
         over: called once, from any thread of the pool, when the message is over.
+        behind: returns the headers of the messages that wait behind it.
 
     Attributes:
         message: kombu's message, whose attribute ``dq_singleton_message`` is this object.
         token: the fencing token of the term in which it may run.
+        behind: returns the headers of the messages that wait behind it.
+        run: its run, which covers calls behind it; None without a dedup key.
         asks: a dedup lock was requested for it; the dedup locks of the worker keep it until it gets the lock.
         in_pool: the pool has it, and reports its end.
         is_over: the next message may begin.
@@ -48,9 +67,12 @@ class SingletonMessage:
         token: int,
         stands: Callable[[], bool],
         over: Callable[[SingletonMessage], None],
+        behind: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
     ) -> None:
         self.message = message
         self.token = token
+        self.behind = behind
+        self.run: CoveringRun | None = None
         self.asks = False
         self.in_pool = False
         self.is_over = False

@@ -9,7 +9,7 @@
 
 Such a broker does not know the leader. So the worker consumes a singleton queue only in its term, on a
 separate channel. It checks the term before each message, and starts a message when the one before is over.
-Where a dead worker's messages return at once (AMQP), the broker sends one message ahead. Where they return
+Where a dead worker's messages return at once (AMQP), the broker sends messages ahead. Where they return
 late, or behind others (kombu's virtual transports), the worker fetches a message when it needs one, and
 polls an empty queue. :mod:`celery_dq.worker.singleton_message` describes the states of a message, and the end
 of term or connection. The guard ends the running task of a stopped or cut-off leader, as on every broker.
@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,9 +30,11 @@ from kombu.transport.virtual import Channel as VirtualChannel
 
 from celery_dq.clock import Clock
 from celery_dq.compat.stopping import stops
+from celery_dq.errors import DQError
 from celery_dq.outage import Outage
 from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER, Leaderships
 from celery_dq.waker import Waker
+from celery_dq.worker.queued_calls import MOST, waiting_headers
 from celery_dq.worker.singleton_message import SingletonMessage
 from celery_dq.worker.task_events import task_events
 from celery_dq.worker.task_subscriber import TaskSubscriber
@@ -59,6 +61,7 @@ class SequencedQueue:
         advancing: the next message is being started.
         looks: a check of the queue is scheduled, as the timer's entry `alarm`.
         asked_at: monotonic seconds since which the broker has not answered; None without an open request.
+        unanswered: messages that are over and have no ack yet: declined calls that wait for a result.
         restored_at: monotonic seconds at which messages of dead workers were looked for.
         spent: a channel without a consumer, kept open for the acknowledgement of the running message.
     """
@@ -75,6 +78,7 @@ class SequencedQueue:
         self.outage = Outage(logger, "singleton_queue_outage")
         self.alarm: Any = None
         self.asked_at: float | None = None
+        self.unanswered: list[SingletonMessage] = []
         self.restored_at = float("-inf")
         self.spent: Any = None
         # The last term that was checked for being cut off, and the time of its first check.
@@ -168,6 +172,7 @@ class SingletonSequencer(TaskSubscriber):
                 self._consumer.timer.cancel(queue.alarm)
                 queue.looks = False
             self._close(queue)
+            queue.unanswered.clear()
             self._release(queue, requeue=ends, paused=True)
 
     def close(self) -> None:
@@ -198,7 +203,9 @@ class SingletonSequencer(TaskSubscriber):
                 # Close first: the end of a released message would start the next one.
                 self._close(queue)
                 self._release(queue)
-            if queue.spent is not None and queue.running is None and queue.asked_at is None:
+            queue.unanswered = [each for each in queue.unanswered if not each.message.acknowledged]
+            is_used = queue.running is not None or queue.asked_at is not None or queue.unanswered
+            if queue.spent is not None and not is_used:
                 spent, queue.spent = queue.spent, None
                 with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
                     spent.close()
@@ -230,7 +237,8 @@ class SingletonSequencer(TaskSubscriber):
                     on_message=lambda message: self._received(queue, message),
                     accept=app.conf.accept_content,
                 )
-                source.qos(prefetch_count=1)
+                # Messages of a leader that ends return to their places, so some may be sent ahead.
+                source.qos(prefetch_count=MOST)
                 source.consume()
         except BaseException:
             queue.spent = channel
@@ -256,7 +264,7 @@ class SingletonSequencer(TaskSubscriber):
             with contextlib.suppress(*errors):
                 running.release(self._events.refuse, requeue=requeue)
         while queue.held:
-            message = queue.held.pop()
+            message = queue.held.pop() if queue.asks else queue.held.popleft()
             if requeue:
                 with contextlib.suppress(*errors):
                     message.requeue()
@@ -283,6 +291,7 @@ class SingletonSequencer(TaskSubscriber):
                     token,
                     partial(self._leaderships.is_current, queue.name, token),
                     partial(self._over, queue),
+                    partial(self._behind, queue),
                 )
                 self._consumer.task_consumer.on_message(message)
         except Exception as error:
@@ -412,9 +421,20 @@ class SingletonSequencer(TaskSubscriber):
         with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
             request.message.dq_singleton_message.forgotten(requeue=stops())
 
+    def _behind(self, queue: SequencedQueue) -> list[Mapping[str, Any]]:
+        if queue.source is None:
+            return []
+        if not queue.asks:
+            return [message.headers for message in queue.held]
+        try:
+            return waiting_headers(queue.source.channel, queue.name)
+        except (*self._consumer.connection_errors, *self._consumer.channel_errors, DQError):
+            return []  # the calls behind it run, too
+
     def _over(self, queue: SequencedQueue, message: SingletonMessage) -> None:
         if queue.running is not message:
             return
+        queue.unanswered = [each for each in (*queue.unanswered, message) if not each.message.acknowledged]
         queue.running = None
         if self._consumer.pool.is_green and queue.source is not None:
             # Not in the loop, whose next turn may be seconds away. Nor here: this greenlet has a slot of the

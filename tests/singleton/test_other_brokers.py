@@ -149,3 +149,57 @@ def test_on_amqp_a_killed_leader_is_replaced_and_nothing_is_lost_or_reordered(
             assert posting.finished(20) == list(range(20))
     assert posting.book.refused() == []
     assert posting.overlaps() <= 1
+
+
+@pytest.mark.parametrize("broker", ["redis", "amqp", "zookeeper"])
+def test_a_run_covers_the_calls_of_its_key_that_wait_when_it_begins(
+    request: pytest.FixtureRequest,
+    open_posting: Callable[..., PostingWorkers],
+    redis_server: RedisServer,
+    broker: str,
+) -> None:
+    """Of six calls two run: the first, and one for all that came while it ran. Each has a result."""
+    queue = f"ledger-{uuid.uuid4().hex[:8]}"
+    options = {
+        "dq_dedup_url": redis_server.url(0),
+        "task_default_queue": queue,
+        "dq_singleton_queues": [queue],
+    }
+    if broker == "amqp":
+        options["broker_url"] = request.getfixturevalue("rabbitmq_server").url()
+    elif broker == "zookeeper":
+        options["broker_url"] = f"dq-zookeeper://{request.getfixturevalue('zookeeper').hosts}/covered"
+    posting = open_posting(
+        broker="zookeeper" if broker == "zookeeper" else "stock",
+        election=redis_server.url(0),
+        dq_key_prefix=f"t{uuid.uuid4().hex[:8]}",
+        **options,
+    )
+
+    app: Any = posting.app
+
+    def waiting() -> int:
+        with app.connection_for_write() as connection:
+            return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
+
+    with posting.worker(queues=[queue]):
+        posting.send("hold", 0)
+        posting.wait_started(0)
+        calls = [posting.send("hold_keyed", 7), posting.send("post", 1)]
+        calls += [posting.send("hold_keyed", 7, ignore_result=ignored) for ignored in (False, True)]
+        if broker == "amqp":  # The broker has sent them ahead.
+            wait_until(lambda: waiting() == 0, DEADLINE_S)
+        posting.book.release("0")
+        posting.wait_started(7)
+        calls += [posting.send("hold_keyed", 7), posting.send("post", 2)]
+        calls += [posting.send("hold_keyed", 7) for _ in range(2)]
+        if broker == "amqp":
+            wait_until(lambda: waiting() == 0, DEADLINE_S)
+        posting.book.release("7", 6)
+        for call in calls:
+            if not call.ignored:
+                call.get(timeout=DEADLINE_S)
+        assert posting.book.numbers("start") == [0, 7, 1, 7, 2]
+        assert app.dq.dedup[queue].verdicts()["decline"] == 4
+    assert posting.overlaps() == 0
+    assert posting.book.refused() == []

@@ -194,7 +194,7 @@ def test_a_leader_that_is_cut_from_its_broker_only_is_replaced(plain: PostingWor
 def test_the_message_of_a_killed_leader_comes_back_to_a_worker_without_other_queues(
     open_posting: Callable[..., PostingWorkers], redis_server: RedisServer
 ) -> None:
-    """Kombu restores messages only where it consumes a queue, and this worker gets its messages one by one."""
+    """Kombu restores messages only where it consumes a queue. This worker gets one message at a time."""
     posting = open_posting(
         broker="stock",
         election=redis_server.url(0),

@@ -172,6 +172,9 @@ class Coordinator(Protocol):
             The state of the key before.
         """
 
+    def count_decline(self, key: str) -> None:
+        """Count a call that was declined without a request, because another call of its queue covers it."""
+
     def verdicts(self, queue: str) -> dict[str, int]:
         """How often each verdict was given in a queue: accept, block, decline, replace, evict.
 

@@ -169,6 +169,10 @@ class RedisCoordinator:
         seconds, micros = self._client.time()
         return _snapshot(key, found, int(seconds) + int(micros) / 1e6)
 
+    def count_decline(self, key: str) -> None:
+        """See :meth:`Coordinator.count_decline`."""
+        self._client.hincrby(self.keys_of.verdicts(key.partition("|")[0]), "decline", 1)
+
     def verdicts(self, queue: str) -> dict[str, int]:
         """See :meth:`Coordinator.verdicts`."""
         found = self._client.hgetall(self.keys_of.verdicts(queue))

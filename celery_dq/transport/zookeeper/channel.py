@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any, Protocol
+
+from kazoo.exceptions import KazooException
 
 from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import DiscardHandler
 from celery_dq.shown import shown_name
+from celery_dq.transport import envelope
 from celery_dq.transport.threaded_channel import ThreadedChannel, ThreadedConnection
 from celery_dq.transport.zookeeper.batch import ZooKeeperPublishBatch
 from celery_dq.transport.zookeeper.dead_letters import ZooKeeperDeadLetters, dead_letter_record
@@ -16,9 +20,11 @@ from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ItemOutcome, Zo
 from celery_dq.transport.zookeeper.message import Message
 from celery_dq.transport.zookeeper.publisher import Item, ZooKeeperPublisher
 from celery_dq.transport.zookeeper.qos import QoS
-from celery_dq.transport.zookeeper.queues import ZooKeeperQueues
+from celery_dq.transport.zookeeper.queues import ANSWER_S, ZooKeeperQueues
 from celery_dq.transport.zookeeper.record import STAMPS, ZooKeeperRecord, record_of
 from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
+from celery_dq.znodes import served_in_order
+from celery_dq.zookeeper.multi_read import read_all
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +138,20 @@ class Channel(ThreadedChannel):
     def in_worker(self) -> bool:
         """Whether this process is a worker."""
         return self._transport.discard_handler is not None
+
+    def waiting_headers(self, queue: str, most: int) -> list[dict[str, Any]]:
+        """Return the headers of the next messages of a queue, which stay in it."""
+        queues = self._transport.queues
+        nodes = queues.nodes(queue)
+        locked = set(queues.children(nodes.locks))
+        names = [name for name in served_in_order(queues.children(nodes.ready)) if name not in locked]
+        found = []
+        for answer in read_all(queues.session, [f"{nodes.ready}/{name}" for name in names[:most]], ANSWER_S):
+            with contextlib.suppress(CorruptRecord, KazooException):
+                if isinstance(answer, Exception):
+                    raise answer
+                found.append(envelope.unpack(ZooKeeperRecord.unpack(answer[0]).envelope)[0])
+        return found
 
     def discard(self, message: Message, held: ClaimedItem) -> None:
         """Dead-letter a message, and record in Celery that its task will not run."""
