@@ -8,6 +8,7 @@ from celery_dq.dedup.key import Key
 from celery_dq.dedup.other_brokers.coordinator import DedupResult
 from celery_dq.dedup.rule import rule_of
 from celery_dq.dedup.signals import verdict_given
+from celery_dq.errors import InvalidKey
 from celery_dq.protocols import DEDUP_HEADER
 from celery_dq.worker.singleton_message import SingletonMessage
 
@@ -68,9 +69,14 @@ class WorkerDedupRequests:
         if singleton is not None:
             singleton.asks = True
         queue = (request.delivery_info or {}).get("routing_key") or ""
-        return WorkerDedupRequest(
-            f"{queue}|{found['key']}", found["policy"], found["waiting"], found["timeout"]
-        )
+        try:
+            key, policy, waiting, timeout = (found[part] for part in ("key", "policy", "waiting", "timeout"))
+            limit = None if timeout is None else float(timeout)
+            return WorkerDedupRequest(f"{queue}|{key}", str(policy), int(waiting), limit)
+        except (KeyError, TypeError, ValueError, OverflowError) as exc:
+            raise InvalidKey(
+                f"task {request.name}: the header {DEDUP_HEADER} is not as celery-dq writes it ({exc!r})"
+            ) from exc
 
 
 def announce(request: Any, wanted: WorkerDedupRequest, result: DedupResult) -> None:

@@ -14,6 +14,7 @@ import redis
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.rule import rule_of
 from celery_dq.dedup.signals import dedup_lock_lost, verdict_given
+from celery_dq.errors import InvalidKey
 from celery_dq.testing.waiting import wait_until
 from tests.dedup.worker import Shop
 
@@ -156,3 +157,15 @@ def test_a_retry_of_a_call_without_a_key_has_none(redis_url: str, scheme: str) -
             wait_until(lambda: ("excluded", 1) in shop.runs, 30, what=lambda: str(shop.runs))
             shop.open(1, 2)
             excluded.get(timeout=30)
+
+
+@pytest.mark.parametrize(
+    "forged", ["text", {"key": 1}, {"key": "k", "policy": "x", "waiting": "y", "timeout": 1}]
+)
+def test_a_forged_header_fails_its_task_and_no_other(redis_url: str, forged: Any) -> None:
+    with plain_shop(redis_url, redis_url) as shop, shop.working():
+        plain = shop.task("plain")
+        with pytest.raises(InvalidKey, match="dq_claim is not as celery-dq writes it"):
+            plain.apply_async((1,), headers={"dq_claim": forged}).get(timeout=30)
+        shop.open(2)
+        assert plain.delay(2).get(timeout=30) == [2, 0]
