@@ -83,7 +83,7 @@ dq.promote(limit, has_rare)
 if limit > 0 then dq.recount_held() end
 collect(P .. 'finish_tags', state.v, limit)
 collect(P .. 'limiter', now, limit)
-if limit > 0 then
+if limit > 0 and dq.has_limits then
   -- After a failover to a host whose clock is behind, no tenant waits until the time of the old one. If there may be
   -- more, the next heartbeat goes on.
   local late = state.clock > now and call('ZREVRANGEBYSCORE', P .. 'limiter', '+inf', text(now), 'LIMIT', '0', text(limit)) or {}
