@@ -90,6 +90,9 @@ class QueueDirectory(Protocol):
 class ThreadedConnection(Protocol):
     """The transport, as its channels use it."""
 
+    #: The sources of all channels that may have messages.
+    ready: deque[MessageSource]
+
     @property
     def queues(self) -> QueueDirectory:
         """The queues of the store."""
@@ -328,8 +331,8 @@ class ThreadedChannel(VirtualChannel):
         qos = self.qos
         if self.closed or not qos.can_consume():
             return 0
-        sources = tuple(self._sources.values())
-        ahead = sum(len(each.inbox) for each in sources)
+        sources = self._sources
+        ahead = sum(len(each.inbox) for each in tuple(self._shared.ready) if sources.get(each.queue) is each)
         allowed = qos.can_consume_max_estimate()
         room = (MOST_AHEAD if allowed is None else allowed) - ahead
         # Each queue gets its share of the prefetch count.

@@ -98,7 +98,11 @@ class ThreadedTransport(VirtualTransport):
         self._waker = Waker(self._deliver_all)
         #: Set at each wake-up, for `drain_events`.
         self._woken = WakeFlag()
-        self._sources: list[tuple[DeliveringChannel, MessageSource]] = []
+        #: The channel of each source.
+        self._sources: dict[MessageSource, DeliveringChannel] = {}
+        #: The sources that may have messages, each once. The first one has the next turn.
+        self.ready: deque[MessageSource] = deque()
+        self._is_ready: set[MessageSource] = set()
         self._loop: Any = None
         self._interrupted = False
 
@@ -144,10 +148,21 @@ class ThreadedTransport(VirtualTransport):
             fetcher.start()
         return self._fetcher
 
-    def wake_delivery(self) -> None:
-        """Wake the delivery; callable from any thread."""
+    def wake_delivery(self, source: MessageSource | None = None) -> None:
+        """Wake the delivery; callable from any thread.
+
+        Args:
+            source: A source whose inbox has got messages.
+        """
+        if source is not None:
+            self._add_ready(source)
         self._woken.set()
         self._waker.wake()
+
+    def _add_ready(self, source: MessageSource) -> None:
+        if source not in self._is_ready:
+            self._is_ready.add(source)
+            self.ready.append(source)
 
     def _attach(self) -> None:
         if self._loop is not None:
@@ -162,19 +177,17 @@ class ThreadedTransport(VirtualTransport):
 
     def room(self, source: MessageSource) -> int:
         """How many messages may be claimed for a source now."""
-        for channel, each in self._sources:
-            if each is source:
-                return channel.room(source)
-        return 0
+        channel = self._sources.get(source)
+        return 0 if channel is None else channel.room(source)
 
     def add_source(self, channel: DeliveringChannel, source: MessageSource) -> None:
         """Start to claim messages for a source, and to deliver them to *channel*."""
-        self._sources = [*self._sources, (channel, source)]
+        self._sources[source] = channel
         self.start_fetcher().add(source)
 
     def cancel(self, source: MessageSource) -> None:
         """Stop taking from *source*, and requeue its messages that were not delivered."""
-        self._sources = [each for each in self._sources if each[1] is not source]
+        self._sources.pop(source, None)
         if self._fetcher is not None:
             self._fetcher.remove(source)
         source.close()
@@ -242,11 +255,17 @@ class ThreadedTransport(VirtualTransport):
         if not self.may_deliver:
             # Other consumers may hold the messages in the inboxes by now.
             return False
-        for channel, source in self._sources:
+        for _ in range(len(self.ready)):
+            source = self.ready[0]
+            channel = self._sources.get(source)
+            if channel is None or not source.inbox:
+                self.ready.popleft()
+                self._is_ready.discard(source)
+                if channel is not None and source.inbox:  # a message has come in between
+                    self._add_ready(source)
+                continue
+            self.ready.rotate(-1)
             if channel.deliver_one(source):
-                self._sources = [each for each in self._sources if each[1] is not source] + [
-                    each for each in self._sources if each[1] is source
-                ]
                 if not source.inbox:
                     fetcher.wake()
                 return True
@@ -262,6 +281,6 @@ class ThreadedTransport(VirtualTransport):
                     return
         except BaseException:
             # Deliver the remaining messages without waiting for the next event.
-            if any(source.inbox for _, source in self._sources):
+            if any(source.inbox for source in tuple(self.ready)):
                 self.wake_delivery()
             raise

@@ -154,7 +154,7 @@ class StoreFetcher:
         consumer: The consumer whose messages it claims.
         clock: Monotonic time for the pace of renewals.
         room: Returns how many messages may be claimed for a source now.
-        deliver: Called when an inbox has a message, or the connection has failed.
+        deliver: Called with a source whose inbox has a message; without one when the connection has failed.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class StoreFetcher:
         consumer: StoreConsumer,
         clock: Clock,
         room: Callable[[StoreSource], int],
-        deliver: Callable[[], None],
+        deliver: Callable[..., None],
     ) -> None:
         self._store = store
         self._consumer = consumer
@@ -339,7 +339,7 @@ class StoreFetcher:
         if source not in self._sources:
             source.close()  # it was cancelled while the claim was under way
         if claimed:
-            self._deliver()
+            self._deliver(source)
             return 0.0
         next_look_s = math.inf if reply.next_look_s is None else max(reply.next_look_s, 0.0)
         return min(next_look_s, PASSED_OVER_S) if reply.more else next_look_s

@@ -53,7 +53,7 @@ class ZooKeeperFetcher:
         in_flight: The in-flight messages and their queued acknowledgements.
         clock: Monotonic time for the pace of looks and sweeps.
         room: Returns how many messages a subscription may take now.
-        deliver: Called when an inbox has a message, or the connection has failed.
+        deliver: Called with a source whose inbox has a message; without one when the connection has failed.
         sweep: Deletes abandoned transient queues; called every `SWEEP_S` seconds.
     """
 
@@ -64,7 +64,7 @@ class ZooKeeperFetcher:
         in_flight: ZooKeeperInFlight,
         clock: Clock,
         room: Callable[[ZooKeeperSubscription], int],
-        deliver: Callable[[], None],
+        deliver: Callable[..., None],
         sweep: Callable[[], None],
     ) -> None:
         self._session = session
@@ -255,7 +255,7 @@ class ZooKeeperFetcher:
             for source, room in [*turns[first:], *turns[:first]]:
                 more |= source.take_turn(self._locks, min(room, self._room(source)))
                 if source.inbox:
-                    self._deliver()
+                    self._deliver(source)
         finally:
             self._end_outcomes(outcomes, begun)
         return more or self._in_flight.has_outcomes
