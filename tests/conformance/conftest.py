@@ -11,8 +11,10 @@ from tempfile import gettempdir
 
 import pytest
 from kombu import Connection
+from kombu.transport import TRANSPORT_ALIASES
 
 from celery_dq.testing.servers import RedisServer
+from celery_dq.transport.aliases import ONE_THREAD, SCHEMES
 from tests.brokers import BROKERS, CONFORMING, Broker
 from tests.conformance.celery_app import CeleryApp
 from tests.conformance.kombu_queue import KOMBU_DB, KombuQueue
@@ -27,6 +29,13 @@ IN_PART: Mapping[str, tuple[str, ...]] = {
         "test_delayed_tasks_survive_a_shutdown",
         "test_messages_of_the_first_protocol",
         "test_publishing_from_threads",
+        "test_shutdown_by_remote_control",
+    ),
+    "thread": (
+        "test_cold_shutdown_releases_running_tasks",
+        "test_delayed_tasks_survive_a_shutdown",
+        "test_delivery",
+        "test_queues",
         "test_shutdown_by_remote_control",
     ),
     "sqlite": (
@@ -68,10 +77,15 @@ def broker_port(broker: Broker, request: pytest.FixtureRequest) -> Iterator[int]
 
 
 @pytest.fixture(scope="session", params=CONFORMING)
-def broker(request: pytest.FixtureRequest) -> Broker:
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     chosen = BROKERS[request.param]
-    chosen.prepare()
-    return chosen
+    with pytest.MonkeyPatch.context() as patch:
+        if chosen.one_thread:
+            for scheme, transport in SCHEMES:  # as they are after this broker
+                patch.setitem(TRANSPORT_ALIASES, scheme, transport)
+            patch.setenv(ONE_THREAD, "1")
+        chosen.prepare()
+        yield chosen
 
 
 @pytest.fixture

@@ -159,7 +159,8 @@ class ThreadChannel(Channel):
             self._broken = True
             raise self._connection_error(consumer.failure)
         try:
-            self.start_consumers()
+            if self._starting:
+                self.start_consumers()
             allocated = consumer.allocated_partitions
             follows = allocated is not None and allocated.has_changed()
             if follows:
@@ -332,12 +333,14 @@ class ThreadTransport(ThreadedTransport, Transport):
 
     def _deliver_all(self) -> None:
         for channel in tuple(self.channels):
+            channel.tick()
             channel.consumer.start_ready()
         super()._deliver_all()
 
     def _deliver_one(self) -> bool:
         for channel in tuple(self.channels):
-            channel.tick()
+            if channel.consumer.failure is not None or self._loop is None:
+                channel.tick()
             if channel.consumer.deliver_one():
                 if len(self.channels) > 1 and channel in self.channels:  # the callback may have closed it
                     self.channels.remove(channel)
