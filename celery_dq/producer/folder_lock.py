@@ -100,6 +100,12 @@ class FolderLock:
                 os.unlink(name, dir_fd=self.folder)
             self.path.rmdir()
 
+    def forsake(self) -> None:
+        """Unlock the folder for other processes. This one does not adopt it: it has the messages."""
+        with contextlib.suppress(OSError):
+            os.close(self.file)
+        self.file = -1
+
     def release(self) -> None:
         """Unlock the folder."""
         for fd in (self.file, self.folder):

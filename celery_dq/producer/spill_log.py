@@ -299,8 +299,10 @@ class SpillLog:
         return self._lock is None or self._lock.stands
 
     def forsake(self) -> None:
-        """Use a new folder from the next segment on. The old one becomes an orphan."""
-        self._drop_lock()
+        """Use a new folder from the next segment on. Other processes may adopt the old one."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.forsake()
 
     def close(self) -> None:
         """Unlock the folder. Without a segment it is removed; else a later process adopts it."""

@@ -141,6 +141,24 @@ def test_a_lost_folder_is_noticed_and_a_new_one_begun(tmp_path: Path) -> None:
     assert log.intact()
 
 
+def test_a_forsaken_folder_is_adopted_by_another_process_only(tmp_path: Path) -> None:
+    """A clean-up job has removed the lock file and not yet the segment, whose messages are in memory."""
+    log = SpillLog(tmp_path)
+    log.create(PRODUCER, "lane").append(1, 0, b"x")
+    assert log.folder is not None
+    (log.folder / "lock").unlink()
+    assert not log.intact()
+    log.forsake()
+    assert list(log.orphans()) == []
+    other = Child(
+        "import sys\nfrom pathlib import Path\nfrom celery_dq.producer.spill_log import SpillLog\n"
+        "print(len(list(SpillLog(Path(sys.argv[1])).orphans())))",
+        tmp_path,
+    )
+    assert other.line() == "1"
+    other.kill()
+
+
 def test_files_are_ours_alone(tmp_path: Path) -> None:
     log = SpillLog(tmp_path / "spill")
     segment = log.create(PRODUCER, "lane")
