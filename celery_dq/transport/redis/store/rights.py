@@ -81,7 +81,7 @@ ON_CLUSTER = ("ASKING", "CLUSTER|SLOTS", "LPOP", "SPUBLISH", "SSUBSCRIBE", "SUNS
 #: Connecting, checking the server, running scripts: for every client of the broker.
 _BROKER = ("EVAL", "EVALSHA", "INFO", "PING", "SELECT")
 #: Declaring queues, counting their messages, reading bindings.
-_DECLARE = ("EXEC", "GET", "HGET", "HLEN", "MULTI", "SADD", "SMEMBERS", "ZCARD")
+_DECLARE = ("EXEC", "HGET", "HLEN", "MULTI", "SADD", "SMEMBERS", "ZCARD")
 #: The above, and the expiry of a producer's key at its end.
 _PUBLISH = (*_BROKER, *_DECLARE, "PEXPIRE")
 #: Broadcasts to workers, and the queue for their answers.
