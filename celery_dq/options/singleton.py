@@ -94,6 +94,11 @@ def read_election(url: str, options: Mapping[str, Any]) -> tuple[tuple[str, Any]
         )
     if scheme != "zookeeper":
         refuse_unreadable_url("dq_election", url)
+    elif "@" in url:
+        raise ConfigurationError(
+            f"dq_election = {shown_url(url)!r} holds a login, and this URL has no place for one: give the "
+            "hosts alone, and dq_election_options = {'auth': [('digest', 'user:password')]}"
+        )
     refuse_unknown(options, _ZOOKEEPER_OPTIONS, where="dq_election_options")
     if options and scheme != "zookeeper":
         raise ConfigurationError(

@@ -52,6 +52,7 @@ from celery_dq.compat.kazoo_connection import Address, new_client, session_id_of
 from celery_dq.errors import AccessDenied, ConfigurationError, ZooKeeperUnreachable
 from celery_dq.outage import Outage
 from celery_dq.per_process import PerProcess
+from celery_dq.shown import shown_url
 from celery_dq.zookeeper.credentials import OURS, Spelling, check, is_refusal, why_refused
 from celery_dq.zookeeper.handler import bounded_handler
 
@@ -150,6 +151,11 @@ class Session:
     ) -> None:
         if not hosts:
             raise ConfigurationError("hosts = '' names no ZooKeeper: give 'host:2181,host:2181/chroot'")
+        if "@" in hosts:
+            raise ConfigurationError(
+                f"hosts = {shown_url(hosts)!r} holds a login: give 'host:2181,host:2181/chroot', and the "
+                f"login in {spelling.auth}"
+            )
         self.hosts = hosts
         check(auth, sasl, tls, spelling)
         self._spelling = spelling

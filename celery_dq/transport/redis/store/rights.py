@@ -187,7 +187,11 @@ ROLES = (
 _WORDS = {
     **dict.fromkeys(("TIME",), 0),
     **dict.fromkeys(
-        ("DEL", "EXISTS", "GET", "HGETALL", "HLEN", "LLEN", "SELECT", "SMEMBERS", "UNLINK", "ZCARD"), 1
+        (
+            *("DEL", "EXISTS", "GET", "HGETALL", "HKEYS", "HLEN", "LLEN", "PERSIST", "SELECT", "SMEMBERS"),
+            *("UNLINK", "ZCARD"),
+        ),
+        1,
     ),
     **dict.fromkeys(
         ("BLPOP", "HEXISTS", "HGET", "LINDEX", "PEXPIRE", "PUBLISH", "SISMEMBER", "ZRANK", "ZSCORE"), 2
