@@ -89,15 +89,14 @@ class FolderLock:
             return False
         return os.path.samestat(there, os.fstat(self.file))
 
-    def names(self, suffix: str = "") -> list[str]:
+    def names(self, suffix: str) -> list[str]:
         """Return the names of the files in the folder that end so. May raise OSError."""
         return [name for name in os.listdir(self.folder) if name.endswith(suffix)]
 
     def remove(self) -> None:
-        """Remove the folder with its files. The lock is still held, so no other process is in it."""
+        """Remove the folder, unless there are files of the user in it. The lock is still held."""
         with contextlib.suppress(OSError):
-            for name in self.names():
-                os.unlink(name, dir_fd=self.folder)
+            os.unlink(LOCK, dir_fd=self.folder)
             self.path.rmdir()
 
     def forsake(self) -> None:

@@ -389,6 +389,14 @@ def test_a_folder_whose_process_died_while_it_made_it_goes(tmp_path: Path) -> No
     assert SpillLog(tmp_path).owners() == []
 
 
+def test_files_of_the_user_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "today.txt").touch()
+    before = sorted(tmp_path.rglob("*"))
+    assert left_behind(tmp_path) == []
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_lock_file_that_is_replaced_while_it_is_locked_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
