@@ -121,3 +121,18 @@ def test_a_worker_that_starts_waits_until_redis_takes_writes(
             worker.wait_for_log("Redis refuses commands" if name == "NOREPLICAS" else "Cannot connect")
         assert worker_app.ran(1) == [name]
         assert "Traceback" not in worker.log
+
+
+def test_a_worker_subscribes_again_after_redis_has_refused_it(worker_app: WorkerApp, admin: Any) -> None:
+    with worker_app.worker("threads", 1) as worker:
+        worker_app.send("note", 1)
+        worker_app.ran(1)
+        # Redis ends the connections of the subscribers, too.
+        admin.execute_command("ACL", "SETUSER", "default", "resetchannels")
+        try:
+            worker.wait_for_log("the subscription to broadcasts first")
+        finally:
+            admin.execute_command("ACL", "SETUSER", "default", "allchannels")
+        worker.wait_for_log("Redis accepts the commands")
+        assert "could not be handled" not in worker.log
+        wait_until(lambda: worker_app.app.control.ping(timeout=1), 20, what=lambda: worker.log)

@@ -287,11 +287,32 @@ class EventLoopChannel(RedisChannel):
         return handle_transient(handle, source, in_worker=in_worker, passing=self.connection_errors)
 
     def _receive_broadcasts(self) -> Any:
-        """Read all broadcasts that have arrived, also those behind one that cannot be handled."""
-        answer = self.handle_transient(self._receive, "the broadcasts")
+        """Read all broadcasts that have arrived, also those behind one that cannot be handled.
+
+        Raises:
+            redis.ResponseError: Redis has refused a subscription or a health check.
+        """
+        answer = self._receive_some()
         while self.subclient.connection is not None and self.subclient.connection.can_read(timeout=0):
-            self.handle_transient(self._receive, "the broadcasts")
+            self._receive_some()
         return answer
+
+    def _receive_some(self) -> Any:
+        answer = self.handle_transient(self._receive_or_refusal, "the broadcasts")
+        if isinstance(answer, redis.ResponseError):
+            raise answer
+        return answer
+
+    def _receive_or_refusal(self) -> Any:
+        """Read broadcasts, or return the answer to a refused subscription or health check."""
+        try:
+            return self._receive()
+        except self.connection_errors:
+            raise
+        except redis.ResponseError as exc:
+            if isinstance(exc, BrokerRefused):
+                raise  # of a receiver of the broadcast
+            return exc
 
     def on_readable(self, watched: WatchedSocket, deliver: bool) -> bool:
         """Read the answer that has arrived.
