@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
+import redis
 
 from celery_dq.clock import ManualClock
 from celery_dq.outage import Outage
+from celery_dq.transport.redis.store.refusals import RefusalLog
 
 
 def test_an_outage_is_two_lines(caplog: pytest.LogCaptureFixture) -> None:
@@ -26,3 +29,22 @@ def test_an_outage_is_two_lines(caplog: pytest.LogCaptureFixture) -> None:
     events = [vars(record)["event"] for record in caplog.records]
     assert events == ["test_outage_began", "test_outage_over"] * 2
     assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_two_threads_whose_commands_are_accepted_at_one_moment_end_one_outage(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = RefusalLog(lambda: "w1")
+
+    class Reasons(dict[tuple[str, str], str]):
+        def values(self) -> Any:
+            log.accepted("heartbeat", "b")  # the other thread
+            return super().values()
+
+    log._reasons = Reasons()
+    for queue in ("a", "b"):
+        log.refused("heartbeat", redis.ResponseError("MISCONF"), queue)
+    log.accepted("heartbeat", "a")
+    assert not log.lasts
+    events = [vars(record)["event"] for record in caplog.records]
+    assert events == ["redis_refuses_began", "redis_refuses_over"]

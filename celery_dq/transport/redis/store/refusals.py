@@ -296,7 +296,9 @@ class RefusalLog:
         """Record that Redis has accepted a command that it may have refused before."""
         reason = self._reasons.pop((command, queue), None) if self._reasons else None
         if reason is not None and reason not in tuple(self._reasons.values()):
-            self._outages.pop(reason).over("Redis accepts the commands of worker %s again.", self._consumer())
+            outage = self._outages.pop(reason, None)
+            if outage is not None:  # else another thread has ended it at the same moment
+                outage.over("Redis accepts the commands of worker %s again.", self._consumer())
 
     def forget(self, queue: str) -> None:
         """Remove a queue that is not consumed any more."""
