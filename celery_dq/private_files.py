@@ -92,5 +92,6 @@ def _refuse_foreign(path: Path | str, status: os.stat_result) -> None:
 def _refuse_shared(path: Path | str, status: os.stat_result) -> None:
     mode = stat.S_IMODE(status.st_mode)
     raise PermissionError(
-        0, f"other users may write to {path} (mode {mode:o}): chmod go-w, or use a folder below it"
+        0,
+        f"other users may write to {path} (mode {mode:o}): chmod go-w, or chmod +t and use a folder below it",
     )
