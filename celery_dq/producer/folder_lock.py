@@ -101,6 +101,10 @@ class FolderLock:
 
     def forsake(self) -> None:
         """Unlock the folder for other processes. This one does not adopt it: it has the messages."""
+        status = os.fstat(self.folder)
+        if not (status.st_nlink and self.is_own(status)):
+            self.release()  # it was removed, or this is a forked child
+            return
         with contextlib.suppress(OSError):
             os.close(self.file)
         self.file = -1

@@ -159,6 +159,37 @@ def test_a_forsaken_folder_is_adopted_by_another_process_only(tmp_path: Path) ->
     other.kill()
 
 
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_folders_that_were_removed_keep_no_descriptors(tmp_path: Path) -> None:
+    log, before = SpillLog(tmp_path), descriptors()
+    for _ in range(3):
+        segment = log.create(PRODUCER, "lane")
+        assert log.folder is not None
+        shutil.rmtree(log.folder)
+        log.forsake()
+        segment.seal()
+    assert descriptors() == before
+
+
+def test_a_forked_child_closes_the_descriptors_of_the_folder(tmp_path: Path) -> None:
+    child = Child(
+        "import os, sys\nfrom pathlib import Path\nfrom celery_dq.producer.spill_log import SpillLog\n"
+        "log, before = SpillLog(Path(sys.argv[1])), os.listdir('/proc/self/fd')\n"
+        "log.create(b'p' * 16, 'lane').seal()\n"
+        "if not os.fork():\n"
+        "    log.forsake()\n"
+        "    print(len(os.listdir('/proc/self/fd')) - len(before), flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()",
+        tmp_path,
+    )
+    assert child.line() == "0"
+    child.kill()
+
+
 def test_files_are_ours_alone(tmp_path: Path) -> None:
     log = SpillLog(tmp_path / "spill")
     segment = log.create(PRODUCER, "lane")
