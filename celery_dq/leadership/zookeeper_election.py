@@ -22,6 +22,7 @@ import contextlib
 import json
 import threading
 import uuid
+from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -100,7 +101,7 @@ class ZooKeeperLines:
         #: The nodes in each line whose watch has not fired.
         self._known: dict[str, list[str]] = {}
         #: Lines whose watch has fired, perhaps before the answer was read.
-        self._fired: set[str] = set()
+        self._fired: deque[str] = deque()
         self._who: dict[str, str] = {}
 
     def read(self, names: Collection[str]) -> dict[str, list[str]]:
@@ -116,9 +117,8 @@ class ZooKeeperLines:
                 # The watches have ended with their session.
                 self._known, self._session_id = {}, self._session.id
             self.changed = False
-            fired, self._fired = self._fired, set()
-            for name in fired:
-                self._known.pop(name, None)
+            while self._fired:
+                self._known.pop(self._fired.popleft(), None)
             nodes = {name: LeadershipNodes(self._environment, name) for name in names}
             unknown = [name for name in names if name not in self._known]
             answers = ask_all(
@@ -155,7 +155,7 @@ class ZooKeeperLines:
 
     def _watch(self, name: str) -> Callable[[Any], None]:
         def fired(_event: Any) -> None:
-            self._fired.add(name)
+            self._fired.append(name)
             self.changed = True
 
         return fired
