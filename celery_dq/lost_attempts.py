@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MOST_LOSSES", "LostAttempts", "means_too_large"]
+__all__ = ["MOST_LOSSES", "MOST_SMALL_LOSSES", "LostAttempts", "means_too_large"]
 
 #: Attempts in a row after whose losses the message is the reason. A storm that closes every second connection
 #: loses them, and spares the commands in between, once in 4,000 rows.
 MOST_LOSSES = 6
+#: The same for a message that no limit of Redis can be about, so that only a proxy may be the reason, or a
+#: storm: the pauses before so many attempts take 100 s.
+MOST_SMALL_LOSSES = 12
 #: Seconds before the third attempt; each further pause is twice as long. A storm may end meanwhile, and a
 #: large message is not sent again and again at once.
 FIRST_PAUSE_S = 0.1
@@ -33,14 +36,17 @@ class LostAttempts:
     def __init__(self) -> None:
         self.count = 0
 
-    def lost(self) -> bool:
+    def lost(self, most: int = MOST_LOSSES) -> bool:
         """Note that the connection was closed after the message, or a part of it, was sent.
+
+        Args:
+            most: Losses in a row after which the message is the reason.
 
         Returns:
             Whether the message is the reason: a further attempt would fail, too.
         """
         self.count += 1
-        return self.count >= MOST_LOSSES
+        return self.count >= most
 
     def broker_failed(self) -> None:
         """Note that the broker cannot be reached, does not answer in time, or refuses commands."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_dq.compat.kombu_publishing import publish_prepared
 from celery_dq.errors import TooFewReplicas
-from celery_dq.lost_attempts import LostAttempts
+from celery_dq.lost_attempts import MOST_LOSSES, MOST_SMALL_LOSSES, LostAttempts
 from celery_dq.producer.errors import BrokerUnavailable
 from celery_dq.transport.redis.store.refusals import BrokerOverloaded, PushInterrupted, message_refused
 
@@ -83,7 +83,7 @@ class Deadline:
         losses = call.losses = call.losses or LostAttempts()
         if not isinstance(error, PushInterrupted):
             losses.broker_failed()
-        elif losses.lost():
+        elif losses.lost(MOST_LOSSES if error.is_large else MOST_SMALL_LOSSES):
             raise message_refused(error, losses.count) from error
         if time.monotonic() >= call.latest:
             raise BrokerUnavailable(

@@ -14,6 +14,7 @@ from kombu import Connection, Exchange, Producer, Queue, pools
 from kombu.exceptions import OperationalError
 
 from celery_dq.keys import PartitionKeys
+from celery_dq.lost_attempts import MOST_LOSSES
 from celery_dq.producer import spill_log
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -261,6 +262,19 @@ def test_one_message_that_is_never_taken_stops_no_other(make_app: MakeApp, schem
         if scheme == "dq-redis":
             found = [message.id for message in app.dq.queues["a"].peek(100)]
             assert found == [f"a{number}" for number in range(30)]
+
+
+def test_a_small_call_of_a_task_outlives_a_storm_that_closes_its_connections(make_app: MakeApp) -> None:
+    with RedisServer() as server, Proxy(server.port) as proxy:
+        app: Any = make_app(server.url(scheme="dq-redis").replace(str(server.port), str(proxy.port)))
+
+        def parent() -> None:
+            app.send_task("job", ("storm",), queue="a")
+
+        proxy.cut_requests, proxy.cuts_left = b"storm", MOST_LOSSES
+        app.task(name="parent", shared=False)(parent).apply(throw=True)
+        assert proxy.cut == MOST_LOSSES
+        assert app.dq.queues["a"].depth == 1
 
 
 def test_the_folder_of_a_dead_process_with_such_a_message_is_sent_by_a_neighbour(make_app: MakeApp) -> None:
