@@ -195,7 +195,7 @@ def heartbeat_ms(partitions: Sequence[PartitionKeys]) -> float:
             took.append(time.monotonic() - started)
         for queue in list(process.heartbeat.queues.values()):
             process.heartbeat.drop_lease(queue, soon=False)
-        process.heartbeat.wake()
+        process.heartbeat.renew_now()
         with process.heartbeat._thread_lock:
             pool.disconnect()
     return sorted(took)[len(took) // 2] * 1e3

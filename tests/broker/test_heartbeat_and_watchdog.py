@@ -61,13 +61,13 @@ def test_a_heartbeat_after_a_long_pause_reaps_no_other_consumer(kombu_client: Ko
     with kombu_client.connect(lease="40s") as connection, kombu_client.consuming(connection):
         process = connection.transport.context.process
         me = consumer_of(connection)
-        process.heartbeat.wake()
+        process.heartbeat.renew_now()
         wait_until(lambda: kombu_client.client.zscore(kombu_client.keys.leases, me), 30)
         # The state after a pause of the whole machine, in which the other consumer may also continue.
         kombu_client.client.zadd(kombu_client.keys.leases, {"other": 1, me: 1})
         rounds: list[float] = []
         process.heartbeat.add_check(rounds.append)
-        process.heartbeat.wake()
+        process.heartbeat.renew_now()
         wait_until(lambda: rounds, 30)
         process.heartbeat.remove_check(rounds.append)
         assert kombu_client.client.zscore(kombu_client.keys.leases, "other") == 1

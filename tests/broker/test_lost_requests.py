@@ -29,7 +29,7 @@ def heartbeat(process: Any) -> None:
     """Let the heartbeat thread run once, from its beginning."""
     rounds: list[float] = []
     process.heartbeat.add_check(rounds.append)
-    process.heartbeat.wake()
+    process.heartbeat.renew_now()
     wait_until(lambda: rounds)
     process.heartbeat.remove_check(rounds.append)
 
@@ -38,7 +38,7 @@ def heartbeat(process: Any) -> None:
 
 
 def renew(kombu_client: KombuClient, connection: Any) -> None:
-    connection.default_channel.process.heartbeat.wake()
+    connection.default_channel.process.heartbeat.renew_now()
 
 
 def claim(kombu_client: KombuClient, connection: Any) -> None:

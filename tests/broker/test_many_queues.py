@@ -178,4 +178,4 @@ def test_a_queue_that_refuses_the_heartbeat_costs_no_other_queue_its_lease(
     process.heartbeat._renew_all()
     assert not process.heartbeat.queues
     assert not scripts[1].client.zcard(scripts[1].keys.leases)
-    process.heartbeat.wake()
+    process.heartbeat.renew_now()

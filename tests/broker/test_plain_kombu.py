@@ -336,7 +336,7 @@ def test_messages_of_a_dead_consumer_return_when_its_lease_ends(kombu_client: Ko
     kombu_client.publish(1)
     assert kombu_client.partition.claim("dead", lease_ms=1_000, want=1).run(kombu_client.client).entries
     with kombu_client.connect(lease="240s") as connection, kombu_client.consuming(connection) as got:
-        connection.transport.context.process.heartbeat.wake()
+        connection.transport.context.process.heartbeat.renew_now()
         kombu_client.drain(connection, got, 1)
         got[0].ack()
 
@@ -348,10 +348,10 @@ def test_getting_one_by_one_never_gets_a_message_twice(kombu_client: KombuClient
         heartbeat = connection.transport.context.process.heartbeat
         got = []
         while (message := connection.default_channel.basic_get(kombu_client.queue)) is not None:
-            heartbeat.wake()
+            heartbeat.renew_now()
             got.append(json.loads(message.body))
             message.ack()
-            heartbeat.wake()
+            heartbeat.renew_now()
         assert got == list(range(300))
     assert kombu_client.depth() == 0
 

@@ -32,7 +32,7 @@ def heartbeat(process: Any) -> None:
     """Let the heartbeat thread run once."""
     rounds: list[float] = []
     process.heartbeat.add_check(rounds.append)
-    process.heartbeat.wake()
+    process.heartbeat.renew_now()
     wait_until(lambda: rounds)
     process.heartbeat.remove_check(rounds.append)
 

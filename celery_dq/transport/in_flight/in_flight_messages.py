@@ -154,7 +154,7 @@ class InFlightMessages:
             may_wait: the broker may learn it up to :data:`SETTLE_WAIT_S` later.
         """
         if (held := self._messages.get(tag)) is not None and not held.settled:
-            held.settled, within_s = True, RIDE_ALONG_S
+            held.settled, held.runs_outside, within_s = True, may_wait, RIDE_ALONG_S
             if may_wait or self.acks_wait:
                 held.settle_by, within_s = self._clock.monotonic() + SETTLE_WAIT_S, SETTLE_WAIT_S
             box = self.pending_acks(held.partition)

@@ -47,6 +47,7 @@ class InFlightMessage:
         tag: delivery tag, made of the three; each delivery of a message has another.
         settled: acknowledged early; the broker has the ack, or it is pending.
         settle_by: monotonic time until which its settle may wait for its finish; 0 when it does not wait.
+        runs_outside: its task runs in another process, and may have begun long before its settle.
         done: finished, released or made a dead letter.
         dead_letter: made a dead letter, by a call of its own, which the acks of later messages may overtake.
         will_return: it will be delivered again, so messages that were claimed after it must wait.
@@ -63,6 +64,7 @@ class InFlightMessage:
     tag: str
     settled: bool = False
     settle_by: float = 0.0
+    runs_outside: bool = False
     done: bool = False
     dead_letter: bool = False
     will_return: bool = False
@@ -176,7 +178,7 @@ class PendingAcks:
         In place of a settle that waits, the finish of its message must be sent by then.
         """
         for held in tuple(self.settles):
-            if held.settle_by or not held.done:
+            if held.runs_outside or not held.done:
                 return held.settle_by
         return None
 

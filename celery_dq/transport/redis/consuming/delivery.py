@@ -92,7 +92,7 @@ class ChannelDelivery:
         self._window = ClaimWindow(claim_ahead_s)
         #: Monotonic time since which the inbox holds messages.
         self._filled_at = self.pace.delivered_at
-        #: Whether nothing is claimed behind a long callback, because messages have waited for it too long.
+        #: Whether nothing is claimed before the next delivery, because messages have waited for one too long.
         self._rests = False
         #: Whether a program without a worker waits for messages now.
         self.is_asked = False
@@ -195,7 +195,7 @@ class ChannelDelivery:
     def begin_asking(self) -> None:
         """Note that the program waits for messages from now on."""
         self.pace.end()
-        self.is_asked = True
+        self.is_asked, self._rests = True, False
         if not (self._inbox or self._arrivals):
             self._thread.wake()
 
@@ -239,9 +239,10 @@ class ChannelDelivery:
         undelivered += self._is_handing(qos, capacity)
         if capacity is not None:
             return self._window.room(capacity, qos, undelivered)
-        if not (self.is_asked and qos.can_consume()):
-            return 0, 0
         allowed = qos.can_consume_max_estimate()
+        # A program without a prefetch count gets messages only while it waits for them.
+        if self._rests or allowed == 0 or (allowed is None and not self.is_asked):
+            return 0, 0
         want = max((self.pace.messages_ahead() if allowed is None else allowed) - undelivered, 0)
         return min(want, MAX_CLAIM), min(want, MAX_CLAIM)
 

@@ -194,7 +194,7 @@ class Heartbeat:
         with contextlib.suppress(RuntimeError):  # it is awake
             self._wake_lock.release()
 
-    end_leases_soon = wake
+    end_leases_soon = renew_now = wake
 
     def send_pending_acks_soon(self) -> None:
         """Send the pending acks from the heartbeat thread, because no channel will send them."""
