@@ -41,7 +41,7 @@ def test_two_threads_whose_commands_are_accepted_at_one_moment_end_one_outage(
             log.accepted("heartbeat", "b")  # the other thread
             return super().values()
 
-    log._reasons = Reasons()
+    log.reasons = Reasons()
     for queue in ("a", "b"):
         log.refused("heartbeat", redis.ResponseError("MISCONF"), queue)
     log.accepted("heartbeat", "a")

@@ -159,7 +159,8 @@ class EventLoopChannel(RedisChannel):
 
     def tick(self) -> None:
         """Send the due calls; see :class:`~celery_dq.transport.redis.consuming.fetcher.RedisFetcher`."""
-        self.start_consumers()
+        if self._starting:
+            self.start_consumers()
         now = self.process.clock.monotonic()
         if self.active_fanout_queues - self._subscribed and now >= self._resumes_at:
             self._subscribe()

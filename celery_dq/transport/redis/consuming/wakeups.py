@@ -36,7 +36,10 @@ from celery_dq.transport.redis.store.pipelined_connection import (
     PipelinedConnection,
 )
 from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
+#: The command of a group, in logs.
+_WAIT = "wait for wake-ups"
 #: Queues of a group. More make each wait longer to send, and fewer make more connections.
 GROUP_SIZE = 100
 #: Maximum number of groups. With more queues, the groups are larger.
@@ -299,11 +302,17 @@ class Handovers:
 
     def read(self, group: WakeupListener) -> list[Subscription]:
         """Read the answer of a wait, and return the queues whose wake-up this process has taken."""
-        sources: list[Subscription] = []
-        with self._process.refusals.watch("wait for wake-ups") as outcome:
+        refusals = self._process.refusals
+        try:
             sources = group.read_wakeups()
-        if outcome.refused:
+        except PASSING_ERRORS:
+            raise
+        except redis.ResponseError as error:
+            refusals.refused(_WAIT, error)
             group.resumes_at = self._process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
+            return []
+        if refusals.reasons:
+            refusals.accepted(_WAIT)
         for source in sources:
             self._ready.rely_on(source)
         return sources

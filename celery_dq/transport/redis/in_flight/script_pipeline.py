@@ -342,7 +342,8 @@ class ScriptPipeline:
         acks.confirm()
         if sent.carries_acks:
             process.in_doubt.count_acks_under_way(sent.queue.key, -1)
-        process.refusals.accepted(sent.call.script.name, sent.queue.partition_name)
+        if process.refusals.reasons:
+            process.refusals.accepted(sent.call.script.name, sent.queue.partition_name)
         result = sent.call.parse(answer)
         if sent.on_claimed is not None:
             process.claim_times[sent.queue.name].add(process.clock.monotonic() - sent.sent_at)

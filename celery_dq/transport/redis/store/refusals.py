@@ -236,8 +236,9 @@ class RefusalLog:
 
     def __init__(self, consumer: Callable[[], str]) -> None:
         self._consumer = consumer
-        #: The reason for which a kind of command was refused last, by the command and its queue.
-        self._reasons: dict[tuple[str, str], str] = {}
+        #: The reason for which a command was refused last, by the command and its queue. The flow of a
+        #: message looks here before it calls :meth:`accepted`.
+        self.reasons: dict[tuple[str, str], str] = {}
         self._outages: dict[str, Outage] = {}
 
     @contextmanager
@@ -275,9 +276,9 @@ class RefusalLog:
         """
         meaning = _meaning_of(error)
         reason = str(error) if meaning is None else meaning.text
-        if self._reasons.get((command, queue)) != reason:
+        if self.reasons.get((command, queue)) != reason:
             self.accepted(command, queue)
-            self._reasons[command, queue] = reason
+            self.reasons[command, queue] = reason
         self._outages.setdefault(reason, Outage(logger, "redis_refuses")).began(
             "Redis refuses commands of worker %s, the %s%s first: %s. They are sent again until Redis "
             "accepts them, and running tasks go on.",
@@ -290,18 +291,18 @@ class RefusalLog:
     @property
     def lasts(self) -> bool:
         """Whether Redis refuses a command."""
-        return bool(self._reasons)
+        return bool(self.reasons)
 
     def accepted(self, command: str, queue: str = "") -> None:
         """Record that Redis has accepted a command that it may have refused before."""
-        reason = self._reasons.pop((command, queue), None) if self._reasons else None
-        if reason is not None and reason not in tuple(self._reasons.values()):
+        reason = self.reasons.pop((command, queue), None) if self.reasons else None
+        if reason is not None and reason not in tuple(self.reasons.values()):
             outage = self._outages.pop(reason, None)
             if outage is not None:  # else another thread has ended it at the same moment
                 outage.over("Redis accepts the commands of worker %s again.", self._consumer())
 
     def forget(self, queue: str) -> None:
         """Remove a queue that is not consumed any more."""
-        for command, name in tuple(self._reasons):
+        for command, name in tuple(self.reasons):
             if name == queue:
                 self.accepted(command, name)
