@@ -7,9 +7,11 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.cli.output import COUNT, command, print_line, show_table
+from celery_dq.cli.output import COUNT, command, print_line, show, show_table
+from celery_dq.cli.progress import counted
 from celery_dq.errors import ConfigurationError, DQError, MissingLibrary
 from celery_dq.transport.aliases import ZOOKEEPER_SCHEME
+from celery_dq.znodes import ROOT
 
 _COLUMNS = ("name", "mark", "items", "size", "put_at", "locked", "problem")
 
@@ -25,6 +27,12 @@ _COLUMNS = ("name", "mark", "items", "size", "put_at", "locked", "problem")
     help="Kind of the queue, which decides how the names of its nodes are read.",
 )
 @click.option("--locks", "lock_path", help="Folder of the locks, to show which nodes are being consumed.")
+@click.option(
+    "--close-nodes",
+    is_flag=True,
+    help="Take the nodes at PATH and below from clients without credentials, as new nodes are: "
+    "those that are older than the credentials in the settings are open to all.",
+)
 @click.option("--limit", default=50, show_default=True, type=COUNT, help="Nodes to show.")
 @click.option(
     "--timeout",
@@ -41,6 +49,7 @@ def zookeeper(
     path: str,
     kind: str,
     lock_path: str | None,
+    close_nodes: bool,
     limit: int,
     timeout: float,
 ) -> None:
@@ -52,16 +61,22 @@ def zookeeper(
         # These modules need the extra 'zookeeper'.
         from celery_dq.curator.browse import look
         from celery_dq.curator.queue import check_path
+        from celery_dq.zookeeper import open_nodes
         from celery_dq.zookeeper.session import Session
     except ImportError as exc:
         raise MissingLibrary.needed_by("celery dq zookeeper", "kazoo", "zookeeper") from exc
 
-    check_path("PATH", path)
+    if not (close_nodes and path == ROOT):
+        check_path("PATH", path)
     if lock_path is not None:
         check_path("--locks", lock_path)
     try:
         session = Session(hosts, **_credentials(dq, hosts))
         try:
+            if close_nodes:
+                closed = open_nodes.close_nodes(session, path, timeout)
+                show(as_json, {"closed": closed}, f"{counted(closed, 'node')} closed.")
+                return
             views = look(session, path, kind, lock_path=lock_path, limit=limit, timeout_s=timeout)
         finally:
             session.close()

@@ -10,9 +10,11 @@ import pytest
 from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
+from kazoo.exceptions import NoAuthError
 from kazoo.security import make_digest_acl
 
 import celery_dq
+from celery_dq.app.checks.doctor import check_server
 from celery_dq.cli import dq
 from celery_dq.curator.browse import look
 from celery_dq.curator.framing import frame
@@ -89,6 +91,39 @@ def test_the_command(make: Make, session: Session, hosts: str) -> None:
     assert "ZooKeeper has no folder '/mial'. Did you mean '/mail'?" in run(hosts, "/mial", status=1)
     assert "ZooKeeper has no folder '/a/b'." in run(hosts, "/a/b", status=1)
     assert "PATH = 'mail' is invalid" in run(hosts, "mail", status=1)
+
+
+@pytest.mark.parametrize("setting", ["broker_url", "dq_election"])
+def test_nodes_older_than_the_credentials_are_found_and_closed(
+    setting: str, session: Session, hosts: str
+) -> None:
+    def settings(login: str) -> dict[str, Any]:
+        if setting == "broker_url":
+            return {"broker": f"dq-zookeeper://{login and login + '@'}{hosts}"}
+        options = {"auth": [("digest", login)]} if login else {}
+        return {"broker": "memory://", "dq_election": f"zookeeper://{hosts}", "dq_election_options": options}
+
+    def found(login: str) -> dict[str, str]:
+        conf = settings(login)
+        app = Celery("shop", set_as_current=False, broker=conf.pop("broker"))
+        app.conf.update(conf)
+        celery_dq.setup(app)
+        with app:
+            return {each.code: each.remedy for each in check_server(app)}
+
+    stranger = session.open()
+    stranger.create("/dq/online/item", b"old", makepath=True)
+    stranger.create("/mail", b"")
+    assert "W037" not in found("")
+    command = "celery dq zookeeper "
+    _, _, words = found("boss:secret")["W037"].partition(command)
+    assert "no credentials are set" in run(*words.split(), status=1, **settings(""))
+    assert json.loads(run(*words.split(), "--json", **settings("boss:secret"))) == {"closed": 3}
+    assert "0 nodes closed." in run(*words.split(), **settings("boss:secret"))
+    assert "W037" not in found("boss:secret")
+    with pytest.raises(NoAuthError):
+        stranger.set("/dq/online/item", b"forged")
+    stranger.set("/mail", b"not of celery-dq")
 
 
 def test_the_command_has_the_credentials_of_the_settings(session: Session, hosts: str) -> None:

@@ -37,11 +37,14 @@ from celery_dq.transport.redis.store.server_checks import (
     refuses_login,
     server_info,
 )
+from celery_dq.znodes import ROOT
 
 #: Seconds within which a server must answer.
 PATIENCE_S = 3.0
 #: Seconds between the clocks of this machine and of Redis, from which on they are reported.
 MOST_OFFSET_S = 1.0
+#: Nodes of ZooKeeper at whose rights the doctor looks, the topmost first.
+MOST_NODES = 1_000
 #: Names of the lists of Celery's Redis transport, for its four priorities.
 _STOCK_LISTS = ("{}", "{}\x06\x163", "{}\x06\x166", "{}\x06\x169")
 _REFUSALS = (OperationalError, redis.RedisError, ZooKeeperUnreachable, AccessDenied, OSError)
@@ -71,6 +74,8 @@ def broker(app: Any, found: list[Finding]) -> Iterator[Any]:
                 found.append(
                     Finding("ok", "I011", f"The broker {shown_url(connection.as_uri())} can be reached.")
                 )
+                if tenant_broker.is_zookeeper():
+                    found.extend(_open_nodes(connection.transport.session, "broker_url"))
         except ServerError as exc:
             found.append(Finding("error", "E010", str(exc), "Mend the server."))
         except MissingLibrary:
@@ -266,6 +271,7 @@ def election_server(app: Any) -> Iterator[Finding]:
                 elections.candidate("doctor")
                 elections.session.ask(lambda client: client.exists_async("/"), PATIENCE_S)
                 granted_s, wanted_s = elections.session.timeout_s, options.election_session_us / 1e6
+                found = [*_open_nodes(elections.session, "dq_election")]
             finally:
                 elections.close()
         except MissingLibrary:
@@ -279,6 +285,7 @@ def election_server(app: Any) -> Iterator[Finding]:
             )
         else:
             yield Finding("ok", "I017", "The ZooKeeper of dq_election can be reached.")
+            yield from found
             if granted_s != wanted_s:
                 yield Finding(
                     "warning",
@@ -290,6 +297,24 @@ def election_server(app: Any) -> Iterator[Finding]:
                 )
     elif options.election:
         yield from _reached(options.election, "dq_election", "E017", "elections")
+
+
+def _open_nodes(session: Any, setting: str) -> Iterator[Finding]:
+    """Whether clients without the credentials in the settings may change nodes that are older than these."""
+    # kazoo is imported only if a setting names a ZooKeeper.
+    from celery_dq.zookeeper.open_nodes import open_nodes
+
+    if session.open(PATIENCE_S).default_acl:
+        found = list(open_nodes(session, ROOT, PATIENCE_S, most=MOST_NODES))
+        if found:
+            yield Finding(
+                "warning",
+                "W037",
+                f"Nodes in the ZooKeeper of {setting} are older than its credentials, and open to every "
+                f"client: {', '.join(found[:2])}{' and more' if found[2:] else ''}.",
+                "When all programs have the credentials, close the nodes: "
+                f"celery dq zookeeper {shell_word(session.hosts)} {ROOT} --close-nodes",
+            )
 
 
 def _reached(url: str, setting: str, code: str, purpose: str) -> Iterator[Finding]:
