@@ -224,6 +224,11 @@ class PartitionKeys:
         return self.prefix + "deliveries"
 
     @property
+    def unreadable(self) -> str:
+        """HASH: ``state|<field>`` or ``single|<tenant>`` -> what a script found there and could not read."""
+        return self.prefix + "unreadable"
+
+    @property
     def leases(self) -> str:
         """ZSET: consumer -> deadline, µs."""
         return self.prefix + "leases"

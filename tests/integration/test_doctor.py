@@ -35,6 +35,7 @@ from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.transport.redis.store.rights import ROLES, Role, denied_commands
 from tests.apps import without_shared_tasks
+from tests.integration.shop import claim
 from tests.workers import WorkerProcess
 
 MakeApp = Callable[..., Any]
@@ -410,6 +411,22 @@ def test_the_clock_of_this_machine(shop: Any, monkeypatch: pytest.MonkeyPatch) -
             f"The clock of this machine is {words} the clock of the server"
             in faults(check_server(shop))["W027"]
         )
+
+
+def test_fields_that_another_program_has_written(shop: Any) -> None:
+    with shop.dq._broker.open_home("push") as (partition, client):
+        for task_id in ("a", "b"):
+            shop.send_task("shop.tasks.notify", queue="push", task_id=task_id, tenant=task_id)
+        assert not {"W038", "E039"} & set(faults(check_server(shop)))
+        client.hset(partition.keys.state, "seq", "rubbish")
+        client.hset(partition.keys.single, "a", "rubbish")
+        assert claim(shop, 2)[0].id == "b"
+        shop.send_task("shop.tasks.notify", queue="push", task_id="c")
+        found = faults(check_server(shop))["W038"]
+        assert "2 fields of queue 'push' could not be read" in found
+        assert "set aside: single|a, state|seq." in found
+        client.hset(partition.keys.state, "epoch", "rubbish")
+        assert "The fencing token of queue 'push' is 'rubbish'" in faults(check_server(shop))["E039"]
 
 
 def test_too_few_replicas(broker_url: str, make_app: MakeApp) -> None:

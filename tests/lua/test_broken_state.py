@@ -7,6 +7,12 @@ import redis
 
 from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, tags_of
 
+#: Fields of the hash ``state`` that are numbers, without the fencing tokens.
+NUMBERS = (
+    *("seq", "v", "claim", "held", "head", "next_look", "evict", "floor", "accepted", "clock", "discards_at"),
+    *("resume_at", "paused_until", "paused_since", "opened", "sets", "pushed", "settled", "dropped"),
+)
+
 
 def held(scripts: PartitionScripts, *consumers: str) -> int:
     return sum(scripts.client.hlen(scripts.keys.held(consumer)) for consumer in consumers)
@@ -77,3 +83,47 @@ def test_a_claim_that_breaks_off_leaves_the_wake_up_to_other_consumers(scripts: 
     with pytest.raises(redis.ResponseError, match="too short"):
         scripts.claim(1, finish=tags_of([entry]))
     assert scripts.token()
+
+
+@pytest.mark.parametrize("field", NUMBERS)
+def test_a_field_that_is_no_number_is_set_aside(scripts: PartitionScripts, field: str) -> None:
+    """Something else has written it. Whatever meets it first goes on without it."""
+
+    def break_field() -> None:
+        scripts.client.hset(scripts.keys.state, field, "not a number")
+
+    scripts.push("a", "b", "c")
+    entries = scripts.claim(1).entries
+    break_field()
+    assert scripts.finish(*tags_of(entries)) == 0
+    break_field()
+    scripts.push("d")
+    scripts.push("e", "f")
+    break_field()
+    assert scripts.take(2) == ["b", "c"]
+    break_field()
+    scripts.partition.heartbeat("c1", lease_ms=LEASE_MS).run(scripts.client)
+    assert scripts.take(3) == ["d", "e", "f"]
+    set_aside = scripts.client.hgetall(scripts.keys.unreadable)
+    assert set(set_aside) <= {f"state|{field}".encode()}
+    assert set(set_aside.values()) <= {b"not a number"}
+    if field in ("seq", "v", "floor", "claim", "held", "pushed"):
+        assert set_aside
+
+
+def test_a_fencing_token_that_is_no_number_is_not_set_aside(scripts: PartitionScripts) -> None:
+    scripts.push("a", "b")
+    scripts.client.hset(scripts.keys.state, "epoch", "not a number")
+    with pytest.raises(redis.ResponseError, match="epoch"):
+        scripts.push("c")
+    assert scripts.client.hget(scripts.keys.state, "epoch") == b"not a number"
+
+
+def test_the_entry_of_a_single_message_is_set_aside(scripts: PartitionScripts) -> None:
+    scripts.push("a")
+    scripts.push("b", tenant="7")
+    for entry in (b"", b"short", b"\0" * 8 + b"no such id"):
+        scripts.client.hset(scripts.keys.single, "", entry)
+        scripts.take(2)
+        assert scripts.client.hgetall(scripts.keys.unreadable) == {b"single|": entry}
+        scripts.client.zadd(scripts.keys.turn, {"": 0})

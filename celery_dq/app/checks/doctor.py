@@ -42,6 +42,7 @@ BROKER_CHECKS = (
     server_checks.settings_quotas,
     partition_checks.partitions,
     partition_checks.nodes,
+    partition_checks.unreadable_fields,
     queue_checks.unused_queues,
     queue_checks.unrouted_quotas,
     queue_checks.former_singleton_queues,

@@ -12,15 +12,15 @@ from celery_dq.app.api.broker import BrokerAccess, OpenQueue
 from celery_dq.app.checks.finding import Finding
 from celery_dq.duration import format_duration
 from celery_dq.inspector.queues import QueueSnapshot, queue_snapshot
-from celery_dq.inspector.redis_values import text
+from celery_dq.inspector.redis_values import scan_all, text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA
-from celery_dq.shown import shell_word
+from celery_dq.shown import shell_word, shown_name
 from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 
-__all__ = ["nodes", "partitions"]
+__all__ = ["nodes", "partitions", "unreadable_fields"]
 
 #: Partitions that a finding names.
 _MOST_NAMED = 10
@@ -50,6 +50,59 @@ def partitions(app: Any, channel: Any) -> Iterator[Finding]:
                 yield from _differences(name, queue)
                 yield from _paused_in_part(name, found)
                 yield from _unconsumed(name, found, broker.options.lease_us)
+
+
+def unreadable_fields(app: Any, channel: Any) -> Iterator[Finding]:
+    """Whether something else has written to the keys of a queue, so that scripts could not read a field."""
+    broker = BrokerAccess(app, dq_of(app).context)
+    try:
+        names = broker.queue_names()
+        with broker.open_all(names) as queues:
+            found = [
+                (name, partition.keys, *each)
+                for name, queue in zip(names, queues, strict=True)
+                for partition, each in zip(
+                    queue.partitions,
+                    run_rounds(queue.client, map(_unreadable_in, queue.partitions)),
+                    strict=True,
+                )
+            ]
+    except (redis.exceptions.NoPermissionError, BrokerRefused):
+        return  # the check of the rights reports it
+    for name, keys, epoch, set_aside in found:
+        if set_aside:
+            listed = ", ".join(sorted(shown_name(text(each)) for each in set_aside)[:_MOST_NAMED])
+            yield Finding(
+                "warning",
+                "W038",
+                f"{len(set_aside)} fields of queue {name!r} could not be read, because another "
+                f"program has written them, and were set aside: {listed}. The message of a tenant "
+                "behind 'single|' does not run.",
+                f"Read them: redis-cli HGETALL {shell_word(keys.unreadable)}. Keep other programs "
+                "from these keys, call such tasks again, and delete the key.",
+            )
+        if epoch is not None and not _is_number(epoch):
+            yield Finding(
+                "error",
+                "E039",
+                f"The fencing token of queue {name!r} is {shown_name(text(epoch))!r} and no number, "
+                "so its messages do not run.",
+                f"Stop its workers, run redis-cli HDEL {shell_word(keys.state)} epoch, and start them again.",
+            )
+
+
+def _unreadable_in(partition: Partition) -> Rounds[tuple[bytes | None, dict[bytes, Any]]]:
+    (epoch,) = yield lambda pipe: pipe.hget(partition.keys.state, "epoch")
+    set_aside = yield from scan_all("hash", partition.keys.unreadable)
+    return epoch, set_aside
+
+
+def _is_number(value: bytes) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_declared(queue: OpenQueue) -> bool:

@@ -55,7 +55,7 @@ if finished == 0 then return stale end
 -- worker.
 local in_turn = others == 1 and call('EXISTS', P .. 'turn') or 0
 if others == in_turn and #members == 0 and (evict or '0') == '0' and (next_look_owner or '') == ''
-  and (paused_until or '0') == '0' then
+  and (paused_until or '0') == '0' and pcall(sum, last_held, last_settled) then
   local held = digits((last_held or 0) - finished)
   if settled > 0 then
     call('HSET', KEYS[1], 'held', held, 'settled', digits((last_settled or 0) + settled))

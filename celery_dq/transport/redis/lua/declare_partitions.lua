@@ -42,7 +42,7 @@ local stored, held, epoch, paused_until, seq, spreads =
 local function version(map) return tonumber(string.match(map, '#(%d+)$') or 0) end
 -- A thing that has a place by its tenant would stay here when the tenant gets another home. A quota of the settings comes again.
 local function is_bare()
-  return tonumber(held or 0) == 0 and tonumber(epoch or 0) == 0 and tonumber(paused_until or 0) <= now
+  return tonumber(held or 0) == 0 and tonumber(epoch or 0) == 0 and (tonumber(paused_until or 0) or 0) <= now
     and call('HLEN', P .. 'quotas') == call('HEXISTS', P .. 'quotas', 'config')
     and call('EXISTS', P .. 'messages', P .. 'pauses', P .. 'dead', P .. 'running', P .. 'dedup_locks') == 0
     and call('ZCOUNT', P .. 'tombstones', digits(now), '+inf') == 0

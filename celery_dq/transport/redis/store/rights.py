@@ -86,7 +86,7 @@ _DECLARE = ("EXEC", "HGET", "HLEN", "MULTI", "SADD", "SMEMBERS", "ZCARD")
 _PUBLISH = (*_BROKER, *_DECLARE, "PEXPIRE")
 #: Broadcasts to workers, and the queue for their answers.
 _ASK = ("BLPOP", "DEL", "LLEN", "PSUBSCRIBE", "PUBLISH", "SET", "SREM", "TIME", "ZADD")
-_LEADING = ("BLPOP", "HGET", "HKEYS", "HMGET", "TIME", "ZREM")
+_LEADING = ("BLPOP", "HGET", "HMGET", "TIME", "ZREM")
 
 _QUEUES = ("transport/redis/lua", ())
 _PUSH = ("push", "declare_partitions")
@@ -151,7 +151,7 @@ ROLES = (
     Role(
         "beat",
         "``celery beat -S dq`` on ``dq-redis://`` without ZooKeeper",
-        (*_PUBLISH, *_LEADING),
+        (*_PUBLISH, *_LEADING, "HKEYS"),
         (("transport/redis/lua", _PUSH), _ELECTION, ("beat", ())),
         keys=_BROKER_KEYS,
         channels=(_EVICTIONS,),
@@ -159,7 +159,7 @@ ROLES = (
     Role(
         "election",
         "the Redis of ``dq_election``, when it is not the broker's; with it the schedule of an elected beat",
-        ("EVAL", "EVALSHA", "SELECT", "ZRANGEBYSCORE", *_LEADING),
+        ("EVAL", "EVALSHA", "HKEYS", "SELECT", "ZRANGEBYSCORE", *_LEADING),
         (_ELECTION, ("beat", ())),
     ),
     Role(

@@ -13,6 +13,11 @@ local function digits(number)
   return string.format(number % 1 == 0 and '%d' or '%.17g', number)
 end
 
+-- Fails if one of these fields is no number; the short paths, which do not set it aside, ask this of `pcall`.
+local function sum(a, b, c, d, e)
+  return (a or 0) + (b or 0) + (c or 0) + (d or 0) + (e or 0)
+end
+
 -- Sends a command that takes a list, unless the list is empty.
 local function write(command, key, list)
   if #list > 0 then call(command, key, unpack(list)) end

@@ -47,7 +47,7 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
   local epoch, last_claim, last_held, v, floor, evict, next_look_owner, paused_until, sets, waits_alone, last_settled =
     unpack(known)
   if (epoch or '0') ~= '0' or (evict or '0') ~= '0' or (next_look_owner or '') ~= '' or (sets or '0') ~= '0'
-    or (paused_until or '0') ~= '0' then return nil end
+    or (paused_until or '0') ~= '0' or not pcall(sum, last_claim, last_held, v, floor, last_settled) then return nil end
   if free and call('EXISTS', P .. 'throttled', P .. 'at_concurrency') > 0 then return nil end
   local found = call('ZRANGE', P .. 'turn', '0', digits(free and want or want - 1), 'WITHSCORES')
   if free and #found > 2 * want then return nil end

@@ -50,9 +50,8 @@ local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, reco
   end
   local epoch, last_seq, v, floor, last_head, pushed, paused_until, stored_map, sets = unpack(call('HMGET', KEYS[1],
     'epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions', 'sets'))
-  if (epoch or '0') ~= '0' or (paused_until or '0') ~= '0' or (stored_map or '1') ~= map or (sets or '0') ~= '0' then
-    return nil
-  end
+  if (epoch or '0') ~= '0' or (paused_until or '0') ~= '0' or (stored_map or '1') ~= map or (sets or '0') ~= '0'
+    or not pcall(sum, last_seq, v, floor, pushed) then return nil end
   local is_first = is_idle or quotas or call('EXISTS', backlog) == 0
   if call('HSETNX', messages, id, record) == 0 then return nil end
   if producer ~= '' then

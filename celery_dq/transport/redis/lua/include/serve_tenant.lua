@@ -3,6 +3,7 @@
 -- DERIVES
 --   messages HASH
 --   deliveries HASH
+--   unreadable HASH
 --@include state
 --@uses record
 --@uses dead_letter
@@ -44,6 +45,8 @@ local function discard_next_message(serving, backlog, id, record, deliveries, is
     dq.store_dead_letter(id, record, 'max_deliveries', '', deliveries, backlog.name)
     serving.discarded[#serving.discarded + 1] = {id = id, tenant = backlog.name, reason = 'dead:max_deliveries'}
   else
+    -- The entry of a message that is alone may be what cannot be read, and its record may still be there.
+    if backlog.single then call('HSET', P .. 'unreadable', 'single|' .. backlog.name, backlog.single) end
     state.dropped = state.dropped + 1
   end
 end

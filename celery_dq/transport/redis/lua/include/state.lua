@@ -1,5 +1,8 @@
 -- The state of the partition, of which each field is read once and written once, by `save`. Numbers that `call` sends
 -- keep all their digits; `..` and `tostring` round them.
+--
+-- DERIVES
+--   unreadable HASH
 --@include clock
 -- The state: `epoch`, `last_epoch` (of a fence that has ended), `seq`, `v`, `claim`, `held`, `head`, `next_look`, `next_look_owner`, `evict`, `leader`, `floor`,
 -- `accepted`, `clock` (of the last heartbeat), `discards_at`, `resume_at`, `paused_until`, `paused_since`, `partitions` (the map), `opened`,
@@ -12,8 +15,7 @@ local TEXTS = {next_look_owner = true, leader = true, waits_alone = true, waits_
 local read = {}
 local state = {}
 
--- Notes the values of fields that were read. Absent texts are '' and absent numbers 0.
-local function keep_state(stored, ...)
+local function note(stored, ...)
   local names = {...}
   for i = 1, #names do
     local name = names[i]
@@ -22,6 +24,24 @@ local function keep_state(stored, ...)
     if not TEXTS[name] then value = value + 0 end
     read[name], state[name] = value, value
   end
+end
+
+-- Notes the values of fields that were read. Absent texts are '' and absent numbers 0. A field that should be a number and
+-- is none, because something else has written it, is set aside and counts as absent. Not so the fencing token: without
+-- it a former leader could write.
+local function keep_state(stored, ...)
+  if pcall(note, stored, ...) then return end
+  local names = {...}
+  for i = 1, #names do
+    local name, value = names[i], stored[i]
+    if value and not TEXTS[name] and not tonumber(value) then
+      if name == 'epoch' then error('DQCORRUPT the field epoch of ' .. KEYS[1] .. ' is no number: see celery dq doctor') end
+      call('HSET', P .. 'unreadable', 'state|' .. name, value)
+      call('HDEL', KEYS[1], name)
+      stored[i] = false
+    end
+  end
+  note(stored, ...)
 end
 
 -- Reads these fields at once.
