@@ -206,6 +206,7 @@ def test_an_outage_is_one_warning_for_all_queues_of_a_worker(
         for elector in electors:
             elector.open()
         wait_until(lambda: all(elector.term is not None for elector in electors), 20)
+        caplog.clear()  # on a busy machine the first answers may come late, which is an outage of its own
         proxy.stop()
         wait_until(lambda: all(elector.term is None for elector in electors), 20)
         # Each candidate has tried again.
@@ -213,7 +214,9 @@ def test_an_outage_is_one_warning_for_all_queues_of_a_worker(
         outages = [each for each in caplog.records if "_outage_began" in getattr(each, "event", "")]
         assert len(outages) == 1
         if kind == "zookeeper":
-            assert [each for each in caplog.records if each.levelno >= logging.WARNING] == outages
+            warnings = [each for each in caplog.records if each.levelno >= logging.WARNING]
+            # After two sessions, another line says how the process connects from then on.
+            assert [each for each in warnings if "has accepted no connection" not in each.msg] == outages
     finally:
         proxy.stop()
         closing = [threading.Thread(target=elector.close) for elector in electors]
