@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Generic, TypeVar
 
-__all__ = ["OwnerProcess", "PerProcess", "current_pid"]
+__all__ = ["OwnerProcess", "PerProcess", "current_pid", "start_of"]
 
 T = TypeVar("T")
 
 #: Returns the id of this process. A comparison with an owner's `pid` is the quickest check, for the path of
 #: each call; elsewhere :attr:`OwnerProcess.is_current` is plainer.
 current_pid = os.getpid
+
+
+def start_of(pid: int) -> str:
+    """Return the start of a process in clock ticks since the boot; "" where ``/proc`` does not show it."""
+    with contextlib.suppress(OSError, IndexError):
+        # The command before field 22 may hold spaces and parentheses.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    return ""
 
 
 class OwnerProcess:

@@ -7,7 +7,6 @@ the exit status 0 or 1.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from celery_dq.clock import Clock, SystemClock
+from celery_dq.per_process import start_of
 from celery_dq.private_files import read_file
 
-__all__ = ["ProbeAnswer", "ProbeState", "WITHIN_S", "ask_probe", "start_of"]
+__all__ = ["ProbeAnswer", "ProbeState", "WITHIN_S", "ask_probe"]
 
 #: Seconds for which the main loop may be silent, by default.
 WITHIN_S = 30.0
@@ -39,7 +39,7 @@ class ProbeState:
         turned_at: When the main loop turned last.
         answered_at: When the broker confirmed the leases last; None on a broker without leases.
         lease_s: Seconds after which the broker gives the messages of a silent worker to others; 0 without.
-        started: The start of the process by :func:`start_of`: a restarted container has the same pid.
+        started: The start of the process, as `start_of` returns it: a restarted container has the same pid.
     """
 
     worker: str
@@ -134,14 +134,6 @@ def ask_probe(
             f"The broker has not answered worker {state.worker} for {now - state.answered_at:.0f} s.",
         )
     return ProbeAnswer(True, f"Worker {state.worker} consumes; its main loop turned {silent_s:.0f} s ago.")
-
-
-def start_of(pid: int) -> str:
-    """Return the start of a process in clock ticks since the boot; "" where ``/proc`` does not show it."""
-    with contextlib.suppress(OSError, IndexError):
-        # The command before field 22 may hold spaces and parentheses.
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
-    return ""
 
 
 def _runs(pid: int) -> bool:

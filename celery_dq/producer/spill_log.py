@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from celery_dq.errors import CorruptSegment, SpillFailed
+from celery_dq.per_process import start_of
 from celery_dq.private_files import check_parents, open_folder, read_file
 from celery_dq.producer.folder_lock import OPEN, FolderLock
 from celery_dq.producer.fsync import make_folder, sync_data, sync_folder
@@ -51,12 +52,7 @@ def process_name() -> str:
 
     The start time is empty where ``/proc`` does not exist.
     """
-    started = ""
-    with contextlib.suppress(OSError, IndexError):
-        # Field 22 is the start time in ticks since boot. The command before it may hold spaces and
-        # parentheses.
-        started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-    return f"{os.getpid()}.{started}.{zlib.crc32(socket.gethostname().encode()):08x}"
+    return f"{os.getpid()}.{start_of(os.getpid())}.{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
 class Segment:

@@ -15,8 +15,8 @@ from celery_dq.compat.stopping import stops
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.outage import Outage
-from celery_dq.per_process import current_pid
-from celery_dq.probe import Phase, ProbeState, ask_probe, start_of
+from celery_dq.per_process import current_pid, start_of
+from celery_dq.probe import Phase, ProbeState, ask_probe
 
 __all__ = ["ProbeStep"]
 

@@ -18,7 +18,8 @@ import yaml
 from celery.bin.celery import celery as celery_command
 
 from celery_dq.clock import ManualClock, SystemClock
-from celery_dq.probe import ProbeState, ask_probe, main, start_of
+from celery_dq.per_process import start_of
+from celery_dq.probe import ProbeState, ask_probe, main
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import BROKERS
