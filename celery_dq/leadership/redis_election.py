@@ -55,14 +55,14 @@ def led_names(client: Any, leaderships: Iterable[PartitionKeys]) -> list[str]:
     return [keys.queue for keys, token in zip(known, found, strict=True) if token]
 
 
-def forget_leadership(client: Any, keys: PartitionKeys) -> bool:
-    """Remove the record of a leadership without a leader, and return whether there was one.
+def forget_leadership(client: Any, keys: PartitionKeys) -> None:
+    """Remove the record of a leadership.
 
     Raises:
         ConnectionError: Redis does not answer.
     """
     try:
-        return bool(client.delete(keys.leader, keys.candidates, keys.vacant))
+        client.delete(keys.leader, keys.candidates, keys.vacant)
     except redis.RedisError as error:
         raise ConnectionError(f"Redis did not forget the leadership {keys.queue!r}: {error}") from error
 

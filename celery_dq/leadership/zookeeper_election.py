@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
-from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 
 from celery_dq.errors import NotElected, ZooKeeperUnreachable
 from celery_dq.leadership.election import ElectionWon, Leader
@@ -58,11 +58,10 @@ def leadership_names(session: Session, environment: str) -> list[str]:
     return sorted(map(LeadershipNodes.name_of, found))
 
 
-def forget_leadership(session: Session, nodes: LeadershipNodes) -> bool:
-    """Remove the nodes of a leadership without candidates, and return whether there were some.
+def forget_leadership(session: Session, nodes: LeadershipNodes) -> None:
+    """Remove the nodes of a leadership, all of them or, if a candidate lives, none.
 
     Raises:
-        NotEmptyError: A candidate lives; nothing is removed.
         ZooKeeperUnreachable: ZooKeeper does not answer.
     """
 
@@ -72,11 +71,7 @@ def forget_leadership(session: Session, nodes: LeadershipNodes) -> bool:
             batch.delete(path)
         return batch.commit_async()
 
-    answers = session.ask(remove, session.timeout_s)
-    for answer in answers:
-        if isinstance(answer, NotEmptyError):
-            raise answer
-    return not any(isinstance(answer, NoNodeError) for answer in answers)
+    session.ask(remove, session.timeout_s)
 
 
 class ZooKeeperLines:

@@ -101,10 +101,8 @@ class Elections:
             return leadership_names(self._make_session(), self._options.environment)
         return led_names(self._make_client(), map(self._keys, known))
 
-    def forget(self, name: str) -> bool:
-        """Remove the record of a leadership that has no candidate, and return whether there was one.
-
-        The next fencing token of it begins at the one that the broker stores, or at 1.
+    def require_vacant(self, name: str) -> None:
+        """Refuse a leadership that has a candidate.
 
         Raises:
             InvalidRequest: A candidate lives.
@@ -116,12 +114,22 @@ class Elections:
                 f"{candidates[0]} leads {name!r} or waits to lead it: stop the workers that have it in "
                 "dq_singleton_queues, or take it out of their settings and restart them; nothing was changed"
             )
+
+    def forget(self, name: str) -> None:
+        """Remove the record of a leadership, unless a candidate has come meanwhile.
+
+        The next fencing token of it begins at the one that the broker stores, or at 1.
+
+        Raises:
+            OSError: The server does not answer.
+        """
         if self._by_zookeeper:
             from celery_dq.leadership import zookeeper_election
 
             nodes = LeadershipNodes(self._options.environment, name)
-            return zookeeper_election.forget_leadership(self._make_session(), nodes)
-        return forget_leadership(self._make_client(), self._keys(name))
+            zookeeper_election.forget_leadership(self._make_session(), nodes)
+        else:
+            forget_leadership(self._make_client(), self._keys(name))
 
     def _keys(self, queue: str) -> PartitionKeys:
         # The scripts of a partition look there for the lease of its leader.

@@ -57,17 +57,23 @@ class Leaders:
         check_text("name", name)
         with self._elections() as elections:
             was_led = name in elections.led([name])
+            # The server of the broker checks its own election together with the fence.
+            is_elsewhere = was_led and (self._broker.options.election or not self._broker.serves_queues())
+            if is_elsewhere:
+                elections.require_vacant(name)
             if not self._broker.serves_queues():
-                return was_led and elections.forget(name)
+                if was_led:
+                    elections.forget(name)
+                return was_led
             with self._broker.open(name) as (partitions, client):
                 fences = [each for each in partitions if number(client.hget(each.keys.state, "epoch"))]
                 if not was_led and not fences:
                     return False
                 with self._broker.audit.change(client, "leadership_forgotten", name):
-                    if was_led and self._broker.options.election:
-                        elections.forget(name)
                     for partition in partitions:
                         _end_fence(partition, client)
+                    if is_elsewhere:
+                        elections.forget(name)
         return True
 
     def _known(self, elections: Elections) -> list[str]:
