@@ -1,4 +1,4 @@
-"""Corrections of Celery's prefork pool: flushes, deaths of children, and the last results.
+"""Corrections of Celery's prefork pool: flushes, deaths of children, the last results, and their counts.
 
 *Flush.* Celery flushes the pool after a lost connection, and when the worker stops. A stopping worker that
 has forgotten a job does not read the result of the child. The child waits half a minute for the reader
@@ -14,6 +14,11 @@ connection is lost during that time, Celery watches the closed pipe again, and t
 *Last results.* Celery's loop has ended when the worker shuts down, and Celery polls one child after the other
 for its result. It sleeps half a second for each child without a result. During that time a stopping leader
 does not know that its last message is over, and its successor waits.
+
+*Counts.* The worker counts the results of each child in shared memory, under a lock. A child that ends takes
+the lock, too, to look whether its results were read. If it is killed at that moment, as by a hard time limit,
+the lock is never free again, and the worker waits for it at the next result of that child: its tasks stand
+still, while its leases are renewed. Only the worker writes a count, so it needs no lock.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from billiard.pool import CLOSE, RUN
 from celery_dq.compat.guard import check
 from celery_dq.compat.stopping import terminates
 
-__all__ = ["deliver_results_promptly", "guard_flush", "notice_deaths"]
+__all__ = ["count_without_locks", "deliver_results_promptly", "guard_flush", "notice_deaths"]
 
 #: Seconds until the second check, and the longest time between two. Each further check comes after twice
 #: the time of the one before, because a child that has closed all its files may live on for any time.
@@ -216,3 +221,48 @@ def deliver_results_promptly(pool: Any) -> None:
         return flush(handler, fd, remove, process_index, on_state_change)
 
     handler._flush_outqueue = flush_what_has_come
+
+
+class _Count:
+    """The count of one child's results, which the worker raises without the lock."""
+
+    def __init__(self, shared: Any) -> None:
+        self._number = shared.get_obj()
+
+    def get_lock(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    @property
+    def value(self) -> int:
+        return int(self._number.value)
+
+    @value.setter
+    def value(self, count: int) -> None:
+        self._number.value = count
+
+
+def count_without_locks(pool: Any) -> None:
+    """Count the results of each child, present and future, without a lock that the child may have for ever.
+
+    Does nothing for pools without such children. Idempotent.
+
+    Args:
+        pool: the worker's pool, which has started; a method of its inner pool is replaced on the instance.
+    """
+    children = _children_of(pool)
+    if children is None:
+        return
+    check("prefork_pool")
+    counts = children._on_ready_counters
+    # The method of the class, so that a replacement on the instance is never wrapped again.
+    create = type(children)._create_worker_process
+
+    def create_and_count(index: int) -> Any:
+        child = create(children, index)
+        counts[child.pid] = _Count(counts[child.pid])
+        return child
+
+    children._create_worker_process = create_and_count
+    for pid, count in list(counts.items()):
+        if not isinstance(count, _Count):
+            counts[pid] = _Count(count)

@@ -268,6 +268,15 @@ TABLE: tuple[PrivateName, ...] = (
     *_rows(
         "prefork_pool",
         "billiard",
+        "billiard.pool",
+        "a child that is killed while it waits for the count of its results does not stop the worker",
+        "a count that the worker raises without a lock",
+        ("Pool._create_worker_process", "self i"),
+        "Pool._on_ready_counters",
+    ),
+    *_rows(
+        "prefork_pool",
+        "billiard",
         "billiard.queues",
         "the same: whether a child's result can be read",
         "_SimpleQueue.poll(timeout)",

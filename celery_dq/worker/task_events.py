@@ -28,7 +28,12 @@ from celery.worker import state
 from celery.worker.request import Request
 from vine import promise
 
-from celery_dq.compat.prefork_pool import deliver_results_promptly, guard_flush, notice_deaths
+from celery_dq.compat.prefork_pool import (
+    count_without_locks,
+    deliver_results_promptly,
+    guard_flush,
+    notice_deaths,
+)
 from celery_dq.errors import LONGEST_REASON, described
 from celery_dq.shown import shown_name
 from celery_dq.transport.in_flight.message import Message
@@ -402,6 +407,7 @@ class TaskEventsStep(bootsteps.StartStopStep):
             guard_flush(consumer.pool, task_events(consumer).flushed)
             notice_deaths(consumer.pool)
             deliver_results_promptly(consumer.pool)
+            count_without_locks(consumer.pool)
 
 
 def _report(followers: Iterable[TaskSubscriber], event: Callable[[TaskSubscriber], object]) -> None:

@@ -87,6 +87,16 @@ def test_a_terminated_and_a_timed_out_task_free_their_slots(worker_app: WorkerAp
     assert worker_app.dead() == {}
 
 
+def test_a_child_that_is_killed_with_the_lock_of_its_results_stops_no_worker(worker_app: WorkerApp) -> None:
+    with worker_app.worker("prefork", 1) as worker:
+        result = worker_app.send("end_with_lock")
+        worker.wait_for_log("SIGKILL", 30)
+        worker_app.send("note", "next")
+        worker_app.ran(1)
+        assert result.state == "SUCCESS"
+        worker_app.settled()
+
+
 def test_a_soft_time_limit_frees_no_slot_while_the_task_goes_on(worker_app: WorkerApp) -> None:
     limit(worker_app, "7", concurrency=1)
     with worker_app.worker("prefork", 2):
