@@ -1,7 +1,13 @@
-"""Messages as no publisher should send them: each is one valid task with one part replaced."""
+"""Messages as no publisher should send them: each is one valid task with one part replaced.
+
+``python -m tests.hostile_messages`` sends all of them to a worker of each pool, on each broker.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import itertools
 import json
 import math
 import struct
@@ -11,6 +17,11 @@ from contextlib import suppress
 from typing import Any
 
 from kombu import Connection, Producer
+
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.zookeeper import ZooKeeperServer
+from tests.brokers import BROKERS
+from tests.conformance.celery_app import CeleryApp
 
 #: Values of a type that its decoder cannot read, or whose value cannot be used as others can.
 TYPED: Mapping[str, Any] = {
@@ -226,3 +237,51 @@ def publish_kinds(
             publish(connection, queue, name, **{**options, **kind, "headers": headers})
             sent[f"hostile-{number}"] = what
     return sent
+
+
+def main() -> int:
+    """Send all kinds to a worker of each pool; return 1 when one ended, or stopped to work."""
+    parser = argparse.ArgumentParser(description="python -m tests.hostile_messages")
+    parser.add_argument("--brokers", nargs="+", default=["dq", "zookeeper", "sqlite"])
+    parser.add_argument("--pools", nargs="+", default=["solo", "threads", "prefork", "gevent", "eventlet"])
+    parser.add_argument("--step", type=int, default=1, help="Send only every so many of the kinds.")
+    given, faults = parser.parse_args(), 0
+    for name, pool in itertools.product(given.brokers, given.pools):
+        broker = BROKERS[name]
+        broker.prepare()
+        with contextlib.ExitStack() as stack:
+            server = stack.enter_context(RedisServer())
+            own = stack.enter_context(ZooKeeperServer(tick_ms=200)) if broker.server == "zookeeper" else None
+            app = CeleryApp(broker, server, broker_port=(own or server).port)
+            stack.callback(app.close)
+            found = list(_ended_by(app, pool, itertools.islice(every_kind(), 0, None, given.step)))
+        for kinds in found:
+            print(f"{name}, {pool}: the worker ended, or did not work any more, after {kinds}")
+        print(f"{name}, {pool}: {len(found)} faults", flush=True)
+        faults += len(found)
+    return 1 if faults else 0
+
+
+def _ended_by(app: CeleryApp, pool: str, kinds: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[list[str]]:
+    """Yield the kinds of each chunk that a worker has not survived."""
+    worker = app.worker(pool).start()
+    try:
+        while chunk := list(itertools.islice(kinds, 50)):
+            lost = worker.log.count("Connection to broker lost")
+            with app.app.connection_for_write() as connection:
+                sent = publish_kinds(connection, app.queue, "add", iter(chunk))
+            try:
+                assert app.send("add", 2, 3).get(timeout=60) == 5
+                assert worker.alive
+                assert worker.log.count("Connection to broker lost") == lost
+            except Exception:
+                yield list(sent.values())
+                worker.discard()
+                app.purge()
+                worker = app.worker(pool).start()
+    finally:
+        worker.discard()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

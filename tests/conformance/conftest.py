@@ -43,6 +43,7 @@ IN_PART: Mapping[str, tuple[str, ...]] = {
         "test_connections",
         "test_delivery",
         "test_encoding",
+        "test_no_message_ends_the_worker",
         "test_other_stores",
         "test_queues",
         "test_routing",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from celery_dq.keys import audit_stream, history_stream
 from tests.hostile_messages import TYPED, publish_kinds, raw_records, some_kinds
 from tests.hostile_readers import (
     CHANGES,
@@ -99,6 +100,35 @@ def test_stored_fields_that_cannot_be_read(shop: Any, operator: Any) -> None:
         if not line.startswith(("peek", "top", "move", "cancel", "purge", "dead replay"))
     ]
     assert list(faults_of_commands(shop, "none", tuple(lists))) == []
+
+
+@pytest.mark.parametrize("partitions", [b"\xff", b"0", b"2<", b"1000000000", b"", b"1#" + b"9" * 40])
+def test_a_map_of_partitions_that_cannot_be_read_is_named(
+    shop: Any, operator: Any, partitions: bytes
+) -> None:
+    send(shop, "a")
+    with shop.dq._broker.open_home("push") as (partition, client):
+        client.hset(partition.keys.state, "partitions", partitions)
+    assert list(faults_of_commands(shop, "none", LISTS)) == []
+    answer = operator.get("/dq/")
+    assert answer.status_code == 503
+    assert "restore the number there" in answer.content.decode()
+
+
+def test_streams_that_cannot_be_read(shop: Any, operator: Any) -> None:
+    send(shop, "a")
+    shop.dq.quotas.set("push", "a", rate="1/s")
+    options = shop.dq.options
+    with shop.dq._broker.open_home("push") as (_, client):
+        for stream in (
+            audit_stream(options.environment, options.key_prefix),
+            history_stream(options.environment, "push", options.key_prefix),
+        ):
+            names = {name for _, entry in client.xrevrange(stream, count=5) for name in entry}
+            for value in (b"\xff\x1b[2J", b"", b"nan", b"[1]", b"1e400"):
+                client.xadd(stream, {"x": value, **dict.fromkeys(names, value)})
+    assert list(faults_of_pages(operator, "none")) == []
+    assert list(faults_of_commands(shop, "none", LISTS)) == []
 
 
 def test_a_quota_that_cannot_be_read_is_overwritten(shop: Any) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import redis
 
 from celery_dq.errors import DQError, InvalidRequest
-from celery_dq.inspector.redis_values import CHUNK, Client, check_count, check_text, text
+from celery_dq.inspector.redis_values import CHUNK, Client, check_count, check_text, moment, number, text
 from celery_dq.keys import audit_stream
 from celery_dq.options import Options
 
@@ -245,7 +245,7 @@ class AuditTrail:
         for _, fields in client.xrevrange(self._key, entry_id, entry_id) if entry_id else ():
             known = {text(name): text(value) for name, value in fields.items()}
             if expected.items() <= known.items():
-                return int(known["count"])
+                return int(number(known["count"]))
         return None
 
 
@@ -265,9 +265,10 @@ def check_entry_id(entry_id: str) -> None:
 
 def _entry(entry_id: str, fields: dict[bytes, bytes]) -> AuditEntry:
     known = {text(name): text(value) for name, value in fields.items()}
-    at = datetime.fromtimestamp(int(entry_id.partition("-")[0]) / 1000, timezone.utc)
+    # Another program may have written any id and any field.
+    at = moment(int(entry_id.partition("-")[0]) * 1000) or datetime.fromtimestamp(0, timezone.utc)
     by, door, action, queue, tenant, details = (known.get(name, "") for name in _TEXTS)
-    return AuditEntry(at, by, door, action, queue, tenant, details, int(known.get("count", 1)))
+    return AuditEntry(at, by, door, action, queue, tenant, details, int(number(known.get("count", 1))))
 
 
 def _process_user() -> str:

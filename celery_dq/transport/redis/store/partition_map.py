@@ -29,7 +29,8 @@ from celery_dq.transport.redis.store.home import Homes, drawn, jump_hash, share_
 from celery_dq.transport.redis.store.tenant_in_id import tenant_hash_in
 from celery_dq.transport.resource_set import resources_of
 
-_MAP = re.compile(r"(?P<count>[1-9][0-9]*)(<(?P<before>[1-9][0-9]*))?(#(?P<version>[0-9]+))?")
+#: A number that another program has written could be any, and each partition costs a question.
+_MAP = re.compile(r"(?P<count>[1-9][0-9]{0,3})(<(?P<before>[1-9][0-9]{0,3}))?(#(?P<version>[0-9]{1,15}))?")
 #: How often a map is asked for before the partitions of its queue count as changing all the time.
 ROUTINGS = 4
 #: Behind the map that a push carries: the tenants of its messages move.
@@ -81,7 +82,10 @@ class PartitionMap:
         """
         found = _MAP.fullmatch(stored)
         if found is None:
-            raise ConfigurationError(f"{stored!r} is no number of partitions: another program has written it")
+            raise ConfigurationError(
+                f"{stored!r} is no number of partitions: another program has written it into the field "
+                "'partitions' of a queue's key 'state'; restore the number there"
+            )
         try:
             parsed = {
                 name: (tuple(map(int, now)), tuple(map(int, before)))
