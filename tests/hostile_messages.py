@@ -220,7 +220,7 @@ def some_kinds(step: int = 17) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, (what, options) in enumerate(every_kind()):
         if (
             number % step == 0
-            or what.startswith(("body", "no header"))
+            or what.startswith(("body", "header shadow", "no header"))
             or what.removeprefix("header x: ") in TYPED
         ):
             yield what, options

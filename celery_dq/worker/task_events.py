@@ -260,6 +260,8 @@ class TaskEvents:
 
         def on_task_received(message: Any) -> Any:
             try:
+                # Celery counts the tasks by this name when the pool has accepted them, too late for an error.
+                hash((message.headers or {}).get("shadow"))
                 return handle(message)
             except Exception as error:
                 if not self._dead_letters(message, error):

@@ -216,6 +216,8 @@ def test_no_message_ends_the_worker(staffed_app: CeleryApp) -> None:
     wait_until(lambda: staffed_app.waiting() == 0, WAIT)
     assert worker.alive
     assert worker.log.count("Connection to broker lost") == lost
+    # None keeps a slot of the pool.
+    wait_until(lambda: staffed_app.ask("active") == [], WAIT)
 
 
 @pytest.mark.parametrize("broker", ["dq"], indirect=True)
