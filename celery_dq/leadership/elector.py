@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.errors import ConfigurationError, NotElected
+from celery_dq.errors import ConfigurationError, NotElected, ZooKeeperUnreachable
 from celery_dq.leadership.career import TRUST, Phase, Term
 from celery_dq.leadership.election import Election
 
@@ -344,6 +344,16 @@ class LeaderElector:
         def serve() -> None:
             try:
                 self._callbacks.serve(term)
+            except ZooKeeperUnreachable as error:
+                self._failed = True
+                logger.warning(
+                    "The work in the term of %r, token %d, has ended: its ZooKeeper does not answer (%s). "
+                    "This process becomes a candidate again after a pause unless it is stopping.",
+                    self.name,
+                    term.token,
+                    error,
+                    extra={"event": "term_failed"},
+                )
             except Exception:
                 self._failed = True
                 logger.exception(

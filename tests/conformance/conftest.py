@@ -78,15 +78,22 @@ def broker_port(broker: Broker, request: pytest.FixtureRequest) -> Iterator[int]
 
 
 @pytest.fixture(scope="session", params=CONFORMING)
-def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+def broker(request: pytest.FixtureRequest) -> Broker:
     chosen = BROKERS[request.param]
+    chosen.prepare()
+    return chosen
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread(broker: Broker) -> Iterator[None]:
+    """Consume by the consumer thread in the tests of this broker, and in no module after it."""
     with pytest.MonkeyPatch.context() as patch:
-        if chosen.one_thread:
+        if broker.one_thread:
             for scheme, transport in SCHEMES:  # as they are after this broker
                 patch.setitem(TRANSPORT_ALIASES, scheme, transport)
             patch.setenv(ONE_THREAD, "1")
-        chosen.prepare()
-        yield chosen
+            broker.prepare()
+        yield
 
 
 @pytest.fixture

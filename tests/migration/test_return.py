@@ -96,7 +96,7 @@ def test_a_dry_run_moves_nothing_and_leaves_no_key(shop: Any, migrate_back: Retu
 
 def test_priorities_are_asked_for(shop: Any, stock: Any, migrate_back: Return) -> None:
     low, urgent = (send(shop, "a", priority=priority)[0] for priority in (0, 9))
-    assert "--priorities inverted" in migrate_back(status=1)
+    assert "--priorities inverted" in migrate_back(status=1)["error"]
     report = migrate_back("--dry-run")
     assert (report["found"], report["undecided"], report["migrated"]) == (2, ["push"], 0)
     assert migrate_back("--priorities", "inverted")["migrated"] == 2
@@ -185,7 +185,7 @@ def test_only_the_named_queues(shop: Any, stock: Any, migrate_back: Return) -> N
     send(shop, "a", queue="cache")
     assert migrate_back("--queues", "mail")["migrated"] == 1
     assert shop.dq.queues["cache"].snapshot().waiting == 1
-    assert "'mial'" in migrate_back("--queues", "mial", status=1)
+    assert "'mial'" in migrate_back("--queues", "mial", status=1)["error"]
 
 
 def test_taking_from_living_workers_is_refused(shop: Any, redis_url: str) -> None:
@@ -200,7 +200,7 @@ def test_a_key_that_is_no_list_gets_nothing_and_the_messages_stay(
 ) -> None:
     send(shop, "a")
     raw.set("push", "x")
-    assert "not the list of a queue" in migrate_back(status=1)
+    assert "not the list of a queue" in migrate_back(status=1)["error"]
     raw.delete("push")
     assert migrate_back()["migrated"] == 1
     assert raw.llen("push") == 1
@@ -252,7 +252,7 @@ def test_an_interrupted_migration_there_is_completed_before_the_way_back(
         migration.survey(read=False)
         migration._send_staged = lambda *_: None  # the process is killed here
         migration.run()
-    assert "2 messages of queue 'push'" in migrate_back(status=1)
+    assert "2 messages of queue 'push'" in migrate_back(status=1)["error"]
     assert migrate()["migrated"] == 2
     assert migrate_back()["migrated"] == 2
     assert {*ids_of(receive_all(stock))} == {*ids}
@@ -266,7 +266,7 @@ def test_an_interrupted_migration_back_is_completed_before_the_way_there(
         migration._stock.receive = lambda *_: 1 / 0  # the process is killed here
         with pytest.raises(ZeroDivisionError):
             migration.run()
-    assert "2 messages of queue 'push'" in migrate(status=1)
+    assert "2 messages of queue 'push'" in migrate(status=1)["error"]
     assert migrate_back()["migrated"] == 2
     assert migrate()["migrated"] == 2
     assert {each.id for each in shop.dq.queues["push"].peek()} == {*ids}
