@@ -223,22 +223,11 @@ def deliver_results_promptly(pool: Any) -> None:
     handler._flush_outqueue = flush_what_has_come
 
 
-class _Count:
-    """The count of one child's results, which the worker raises without the lock."""
-
-    def __init__(self, shared: Any) -> None:
-        self._number = shared.get_obj()
-
-    def get_lock(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    @property
-    def value(self) -> int:
-        return int(self._number.value)
-
-    @value.setter
-    def value(self, count: int) -> None:
-        self._number.value = count
+def _without_lock(shared: Any) -> Any:
+    """Return the number of a shared count, which the worker then raises without the lock."""
+    number = shared.get_obj()
+    number.get_lock = contextlib.nullcontext
+    return number
 
 
 def count_without_locks(pool: Any) -> None:
@@ -257,12 +246,12 @@ def count_without_locks(pool: Any) -> None:
     # The method of the class, so that a replacement on the instance is never wrapped again.
     create = type(children)._create_worker_process
 
-    def create_and_count(index: int) -> Any:
-        child = create(children, index)
-        counts[child.pid] = _Count(counts[child.pid])
+    def create_and_count(i: int) -> Any:
+        child = create(children, i)
+        counts[child.pid] = _without_lock(counts[child.pid])
         return child
 
     children._create_worker_process = create_and_count
     for pid, count in list(counts.items()):
-        if not isinstance(count, _Count):
-            counts[pid] = _Count(count)
+        if hasattr(count, "get_obj"):
+            counts[pid] = _without_lock(count)

@@ -165,7 +165,7 @@ def test_priorities_are_asked_for_and_inverted(
     stock: Any, shop: Any, redis_url: str, migrate: Migrate
 ) -> None:
     low, urgent, middle = (send(stock, "a", priority=priority)[0] for priority in (9, 0, 6))
-    assert "--priorities inverted" in migrate(status=1)
+    assert "--priorities inverted" in migrate(status=1)["error"]
     report = migrate("--dry-run")
     assert (report["found"], report["undecided"], report["migrated"]) == (3, ["push"], 0)
     assert migrate("--dry-run", "--priorities", "same")["undecided"] == []
@@ -192,7 +192,7 @@ def test_other_queues_other_names(stock: Any, shop: Any, migrate: Migrate, raw: 
     assert migrate("--queues", "mail", *options)["migrated"] == 1
     assert shop.dq.queues["mail"].peek(1)[0].priority == 7
     assert raw.llen("shop:cache") == 1
-    assert "'mial'" in migrate("--queues", "mial", *options, status=1)
+    assert "'mial'" in migrate("--queues", "mial", *options, status=1)["error"]
     assert migrate(*options)["migrated"] == 1
 
 

@@ -58,15 +58,14 @@ def unreadable_fields(app: Any, channel: Any) -> Iterator[Finding]:
     try:
         names = broker.queue_names()
         with broker.open_all(names) as queues:
-            found = [
-                (name, partition.keys, *each)
+            every = [
+                (name, partition)
                 for name, queue in zip(names, queues, strict=True)
-                for partition, each in zip(
-                    queue.partitions,
-                    run_rounds(queue.client, map(_unreadable_in, queue.partitions)),
-                    strict=True,
-                )
+                for partition in queue.partitions
             ]
+            read = [_unreadable_in(partition) for _, partition in every]
+            fields = run_rounds(channel.client, read)
+            found = [(name, each.keys, *own) for (name, each), own in zip(every, fields, strict=True)]
     except (redis.exceptions.NoPermissionError, BrokerRefused):
         return  # the check of the rights reports it
     for name, keys, epoch, set_aside in found:

@@ -373,7 +373,7 @@ def serve(wsgi: Any, host: str, port: int, ready: Callable[[str], None]) -> None
 
     try:
         # The server before this one may leave the path in the requests, or remove it.
-        prefix = settings.FORCE_SCRIPT_NAME or ""
+        prefix = (settings.configured and settings.FORCE_SCRIPT_NAME) or ""
         server = waitress.create_server(
             wsgi, host=host, port=port, threads=THREADS, ident=None, url_prefix=prefix
         )
