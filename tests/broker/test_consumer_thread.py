@@ -1,4 +1,4 @@
-"""What a worker does while its event loop is blocked, because a thread consumes."""
+"""A worker over the consumer thread acknowledges and releases messages while its event loop is blocked."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import ast
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -293,8 +294,8 @@ class _PythonEdits(ast.NodeVisitor):
             isinstance(node.value, (ast.Name, ast.Attribute))
             and self._text(node.value).split(".")[-1] == "keys"
         ):
-            keys = [each for each in _KEYS() if each != node.attr]
-            if node.attr in _KEYS():
+            keys = [each for each in _key_names() if each != node.attr]
+            if node.attr in _key_names():
                 other = keys[len(node.attr) % len(keys)]
                 self._add("wrong key", *self._span(node), f"{self._text(node.value)}.{other}")
 
@@ -315,7 +316,8 @@ class _PythonEdits(ast.NodeVisitor):
         return bool(_FOR_PEOPLE & set(re.findall(r"\w+", self._text(call.func))))
 
 
-def _KEYS() -> list[str]:  # noqa: N802 - a list that is read once
+@cache
+def _key_names() -> list[str]:
     source = (PACKAGE / "keys.py").read_text(encoding="utf-8")
     return re.findall(r"    def (\w+)\(self\) -> str:", source)
 
