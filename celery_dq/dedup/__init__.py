@@ -4,13 +4,13 @@ The other calls are answered with the result of the call that runs for them.
 
 ``key``, ``rule``     the key of a call, and the rule that a task declares with ``@dedup``
 ``machine``           the states of one key, pure: the oracle of all coordinators
+``coordinator``       the interface between a worker and the store of the dedup locks
 ``local``             the coordinator for the threads of one process
 ``repetition``        measures how often the calls of a queue repeat each other
 ``signals``           signals for user code, as Celery's are
-``other_brokers``     dedup locks in Redis for brokers that give no verdicts
 
-On the tenant broker the verdict comes from ``transport/redis/lua/push.lua``. Calls reach this package from
-``celery_dq.app.publishing``, workers from ``celery_dq.worker``.
+On the tenant broker the verdict comes from ``transport/redis/lua/push.lua``, elsewhere from
+``celery_dq.other_brokers``. Calls reach this package from ``celery_dq.app.publishing``.
 """
 
 from __future__ import annotations

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.dedup.machine import DedupCall, DedupMachine, Verdict
-from celery_dq.dedup.other_brokers.coordinator import (
+from celery_dq.dedup.coordinator import (
     CoordinatorLockSnapshot,
     DedupOptions,
     DedupResult,
     HeldDedupLock,
     WaitingCall,
 )
+from celery_dq.dedup.machine import DedupCall, DedupMachine, Verdict
 from celery_dq.errors import DedupLockLost
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class LocalCoordinator:
         Args:
             key: the dedup key.
             call: the name of the call; default: a unique name per entry.
-            options: see :class:`~celery_dq.dedup.other_brokers.coordinator.DedupOptions`.
+            options: see :class:`~celery_dq.dedup.coordinator.DedupOptions`.
 
         Yields:
             The answer to the request, after the wait of a tail.

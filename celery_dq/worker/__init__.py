@@ -6,13 +6,12 @@
 ``lifecycle``                        what the events of a task mean for its message on a tenant broker
 ``capacity``, ``ready_requests``     how much the worker can take
 ``shutdown``                         what a warm, soft and cold shutdown do; stopping at once
-``rights_step``, ``new_queues``, ``unenforced``   checks at start
+``start_checks``                     checks at start: rights, ignored settings, a typo in ``-Q``
 ``discards``                         tasks that must not run: cancelled, expired, covered or dead
-``singleton``, ``singleton_sequencer``, ``singleton_message``, ``term_reporter``   singleton queues
-``dedup_locks_step``, ``dedup_locks``, ``dedup_requests``, ``unanswered_calls``, ``outside_prefetch``
-                                     verdicts where the broker gives none
-``followers``, ``declined_calls``, ``evictions``   calls that another call covers
+``singleton``, ``term_reporter``     singleton queues
+``followers``, ``evictions``         calls that another call covers; runs that have lost their dedup lock
 ``zookeeper_step``, ``commands``, ``broker``       the ZooKeeper broker; remote control; clients
 
+``celery_dq.other_brokers`` has what only brokers without dedup and singleton queues need.
 ``celery_dq.wiring`` registers the steps with the app, and Celery starts and stops them.
 """

@@ -1,4 +1,7 @@
-"""The boot step that makes a worker a candidate for its singleton queues."""
+"""The boot step that makes a worker of a tenant broker a candidate for its singleton queues.
+
+:mod:`celery_dq.other_brokers.singleton_step` is that of the other brokers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.utils.imports import instantiate
 from kombu.exceptions import OperationalError
 
-from celery_dq.clock import SystemClock
 from celery_dq.compat.stopping import stops
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError
@@ -27,7 +29,6 @@ from celery_dq.worker import commands
 from celery_dq.worker.broker import broker_client
 from celery_dq.worker.capacity import PoolCapacity
 from celery_dq.worker.ready_requests import ReadyRequests
-from celery_dq.worker.singleton_sequencer import SingletonSequencer
 from celery_dq.worker.task_events import task_events
 from celery_dq.worker.term_reporter import TermReporter
 
@@ -51,22 +52,32 @@ class SingletonStep(bootsteps.StartStopStep):
 
     requires = ("celery_dq.worker.bootsteps:ConsumerStep",)
 
+    #: Whether the step is for brokers that refuse a stale token.
+    fenced = True
+
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._leaderships: WorkerLeaderships | None = None
         self._elections: Elections | None = None
-        self._sequencer: SingletonSequencer | None = None
         self._volunteers_for: set[str] = set()
         context = consumer.conninfo.transport_options.get(APP_CONTEXT)
-        if not isinstance(context, AppContext):
-            return
-        sections = singleton_queues(consumer.app, context.options)
-        fenced = consumer.conninfo.transport_cls in TENANT_SCHEMES
-        if not (fenced or context.options.election) and consumer.conninfo.transport.driver_type == "amqp":
-            # RabbitMQ implements its argument itself: one consumer at a time, without elections and tokens.
-            sections = {section.name: section for section in context.options.singletons}
-        if not sections:
-            return
+        if (
+            isinstance(context, AppContext)
+            and (consumer.conninfo.transport_cls in TENANT_SCHEMES) is self.fenced
+        ):
+            sections = self._sections(consumer, context.options)
+            if sections:
+                self._leaderships = self._prepare(consumer, context, sections)
+
+    def _sections(self, consumer: Any, options: Options) -> dict[str, SingletonOptions]:
+        """Return the singleton queues that this worker may consume."""
+        return singleton_queues(consumer.app, options)
+
+    def _prepare(
+        self, consumer: Any, context: AppContext, sections: dict[str, SingletonOptions]
+    ) -> WorkerLeaderships:
+        """Make the leaderships of a worker with singleton queues."""
+        fenced = self.fenced
         kills = isinstance(consumer.pool, PreforkPool)
         for section in sections.values():
             if section.hand_over == "abort" and not kills:
@@ -83,7 +94,7 @@ class SingletonStep(bootsteps.StartStopStep):
             (lambda: broker_client(consumer.app, session_s / 6)) if fenced else None,
             f"the queue {min(sections)!r} (dq_singleton_queues, or declared with {ARGUMENT})",
         )
-        self._leaderships = WorkerLeaderships(
+        leaderships = WorkerLeaderships(
             sections,
             self._elections.candidate,
             BrokerFence(consumer.app, context.options) if fenced else None,
@@ -94,26 +105,17 @@ class SingletonStep(bootsteps.StartStopStep):
             kills=kills,
             lines=self._elections,
         )
-        context.leaderships = self._leaderships
+        context.leaderships = leaderships
         if isinstance(context.capacity, PoolCapacity) and consumer.pool.uses_semaphore:
             # A thread or greenlet calls back before it starts, and can be refused then.
             context.capacity.ready_requests = ReadyRequests(consumer, task_events(consumer))
         selected = list(consumer.app.amqp.queues.consume_from)
-        self._volunteers_for = {name for name in selected if self._leaderships.is_singleton(name)}
-        if not fenced:
-            # Celery's own consumer must not consume them, because it ignores leaderships.
-            for name in sections:
-                consumer.app.amqp.queues.deselect(name)
-            lease_s = context.options.lease_us / 1e6
-            self._sequencer = SingletonSequencer(
-                consumer, self._leaderships, sections, lease_s, SystemClock()
-            )
-        self._heed_control(consumer, self._leaderships)
+        self._volunteers_for = {name for name in selected if leaderships.is_singleton(name)}
+        self._heed_control(consumer, leaderships)
+        return leaderships
 
     def start(self, consumer: Any) -> None:
         """Become a candidate for the singleton queues that the worker consumes."""
-        if self._sequencer is not None:
-            self._sequencer.start()
         if self._leaderships is not None:
             for name in self._volunteers_for:
                 self._leaderships.volunteer(name)
@@ -124,7 +126,7 @@ class SingletonStep(bootsteps.StartStopStep):
 
         def add_task_queue(queue: str, *args: Any, **options: Any) -> Any:
             is_singleton = leaderships.is_singleton(queue)
-            added = None if is_singleton and self._sequencer is not None else add(queue, *args, **options)
+            added = None if is_singleton and not self.fenced else add(queue, *args, **options)
             if is_singleton:
                 self._volunteers_for.add(queue)
                 leaderships.volunteer(queue)
@@ -139,8 +141,6 @@ class SingletonStep(bootsteps.StartStopStep):
 
     def stop(self, consumer: Any) -> None:
         """Begin to hand over, if the worker stops: each queue as soon as its running message has ended."""
-        if self._sequencer is not None:
-            self._sequencer.stop()
         if self._leaderships is not None and stops():
             self._leaderships.close(0)
 
@@ -148,8 +148,6 @@ class SingletonStep(bootsteps.StartStopStep):
         """Hand over: the pool is drained or killed."""
         if self._leaderships is None or self._elections is None:
             return
-        if self._sequencer is not None:
-            self._sequencer.close()
         # The end of the session admits a successor, so it must not end while a task may still run.
         if self._leaderships.close(CLOSE_TIMEOUT_S):
             self._elections.close()

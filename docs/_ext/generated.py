@@ -22,7 +22,6 @@ from sphinx.util.docutils import SphinxDirective
 
 from celery_dq.beat import schedule_store
 from celery_dq.compat.table import READ_VERSIONS, TABLE
-from celery_dq.dedup.other_brokers import redis_coordinator
 from celery_dq.duration import format_duration
 from celery_dq.keys import (
     MigrationKeys,
@@ -38,6 +37,7 @@ from celery_dq.metrics.table import METRICS
 from celery_dq.migration import stock_broker
 from celery_dq.options.schema import Kind, Setting
 from celery_dq.options.sections import QUEUE_SETTINGS, SETTINGS
+from celery_dq.other_brokers import redis_coordinator
 from celery_dq.scripts import ScriptSet
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from celery_dq.transport.redis.store.transient import TransientQueues

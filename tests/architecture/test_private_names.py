@@ -37,12 +37,12 @@ LEFT = {
     ("worker/task_events.py", "_process_task"),
     ("worker/task_events.py", "_quick_release"),
     ("worker/capacity.py", "_pool"),
-    ("worker/declined_calls.py", "_payload"),
-    ("worker/dedup_requests.py", "_payload"),
+    ("other_brokers/declined_calls.py", "_payload"),
+    ("other_brokers/dedup_requests.py", "_payload"),
     ("worker/discards.py", "_context"),
     ("worker/followers.py", "_payload"),
     ("worker/followers.py", "_request_dict"),
-    ("worker/singleton_message.py", "_already_revoked"),
+    ("other_brokers/singleton_message.py", "_already_revoked"),
 }
 
 

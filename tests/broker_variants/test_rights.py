@@ -13,13 +13,13 @@ from celery import chord
 from kombu import Exchange, Producer, Queue
 
 from celery_dq.beat import ElectedScheduler
+from celery_dq.dedup.coordinator import HeldDedupLock
 from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.other_brokers.coordinator import HeldDedupLock
-from celery_dq.dedup.other_brokers.server import OwnRedis
 from celery_dq.keys import PartitionKeys, every_evicted
 from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.metrics.collector import DQCollector
 from celery_dq.options import Options
+from celery_dq.other_brokers.server import OwnRedis
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.rights import ROLES, Role

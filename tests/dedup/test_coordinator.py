@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from celery_dq.dedup.coordinator import Coordinator, DedupResult, HeldDedupLock
 from celery_dq.dedup.machine import DedupMachine, Verdict
-from celery_dq.dedup.other_brokers.coordinator import Coordinator, DedupResult, HeldDedupLock
 from celery_dq.testing.waiting import wait_until
 
 KEY = 'shop.refresh(sku="ä*{}")'

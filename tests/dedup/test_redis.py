@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from celery_dq.dedup.coordinator import HeldDedupLock
 from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.other_brokers.coordinator import HeldDedupLock
-from celery_dq.dedup.other_brokers.lock_heartbeat import DedupLockHeartbeat
+from celery_dq.other_brokers.lock_heartbeat import DedupLockHeartbeat
 from celery_dq.testing.waiting import wait_until
 from tests.dedup.conftest import SCRIPTS, redis_coordinator
 

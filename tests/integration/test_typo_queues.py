@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from celery_dq.app.checks.doctor import check_server
 from celery_dq.cli import dq
 from celery_dq.errors import InvalidRequest
-from celery_dq.worker.new_queues import MOST_TYPED
+from celery_dq.worker.start_checks import MOST_TYPED
 from tests.integration.shop import claim, dead_letter, send
 
 

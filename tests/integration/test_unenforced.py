@@ -12,7 +12,7 @@ from celery.contrib.testing.worker import start_worker
 import celery_dq
 from tests.apps import without_shared_tasks
 
-LOGGER = "celery_dq.worker.unenforced"
+LOGGER = "celery_dq.worker.start_checks"
 
 
 @pytest.mark.parametrize("scheme", ["redis", "dq-redis"])

@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from celery_dq.beat import schedule_store
-from celery_dq.dedup.other_brokers import redis_coordinator as dedup
 from celery_dq.errors import ScriptError
 from celery_dq.leadership import redis_election
+from celery_dq.other_brokers import redis_coordinator as dedup
 from celery_dq.scripts import ScriptSet, is_noscript
 from celery_dq.transport.redis.store import script_calls
 from tests.lua.partition_scripts import PartitionScripts

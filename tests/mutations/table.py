@@ -214,7 +214,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "dedup",
         "a task that is revoked on its way to the pool keeps its key",
-        "worker/dedup_locks.py",
+        "other_brokers/dedup_locks.py",
         "self._over(self._running.pop(request), None)",
         "self._running.pop(request)",
         ("tests/dedup/test_other_processes.py", "-k", "gives_it_back"),

@@ -55,7 +55,7 @@ def test_the_command_is_installed(tmp_path: Path, installed: Installed, redis_ur
     [
         ("dq-redis", "transport/redis/lua/include/lease.lua"),
         ("dq-redis", "leadership/stand.lua"),
-        ("redis", "dedup/other_brokers/lua/start.lua"),
+        ("redis", "other_brokers/lua/start.lua"),
     ],
 )
 def test_a_worker_of_an_incomplete_installation_ends_at_its_start(

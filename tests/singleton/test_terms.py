@@ -17,12 +17,13 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.career import Career
 from celery_dq.leadership.redis_election import RedisElection, RedisLines
 from celery_dq.options.singleton import SingletonOptions
+from celery_dq.other_brokers.singleton_message import SingletonMessage
+from celery_dq.other_brokers.singleton_sequencer import SingletonSequencer
+from celery_dq.other_brokers.singleton_step import SequencedSingletonStep
 from celery_dq.singleton.guard import Guard
 from celery_dq.singleton.leaderships import WorkerLeaderships
 from celery_dq.testing.waiting import wait_until
-from celery_dq.worker.singleton import BrokerFence, SingletonStep
-from celery_dq.worker.singleton_message import SingletonMessage
-from celery_dq.worker.singleton_sequencer import SingletonSequencer
+from celery_dq.worker.singleton import BrokerFence
 
 QUEUE = "ledger"
 SESSION_S = 30.0
@@ -96,7 +97,7 @@ def sequencer(redis_url: str) -> Iterator[SingletonSequencer]:
         )
         celery_dq.setup(app)
         worker: Any = app.Worker(pool="solo")
-        (step,) = (step for step in worker.consumer.steps if isinstance(step, SingletonStep))
+        (step,) = (step for step in worker.consumer.steps if isinstance(step, SequencedSingletonStep))
         assert step._sequencer is not None
         yield step._sequencer
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.context import AppContext
-from celery_dq.dedup.other_brokers.coordinator import Coordinator, CoordinatorLockSnapshot as Coordinated
-from celery_dq.dedup.other_brokers.server import OwnRedis, redis_of
+from celery_dq.dedup.coordinator import Coordinator, CoordinatorLockSnapshot as Coordinated
 from celery_dq.dedup.repetition import Repetition, repetition
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector import dedup_locks
 from celery_dq.inspector.redis_values import check_count, check_text
+from celery_dq.other_brokers.server import OwnRedis, redis_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.rounds import AT_ONCE
 from celery_dq.transport.tenant import check_tenant

@@ -18,8 +18,8 @@ from celery_dq.shown import shell_word
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
-from celery_dq.worker.new_queues import queues_of_settings, routed_queues
 from celery_dq.worker.singleton import singleton_queues
+from celery_dq.worker.start_checks import queues_of_settings, routed_queues
 
 __all__ = ["former_singleton_queues", "unrouted_quotas", "unused_queues"]
 

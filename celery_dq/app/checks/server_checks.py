@@ -15,7 +15,6 @@ from celery_dq.app.checks.finding import WAIT_FOR_SLOT, Finding, reason_of, slot
 from celery_dq.app.checks.settings_checks import uses_dedup
 from celery_dq.app.timeouts import connection_with_timeout
 from celery_dq.clock import SystemClock
-from celery_dq.dedup.other_brokers.server import redis_of
 from celery_dq.errors import (
     AccessDenied,
     ConfigurationError,
@@ -25,6 +24,7 @@ from celery_dq.errors import (
 )
 from celery_dq.inspector.redis_values import server_time_us
 from celery_dq.inspector.tenants import settings_quota
+from celery_dq.other_brokers.server import redis_of
 from celery_dq.shown import shell_word, shown_url
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.redis.store.cluster_client import master_clients

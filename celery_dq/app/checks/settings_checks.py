@@ -20,10 +20,10 @@ from celery_dq.app.checks.finding import Finding
 from celery_dq.app.publishing.dedup_stage import DedupRules
 from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.compat.table import READ_VERSIONS, unread
-from celery_dq.dedup.other_brokers.server import redis_of
 from celery_dq.dedup.rule import rule_of
 from celery_dq.errors import ConfigurationError, DQError, MissingLibrary
 from celery_dq.inspector.spill import spill_files
+from celery_dq.other_brokers.server import redis_of
 from celery_dq.private_files import check_parents
 from celery_dq.transport.aliases import (
     PLAIN_SCHEMES,
@@ -33,7 +33,7 @@ from celery_dq.transport.aliases import (
     schemes_in,
 )
 from celery_dq.transport.url_options import refuse_key_prefix
-from celery_dq.worker.unenforced import unenforced
+from celery_dq.worker.start_checks import unenforced
 
 logger = logging.getLogger(__name__)
 

@@ -166,7 +166,7 @@ ROLES = (
         "dedup",
         "the Redis of ``dq_dedup_url``, for dedup on other brokers, and ``celery dq dedup`` there",
         ("EVAL", "EVALSHA", "HGETALL", "HMGET", "PUBLISH", "SCAN", "SELECT", "SUBSCRIBE", "TIME"),
-        (("dedup/other_brokers/lua", ()),),
+        (("other_brokers/lua", ()),),
         channels=("dq:*",),
     ),
     Role(

@@ -14,8 +14,8 @@ from typing import Any
 
 import redis
 
-from celery_dq.dedup.other_brokers.coordinator import Coordinator, HeldDedupLock
-from celery_dq.dedup.other_brokers.redis_coordinator import SILENCE, RedisCoordinator
+from celery_dq.dedup.coordinator import Coordinator, HeldDedupLock
+from celery_dq.other_brokers.redis_coordinator import SILENCE, RedisCoordinator
 from celery_dq.outage import Outage
 
 __all__ = ["DedupLockHeartbeat"]

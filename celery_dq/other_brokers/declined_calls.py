@@ -11,11 +11,11 @@ from celery import states
 from celery.worker import state
 
 from celery_dq.clock import Clock
-from celery_dq.dedup.other_brokers.coordinator import Coordinator, CoordinatorLockSnapshot
-from celery_dq.dedup.other_brokers.redis_coordinator import SILENCE
+from celery_dq.dedup.coordinator import Coordinator, CoordinatorLockSnapshot
+from celery_dq.other_brokers.outside_prefetch import OutsidePrefetch
+from celery_dq.other_brokers.redis_coordinator import SILENCE
 from celery_dq.outage import Outage
 from celery_dq.worker.followers import Followers
-from celery_dq.worker.outside_prefetch import OutsidePrefetch
 
 __all__ = ["DeclinedCalls", "wants_result"]
 

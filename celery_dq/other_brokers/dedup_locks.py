@@ -25,26 +25,26 @@ from celery.exceptions import Retry
 from celery.worker import state
 
 from celery_dq.clock import Clock
-from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.other_brokers.coordinator import (
+from celery_dq.dedup.coordinator import (
     Coordinator,
     CoordinatorLockSnapshot,
     DedupResult,
     HeldDedupLock,
 )
-from celery_dq.dedup.other_brokers.lock_heartbeat import DedupLockHeartbeat
-from celery_dq.dedup.other_brokers.redis_coordinator import SILENCE
+from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.signals import dedup_lock_lost
 from celery_dq.errors import InvalidKey
-from celery_dq.worker.declined_calls import DeclinedCalls, wants_result
-from celery_dq.worker.dedup_requests import WorkerDedupRequest, announce
+from celery_dq.other_brokers.declined_calls import DeclinedCalls, wants_result
+from celery_dq.other_brokers.dedup_requests import WorkerDedupRequest, announce
+from celery_dq.other_brokers.lock_heartbeat import DedupLockHeartbeat
+from celery_dq.other_brokers.outside_prefetch import OutsidePrefetch
+from celery_dq.other_brokers.queued_calls import QueuedCalls
+from celery_dq.other_brokers.redis_coordinator import SILENCE
+from celery_dq.other_brokers.singleton_message import SingletonMessage
+from celery_dq.other_brokers.unanswered_calls import UnansweredCall, UnansweredCalls
 from celery_dq.worker.followers import Followers
-from celery_dq.worker.outside_prefetch import OutsidePrefetch
-from celery_dq.worker.queued_calls import QueuedCalls
-from celery_dq.worker.singleton_message import SingletonMessage
 from celery_dq.worker.task_events import task_events
 from celery_dq.worker.task_subscriber import TaskSubscriber
-from celery_dq.worker.unanswered_calls import UnansweredCall, UnansweredCalls
 
 logger = logging.getLogger(__name__)
 

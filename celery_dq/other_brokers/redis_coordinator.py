@@ -16,14 +16,14 @@ from urllib.parse import unquote
 
 import redis
 
-from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.other_brokers.coordinator import (
+from celery_dq.dedup.coordinator import (
     CoordinatorLockSnapshot,
     DedupOptions,
     DedupResult,
     HeldDedupLock,
     WaitingCall,
 )
+from celery_dq.dedup.machine import Verdict
 from celery_dq.keys import DedupKeys
 from celery_dq.scripts.loader import ScriptSet, is_noscript
 

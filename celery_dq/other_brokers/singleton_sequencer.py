@@ -11,8 +11,9 @@ Such a broker does not know the leader. So the worker consumes a singleton queue
 separate channel. It checks the term before each message, and starts a message when the one before is over.
 Where a dead worker's messages return at once (AMQP), the broker sends messages ahead. Where they return
 late, or behind others (kombu's virtual transports), the worker fetches a message when it needs one, and
-polls an empty queue. :mod:`celery_dq.worker.singleton_message` describes the states of a message, and the end
-of term or connection. The guard ends the running task of a stopped or cut-off leader, as on every broker.
+polls an empty queue. :mod:`celery_dq.other_brokers.singleton_message` describes the states of a message, and
+the end of term or connection. The guard ends the running task of a stopped or cut-off leader, as on every
+broker.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from kombu.transport.virtual import Channel as VirtualChannel
 from celery_dq.clock import Clock
 from celery_dq.compat.stopping import stops
 from celery_dq.errors import DQError
+from celery_dq.other_brokers.queued_calls import MOST, waiting_headers
+from celery_dq.other_brokers.singleton_message import SingletonMessage
 from celery_dq.outage import Outage
 from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER, Leaderships
 from celery_dq.waker import Waker
-from celery_dq.worker.queued_calls import MOST, waiting_headers
-from celery_dq.worker.singleton_message import SingletonMessage
 from celery_dq.worker.task_events import task_events
 from celery_dq.worker.task_subscriber import TaskSubscriber
 

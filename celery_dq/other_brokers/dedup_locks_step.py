@@ -10,16 +10,16 @@ from celery import bootsteps
 
 from celery_dq.clock import SystemClock
 from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.dedup.coordinator import Coordinator
 from celery_dq.dedup.local import LocalCoordinator
-from celery_dq.dedup.other_brokers.coordinator import Coordinator
-from celery_dq.dedup.other_brokers.lock_heartbeat import DedupLockHeartbeat
-from celery_dq.dedup.other_brokers.server import OwnRedis, redis_of
 from celery_dq.dedup.rule import rule_of
 from celery_dq.errors import ConfigurationError
+from celery_dq.other_brokers.dedup_locks import WorkerDedupLocks
+from celery_dq.other_brokers.dedup_requests import WorkerDedupRequests
+from celery_dq.other_brokers.lock_heartbeat import DedupLockHeartbeat
+from celery_dq.other_brokers.server import OwnRedis, redis_of
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.waker import Waker
-from celery_dq.worker.dedup_locks import WorkerDedupLocks
-from celery_dq.worker.dedup_requests import WorkerDedupRequests
 
 
 class DedupLocksStep(bootsteps.StartStopStep):
@@ -35,7 +35,10 @@ class DedupLocksStep(bootsteps.StartStopStep):
 
     # This step stops before the step of singleton queues, so that a message has released its dedup lock
     # before it is released.
-    requires = ("celery_dq.worker.task_events:TaskEventsStep", "celery_dq.worker.singleton:SingletonStep")
+    requires = (
+        "celery_dq.worker.task_events:TaskEventsStep",
+        "celery_dq.other_brokers.singleton_step:SequencedSingletonStep",
+    )
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)

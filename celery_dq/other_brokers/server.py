@@ -8,12 +8,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_dq.dedup.other_brokers.redis_coordinator import RedisCoordinator, load_scripts
 from celery_dq.errors import ConfigurationError
 from celery_dq.keys import DedupKeys
 from celery_dq.options.resolve import REDIS_URLS
 from celery_dq.options.schema import refuse_unreadable_url
 from celery_dq.options.sections import Options
+from celery_dq.other_brokers.redis_coordinator import RedisCoordinator, load_scripts
 from celery_dq.shown import shown_url
 
 __all__ = ["OwnRedis", "redis_of"]

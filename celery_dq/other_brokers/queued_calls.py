@@ -16,9 +16,9 @@ from typing import Any
 
 from kombu.transport.redis import Channel as RedisChannel
 
+from celery_dq.other_brokers.dedup_requests import WorkerDedupRequest
+from celery_dq.other_brokers.singleton_message import CoveringRun
 from celery_dq.protocols import DEDUP_HEADER
-from celery_dq.worker.dedup_requests import WorkerDedupRequest
-from celery_dq.worker.singleton_message import CoveringRun
 
 __all__ = ["MOST", "QueuedCalls", "waiting_headers"]
 

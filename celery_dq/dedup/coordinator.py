@@ -1,7 +1,7 @@
 """The interface to the dedup machines of all keys, for processes that consume.
 
 There are two coordinators: :class:`~celery_dq.dedup.local.LocalCoordinator` for the threads of one process,
-and :class:`~celery_dq.dedup.other_brokers.redis_coordinator.RedisCoordinator` for the workers of any broker.
+and :class:`~celery_dq.other_brokers.redis_coordinator.RedisCoordinator` for the workers of any broker.
 (The tenant broker keeps the machines itself, in the scripts that also keep its messages.)
 
 The life of a call::

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import redis
 
 from celery_dq.clock import Clock
-from celery_dq.dedup.other_brokers.coordinator import DedupResult
-from celery_dq.dedup.other_brokers.redis_coordinator import SILENCE
+from celery_dq.dedup.coordinator import DedupResult
+from celery_dq.other_brokers.dedup_requests import WorkerDedupRequest
+from celery_dq.other_brokers.outside_prefetch import OutsidePrefetch
+from celery_dq.other_brokers.redis_coordinator import SILENCE
 from celery_dq.outage import Outage
-from celery_dq.worker.dedup_requests import WorkerDedupRequest
-from celery_dq.worker.outside_prefetch import OutsidePrefetch
 
 __all__ = ["UnansweredCall", "UnansweredCalls"]
 

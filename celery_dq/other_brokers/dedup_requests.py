@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from celery_dq.dedup.coordinator import DedupResult
 from celery_dq.dedup.key import Key
-from celery_dq.dedup.other_brokers.coordinator import DedupResult
 from celery_dq.dedup.rule import rule_of
 from celery_dq.dedup.signals import verdict_given
 from celery_dq.errors import InvalidKey
+from celery_dq.other_brokers.singleton_message import SingletonMessage
 from celery_dq.protocols import DEDUP_HEADER
-from celery_dq.worker.singleton_message import SingletonMessage
 
 
 class WorkerDedupRequest(NamedTuple):
