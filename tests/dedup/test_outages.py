@@ -55,7 +55,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     formatter = logging.Formatter()
     # The heartbeats of earlier tests of this process, whose Redis has stopped, log for up to eight leases.
     records = [
-        each for each in caplog.records if each.name.startswith(("celery_dq.worker", "celery_dq.dedup"))
+        each
+        for each in caplog.records
+        if each.name.startswith(("celery_dq.worker", "celery_dq.other_brokers"))
     ]
     shown = [formatter.format(each) for each in records if each.levelno >= logging.WARNING]
     return [line for text in shown for line in text.splitlines()]
