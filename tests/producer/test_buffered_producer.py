@@ -85,7 +85,8 @@ def test_a_full_disk_degrades_to_memory_and_recovers(harness: ProducerHarness) -
     harness.shelf.down = True
     put(producer, *range(10))
     box = outbox(producer)
-    box.tidy = lambda: None  # else it would notice, once a second, that the folder is gone, and use a new one
+    # Else the flusher would notice, once a second, that the folder is gone, and use a new one.
+    box.segment_index.log.intact = lambda: True
     segment = next(iter(box.segment_index._lanes.values())).open
     kept = os.dup(segment.fd)
     full = os.open("/dev/full", os.O_RDWR)
@@ -119,7 +120,8 @@ def test_a_full_disk_is_an_error_of_the_calls_that_the_disk_must_have(
         put(producer, number)
     box = outbox(producer)
     wait_until(lambda: box.counters.accepted - box.synced < 2, 30)
-    box.tidy = lambda: None  # else it would notice, once a second, that the folder is gone, and use a new one
+    # Else the flusher would notice, once a second, that the folder is gone, and use a new one.
+    box.segment_index.log.intact = lambda: True
     log = box.segment_index.log
     next(iter(box.segment_index._lanes.values())).open.torn = True
     folder, log._lock.path = log._lock.path, Path("/proc/nowhere")

@@ -114,7 +114,8 @@ def test_a_message_that_must_be_on_disk_and_is_not_is_reported(harness: Producer
     box = outbox(producer)
     segment = open_file(box)
     break_syncs(segment)
-    box.tidy = lambda: None  # else it notices, once a second, that the folder is gone
+    # Else the flusher would notice, once a second, that the folder is gone, and use a new one.
+    box.segment_index.log.intact = lambda: True
     box.segment_index.log._lock.path = Path("/proc/nowhere")
     with pytest.raises(NotOnDisk, match="may be sent"):
         put(producer, 1)
@@ -192,7 +193,8 @@ def test_a_sealed_file_that_cannot_be_rewritten_is_reported_until_it_can(
     harness: ProducerHarness,
 ) -> None:
     producer, box, segment = begin(harness)
-    box.tidy = lambda: None  # else it notices, once a second, that the folder is gone
+    # Else the flusher would notice, once a second, that the folder is gone, and use a new one.
+    box.segment_index.log.intact = lambda: True
     log = box.segment_index.log
     put_unsynced(box, 1)
     break_syncs(segment)
