@@ -102,26 +102,26 @@ def test_a_worker_that_reconnects_twenty_times_does_not_grow(
     place = open_celery_app(server.url(scheme="dq-redis"))
     with place.worker(pool) as worker:
 
-        def reconnect(count: int) -> None:
+        def cut() -> None:
+            # A cut in the middle of a reconnect may hit no connection, or need a second one. The task tells.
             server.ask("CLIENT", "KILL", "TYPE", "normal")
-            worker.wait_for_log("Connected to dq-redis", 30, occurrences=count)
-            assert place.send("add", 1, 1).get(timeout=30) == 2
+            assert place.send("add", 1, 1).get(timeout=60) == 2
 
-        # After this task the worker has all its connections. A missing one could not be cut.
+        def connects() -> int:
+            return worker.log.count("Connected to dq-redis")
+
         assert place.send("add", 1, 1).get(timeout=30) == 2
         process = psutil.Process(worker.pid)
 
         def measure() -> tuple[int, int, int]:
             return process.num_fds(), process.num_threads(), clients(server)
 
-        connects = worker.log.count("Connected to dq-redis")
         for _ in range(4):
-            connects = worker.log.count("Connected to dq-redis")
-            reconnect(connects + 1)
-        before, memory = measure(), process.memory_info().rss
+            cut()
+        connected, before, memory = connects(), measure(), process.memory_info().rss
         for _ in range(20):
-            connects = worker.log.count("Connected to dq-redis")
-            reconnect(connects + 1)
+            cut()
+        assert connects() >= connected + 10
         # A cut connection is noticed at its next use, so the counts before may lack a few: a worker at rest
         # has up to 20 files, and 12 a moment after a cut. A leak of one at each reconnect would add 20.
         wait_until(
