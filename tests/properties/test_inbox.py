@@ -64,7 +64,6 @@ class InboxMachine(RuleBasedStateMachine):
     @rule(tenants=st.sets(TENANTS))
     def stop_partitions(self, tenants: set[str]) -> None:
         taken = [each.message_id for each in self.inbox.take_partitions(tenants)]
-        self.released |= bool(taken)
         gone = [
             number
             for (_, tenant), line in self.lines.items()
@@ -81,6 +80,8 @@ class InboxMachine(RuleBasedStateMachine):
                 assert [int(each) for each in taken if int(each) in line] == line[::-1], "the youngest first"
                 line.clear()
                 self.passed.pop((queue, tenant), None)
+        if taken:
+            self.note_release()
 
     @rule(turns=st.sampled_from([0.25, 1.0]))
     def wait(self, turns: float) -> None:
@@ -120,7 +121,6 @@ class InboxMachine(RuleBasedStateMachine):
 
     @rule(queue=QUEUES)
     def release(self, queue: str) -> None:
-        self.released = True
         given: dict[tuple[str, str], list[int]] = {
             (queue, tenant): [] for tenant in ("", "a", "b", "c", DISCARDS)
         }
@@ -129,6 +129,13 @@ class InboxMachine(RuleBasedStateMachine):
         for key, numbers in given.items():
             assert numbers == self.lines.pop(key, [])[::-1]
             self.passed.pop(key, None)
+        self.note_release()
+
+    def note_release(self) -> None:
+        self.released = True
+        if not any(line for (name, _), line in self.lines.items() if name == self.turn[0]):
+            # The next look at the empty queue ends its turn, unless further messages come before.
+            self.turn = ("", 0.0)
 
     @invariant()
     def knows_how_many(self) -> None:
