@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +78,27 @@ def arrived(harness: ProducerHarness, lane: str = "a") -> list[int]:
 def outbox(producer: BufferedProducer) -> Any:
     assert producer._own is not None
     return producer._own.outbox
+
+
+def open_file(box: Any) -> Any:
+    """Return the file that the only lane of a message store appends to."""
+    with box.lock:
+        (files,) = box.segment_index._lanes.values()
+        assert files.open is not None
+        return files.open
+
+
+def refuse_new_files(box: Any) -> Callable[[], None]:
+    """Let the spill log create no file from now on; return a function that ends this."""
+    log = box.segment_index.log
+    # Without the lock, the flusher could be in the middle of its check, and replace the folder.
+    with box.lock:
+        lock, folder, root = log._lock, log._lock.path, log.root
+        log.intact = lambda: True
+        lock.path = log.root = Path("/proc/nowhere")
+
+    def end() -> None:
+        with box.lock:
+            lock.path, log.root = folder, root
+
+    return end

@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,15 @@ from celery_dq.producer.errors import BufferFull, NotOnDisk
 from celery_dq.producer.sender import Addressed, BrokerUnreachable
 from celery_dq.producer.spill_log import SpillLog
 from celery_dq.testing.waiting import wait_until
-from tests.producer.producer_harness import ProducerHarness, arrived, close_at_once, outbox, put
+from tests.producer.producer_harness import (
+    ProducerHarness,
+    arrived,
+    close_at_once,
+    open_file,
+    outbox,
+    put,
+    refuse_new_files,
+)
 
 
 def test_threads_and_lanes_lose_nothing_and_keep_their_order(harness: ProducerHarness) -> None:
@@ -75,7 +82,7 @@ def test_the_allowance_of_the_disk_is_kept_and_room_is_waited_for(harness: Produ
     waiting = threading.Thread(target=lambda: put(producer, accepted))
     harness.shelf.down = False
     waiting.start()
-    waiting.join(10)
+    waiting.join(30)
     assert producer.flush(30) == 0
     assert arrived(harness) == list(range(accepted + 1))
 
@@ -85,23 +92,18 @@ def test_a_full_disk_degrades_to_memory_and_recovers(harness: ProducerHarness) -
     harness.shelf.down = True
     put(producer, *range(10))
     box = outbox(producer)
-    # Else the flusher would notice, once a second, that the folder is gone, and use a new one.
-    box.segment_index.log.intact = lambda: True
-    segment = next(iter(box.segment_index._lanes.values())).open
-    kept = os.dup(segment.fd)
+    segment = open_file(box)
     full = os.open("/dev/full", os.O_RDWR)
     os.dup2(full, segment.fd)  # from now on a write fails with "no space left on device"
     os.close(full)
-    box.segment_index.log.root = Path("/proc/nowhere")  # and a new file cannot be made either
-    folder, box.segment_index.log._lock.path = box.segment_index.log._lock.path, Path("/proc/nowhere")
+    allow_new_files = refuse_new_files(box)
     put(producer, *range(10, 30))
     seen = producer.snapshot()
     assert seen.degraded
     assert seen.counters["memory_only"] == 20
     with pytest.raises(BufferFull):
         put(producer, 30)
-    box.segment_index.log._lock.path, box.segment_index.log.root = folder, harness.folder
-    os.close(kept)
+    allow_new_files()
     harness.shelf.down = False
     assert producer.flush(30) == 0
     put(producer, 30)
@@ -120,11 +122,8 @@ def test_a_full_disk_is_an_error_of_the_calls_that_the_disk_must_have(
         put(producer, number)
     box = outbox(producer)
     wait_until(lambda: box.counters.accepted - box.synced < 2, 30)
-    # Else the flusher would notice, once a second, that the folder is gone, and use a new one.
-    box.segment_index.log.intact = lambda: True
-    log = box.segment_index.log
-    next(iter(box.segment_index._lanes.values())).open.torn = True
-    folder, log._lock.path = log._lock.path, Path("/proc/nowhere")
+    open_file(box).torn = True
+    allow_new_files = refuse_new_files(box)
     refusals = []
     for number in range(6, 12):
         try:
@@ -133,7 +132,7 @@ def test_a_full_disk_is_an_error_of_the_calls_that_the_disk_must_have(
             refusals.append(str(error))
     assert len(refusals) > 6 - limit
     assert all("in memory only" in text for text in refusals)
-    log._lock.path = folder
+    allow_new_files()
     harness.shelf.down = False
     assert producer.flush(30) == 0
     put(producer, 12)
@@ -159,7 +158,7 @@ def test_the_disk_writes_after_a_number_or_a_time(harness: ProducerHarness, kept
     producer = harness.producer(**kept)
     harness.shelf.down = True
     put(producer, *range(120))
-    segment = next(iter(outbox(producer).segment_index._lanes.values())).open
+    segment = open_file(outbox(producer))
     wait_until(lambda: segment.synced > 0.3 * segment.size, 30)
 
 
@@ -243,11 +242,11 @@ def test_a_fork_while_the_lock_is_held_does_not_hang_the_child(harness: Producer
     def hold() -> None:
         with outbox(producer).lock:
             held.set()
-            done.wait(10)
+            done.wait(30)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    held.wait(10)
+    held.wait(30)
     pid = os.fork()
     if pid == 0:
         code = 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,15 +15,17 @@ from celery_dq.producer.buffer import Limits
 from celery_dq.producer.errors import NotOnDisk
 from celery_dq.producer.fsync import sync_data
 from celery_dq.producer.segment import read_header, scan
-from tests.producer.producer_harness import ProducerHarness, arrived, outbox, put
+from tests.producer.producer_harness import (
+    ProducerHarness,
+    arrived,
+    open_file,
+    outbox,
+    put,
+    refuse_new_files,
+)
 
 #: Size of a message of which two do not fit into a file.
 LARGE = 600_000
-
-
-def open_file(box: Any) -> Any:
-    (files,) = box.segment_index._lanes.values()
-    return files.open
 
 
 def break_syncs(segment: Any) -> Callable[[], None]:
@@ -114,9 +115,7 @@ def test_a_message_that_must_be_on_disk_and_is_not_is_reported(harness: Producer
     box = outbox(producer)
     segment = open_file(box)
     break_syncs(segment)
-    # Else the flusher would notice, once a second, that the folder is gone, and use a new one.
-    box.segment_index.log.intact = lambda: True
-    box.segment_index.log._lock.path = Path("/proc/nowhere")
+    refuse_new_files(box)
     with pytest.raises(NotOnDisk, match="may be sent"):
         put(producer, 1)
     harness.shelf.down = False
@@ -193,18 +192,15 @@ def test_a_sealed_file_that_cannot_be_rewritten_is_reported_until_it_can(
     harness: ProducerHarness,
 ) -> None:
     producer, box, segment = begin(harness)
-    # Else the flusher would notice, once a second, that the folder is gone, and use a new one.
-    box.segment_index.log.intact = lambda: True
-    log = box.segment_index.log
     put_unsynced(box, 1)
     break_syncs(segment)
     put_unsynced(box, 2)
-    folder, log._lock.path = log._lock.path, Path("/proc/nowhere")
+    allow_new_files = refuse_new_files(box)
     for number in (3, 4):
         with pytest.raises(NotOnDisk, match="may be sent"):
             put(producer, number)
     assert segment.path in list(harness.folder.glob("*/*.seg"))
-    log._lock.path = folder
+    allow_new_files()
     put(producer, 5)
     assert_written_again(harness, segment, [1, 2, 3, 4, 5, 6])
     deliver(harness, producer, [0, 1, 2, 3, 4, 5])

@@ -13,8 +13,8 @@ from celery_dq.producer import segment_index
 from celery_dq.producer.segment import read_header, scan
 from celery_dq.producer.spill_log import SUFFIX
 from tests.producer.forgetful_disk import ForgetfulDisk
-from tests.producer.producer_harness import ProducerHarness, outbox, put
-from tests.producer.test_failed_syncs import break_syncs, open_file
+from tests.producer.producer_harness import ProducerHarness, open_file, outbox, put
+from tests.producer.test_failed_syncs import break_syncs
 
 
 @pytest.fixture
