@@ -72,6 +72,20 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
+def quiet_redis_server() -> Iterator[RedisServer]:
+    """Another Redis, for tests that count its commands: no heartbeat of an earlier test calls there."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def quiet_redis_url(quiet_redis_server: RedisServer) -> str:
+    """The URL of that server, which is empty."""
+    quiet_redis_server.flush()
+    return quiet_redis_server.url()
+
+
+@pytest.fixture(scope="session")
 def redis_cluster() -> Iterator[RedisCluster]:
     """One Redis Cluster for the whole session. A test that kills a node restores it."""
     with RedisCluster() as cluster:

@@ -20,6 +20,12 @@ PARTITIONS = 64
 
 
 @pytest.fixture
+def broker_url(quiet_redis_url: str) -> str:
+    """A broker whose scripts can be counted."""
+    return quiet_redis_url.replace("redis://", "dq-redis://", 1)
+
+
+@pytest.fixture
 def huge(shop: Any) -> Any:
     """The shop, whose queue has many partitions."""
     shop.conf.dq_queues = {"push": {"partitions": PARTITIONS}}

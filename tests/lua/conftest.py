@@ -10,9 +10,9 @@ from tests.lua.partition_scripts import PartitionScripts
 
 
 @pytest.fixture
-def client(redis_url: str) -> Iterator[Any]:
+def client(quiet_redis_url: str) -> Iterator[Any]:
     # A script whose answer is late is waited for: sent again, it would do its work twice.
-    with redis.Redis.from_url(redis_url, socket_timeout=None) as client:
+    with redis.Redis.from_url(quiet_redis_url, socket_timeout=None) as client:
         yield client
 
 
