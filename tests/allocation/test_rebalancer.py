@@ -147,7 +147,7 @@ def test_a_member_whose_node_was_deleted_by_hand_registers_again(team: Team) -> 
     assert not registration.write(member)
     path = NODES.member("a", session.id or 0)
     team.session.ask(lambda client: client.delete_async(path), 4)
-    assert lost.wait(5)
+    assert lost.wait(30)
     assert registration.write(member)
     assert Members(team.session, NODES).read() == [member]
 
@@ -253,7 +253,7 @@ def test_a_node_that_changes_before_its_answer_is_read_is_read_again(
     def changes_meanwhile(*args: Any) -> Any:
         answers = ask_all(*args)
         worker.write(RunningWorker("a", {"push": 32}))
-        assert changed.wait(10)
+        assert changed.wait(30)
         return answers
 
     with monkeypatch.context() as patched:

@@ -37,7 +37,7 @@ def test_each_schedule_has_a_leader(redis_url: str, app: Any, beats: list[Electe
     for beat in beats:
         lead(beat)
     tick_until(beats[0], app, 1)
-    wait_until(lambda: (beats[1].tick(), len(another.dq.queues["audits"].peek()) >= 1)[1], 15)
+    wait_until(lambda: (beats[1].tick(), len(another.dq.queues["audits"].peek()) >= 1)[1], 30)
     assert ticks(app)[0] != another.dq.queues["audits"].peek()[0].id
     another.close()
 

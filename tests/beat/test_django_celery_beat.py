@@ -214,7 +214,7 @@ def test_a_send_that_fails_is_no_run(app: Any, database: Any, beats: list[Electe
         return send(*args, **kwargs)
 
     beats[0]._inner.send_task = lost
-    wait_until(lambda: (beats[0].tick(), ticks(app))[1], 5)
+    wait_until(lambda: (beats[0].tick(), ticks(app))[1], 30)
     passes(beats[0])
     assert failed
     assert len(ticks(app)) == 1

@@ -71,19 +71,19 @@ def test_an_entry_whose_queue_refuses_it_starves_no_other_entry(
 
         def slow(*args: Any, **kwargs: Any) -> Any:
             if kwargs["queue"] == "denied":
-                wait_until(lambda: beats[0].elector.term is None, 5)
+                wait_until(lambda: beats[0].elector.term is None, 30)
             return send(*args, **kwargs)
 
         beats[0]._inner.send_task = slow
     lead(beats[0])
     began = time.monotonic()
     tick_until(beats[0], app, 3)
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 25
     assert once(app)
     # The refused tick is sent as soon as its queue takes it.
     server.acl_setuser("beat", enabled=True, passwords=["+pw"], commands=["+@all"], keys=["*"])
     other = make_app(settings(redis_url))
-    wait_until(lambda: (beats[0].tick(), other.dq.queues["denied"].peek())[1], 15)
+    wait_until(lambda: (beats[0].tick(), other.dq.queues["denied"].peek())[1], 30)
     other.close()
     app.close()
 
@@ -118,7 +118,7 @@ def test_the_state_of_a_deleted_entry_is_removed(
     # The leader itself sees that an entry goes and that another one comes.
     del beats[0].schedule["b"]
     beats[0]._inner.add(name="d", **entry("ticks", 3600))
-    wait_until(lambda: (beats[0].tick(), stored() == {"a", "c", "d"})[1], 5)
+    wait_until(lambda: (beats[0].tick(), stored() == {"a", "c", "d"})[1], 30)
     beats[0].close()
     # The next leader has another schedule.
     lead(beats[1])
@@ -140,7 +140,7 @@ def test_an_entry_that_was_dropped_and_comes_back_waits_for_its_next_time(
     due = beats[0].schedule["tick"]
     due.last_run_at -= timedelta(hours=2)
     beats[0]._refill()
-    wait_until(lambda: (beats[0].tick(), beats[0].schedule["tick"].total_run_count == 1)[1], 5)
+    wait_until(lambda: (beats[0].tick(), beats[0].schedule["tick"].total_run_count == 1)[1], 30)
     # The tick was sent two hours ago.
     store, token = beats[0].schedule_store, beats[0]._token
     ago = datetime.now(timezone.utc) - timedelta(hours=2)

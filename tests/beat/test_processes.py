@@ -66,7 +66,7 @@ def start(conf: dict[str, Any], tmp_path: Path) -> Iterator[Start]:
             process.kill()
         for child in family:
             child.kill()
-        process.wait(10)
+        process.wait(30)
 
 
 def stopped(process: subprocess.Popen[bytes]) -> bool:

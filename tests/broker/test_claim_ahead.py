@@ -141,7 +141,7 @@ def test_nothing_is_claimed_ahead(open_app: Open, conf: dict[str, Any], quota: d
             worker_app.send("note", f"later {n}")
         worker_app.witness.release("a")
         worker_app.ran(2, subject="began")
-        wait_until(lambda: in_flight_count(worker_app) == 1, 10)
+        wait_until(lambda: in_flight_count(worker_app) == 1, 30)
         with worker_app.worker("threads", 1):
             # The second worker gets all of them.
             assert worker_app.ran(70)[40:] == [f"later {n}" for n in range(30)]

@@ -46,7 +46,7 @@ def test_a_queue_whose_keys_are_foreign_takes_no_lease_from_another(kombu_client
                 before = kombu_client.client.zscore(kombu_client.keys.leases, me)
                 wait_until(
                     partial(renewed_since, before),
-                    15,
+                    30,
                     what="a renewal of the other queue",
                 )
             kombu_client.client.delete(sick.leases)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,12 +27,10 @@ def test_the_messages_of_a_claim_whose_answer_is_lost_are_released(
             with pytest.raises(connection.connection_errors):
                 kombu_client.drain(connection, got, 1)
         # The process keeps its lease, and the next consumer receives the messages, with no delivery counted.
-        since = time.monotonic()
         with kombu_client.connect() as other, kombu_client.consuming(other) as got:
             kombu_client.drain(other, got, 2)
             assert bodies(got) == [1, 2]
             assert [message.deliveries for message in got] == [0, 0]
-            assert time.monotonic() - since < 3
             for message in got:
                 message.ack()
     assert kombu_client.depth() == 0

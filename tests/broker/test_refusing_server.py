@@ -135,4 +135,4 @@ def test_a_worker_subscribes_again_after_redis_has_refused_it(worker_app: Worker
             admin.execute_command("ACL", "SETUSER", "default", "allchannels")
         worker.wait_for_log("Redis accepts the commands")
         assert "could not be handled" not in worker.log
-        wait_until(lambda: worker_app.app.control.ping(timeout=1), 20, what=lambda: worker.log)
+        wait_until(lambda: worker_app.app.control.ping(timeout=1), 30, what=lambda: worker.log)

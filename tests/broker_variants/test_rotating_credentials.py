@@ -78,13 +78,13 @@ def test_a_rotated_password_loses_and_doubles_nothing(rotation: Rotation) -> Non
         # The provider is late: for a while it gives a password that is refused.
         rotation.set_password("third")
         rotation.end_connections()
-        worker.wait_for_log("invalid username-password pair", 20)
+        worker.wait_for_log("invalid username-password pair", 30)
         rotation.publish_password("third")
         publish(range(40, 60))
         wait_until(lambda: len(rotation.runs) == 60, 60)
         assert {*rotation.runs.values()} == {b"1"}
         push: Any = app
-        wait_until(lambda: push.dq.queues[NAME].snapshot().held == 0, 20)
+        wait_until(lambda: push.dq.queues[NAME].snapshot().held == 0, 30)
         pool: Any = app.pool
         pool.force_close_all()
 

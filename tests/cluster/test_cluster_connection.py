@@ -105,7 +105,7 @@ def test_scripts_wait_for_the_end_of_a_move(
     time.sleep(0.2)  # the script would have been answered in this time
     assert answers == []
     redis_cluster.end_move(moving[0], moving[2])
-    caller.join(20)
+    caller.join(30)
     assert answers == [2]
 
 

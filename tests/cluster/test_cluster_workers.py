@@ -40,11 +40,11 @@ def test_the_life_of_a_worker(celery_app: CeleryApp, redis_cluster: RedisCluster
     slow = [celery_app.send("add", each, 3, tenant="slow") for each in range(4)]
     with celery_app.worker("threads", arguments=("-Q", f"{queue},{queue}-led")) as worker:
         results = [celery_app.send("add", each, 1, tenant=f"tenant-{each}") for each in range(30)]
-        assert [each.get(timeout=20) for each in results] == [each + 1 for each in range(30)]
-        assert first.get(timeout=20) == 2
-        assert [each.get(timeout=20) for each in slow] == [each + 3 for each in range(4)]
+        assert [each.get(timeout=30) for each in results] == [each + 1 for each in range(30)]
+        assert first.get(timeout=30) == 2
+        assert [each.get(timeout=30) for each in slow] == [each + 3 for each in range(4)]
         led = [celery_app.send("add", each, 2, queue=f"{queue}-led") for each in range(5)]
-        assert [each.get(timeout=20) for each in led] == [each + 2 for each in range(5)]
+        assert [each.get(timeout=30) for each in led] == [each + 2 for each in range(5)]
         (leader,) = app.dq.leaders()  # type: ignore[attr-defined]  # as above
         assert (leader.name, leader.state) == (f"{queue}-led", "leads")
         assert celery_app.ask("ping") == {"ok": "pong"}

@@ -117,7 +117,7 @@ def test_drain_events_keeps_its_timeout(kombu_queue: KombuQueue) -> None:
     with pytest.raises(socket.timeout):
         kombu_queue.connection.drain_events(timeout=0.5)
     # The lower bound is the promise; the upper one only detects a hang.
-    assert 0.45 <= time.monotonic() - started < 5
+    assert 0.45 <= time.monotonic() - started < 30
 
 
 def test_drain_events_wakes_for_a_message(kombu_queue: KombuQueue, other_connection: Connection) -> None:

@@ -47,7 +47,7 @@ def test_a_later_more_urgent_item_overtakes(make: Make, min_items: int) -> None:
     seen.gate.clear()
     make(DistributedPriorityQueue, lock_path=LOCKS, consumer=seen, min_items_before_refresh=min_items).start()
     # The consumer has one item.
-    assert seen.waiting.wait(20)
+    assert seen.waiting.wait(30)
     producer.put("urgent", -1)
     seen.gate.set()
     items = seen.wait(21)
@@ -163,7 +163,7 @@ def test_taking_waits_for_an_element(make: Make) -> None:
     taking = threading.Thread(target=lambda: taken.append(queue.take()))
     taking.start()
     other.offer(b"x")
-    taking.join(20)
+    taking.join(30)
     assert taken == [b"x"]
 
 

@@ -110,7 +110,7 @@ def test_an_executor_consumes_several_at_once(make: Make, lock_path: str | None)
     seen = Collector()
 
     def consume(item: int) -> None:
-        meeting.wait(20)
+        meeting.wait(30)
         seen(item)
 
     with ThreadPoolExecutor(4) as executor:
@@ -134,9 +134,9 @@ def test_an_executor_that_was_shut_down_and_a_consumer_that_exits(make: Make) ->
     leaving = make(DistributedQueue, lock_path=LOCKS, consumer=leave, on_failure="delete")
     # Neither consumer keeps the item: one releases it, and the other one has failed.
     leaving.start()
-    wait_until(lambda: queue.size() == 0, 20)
+    wait_until(lambda: queue.size() == 0, 30)
     queue.put(2)
-    wait_until(lambda: queue.size() == 0, 20)
+    wait_until(lambda: queue.size() == 0, 30)
     broken.close()
 
 
@@ -183,7 +183,7 @@ def test_a_bounded_queue_makes_producers_wait(make: Make) -> None:
     putting.start()
     make(DistributedQueue, lock_path=LOCKS, consumer=seen).start()
     assert seen.wait(7) == list(range(7))
-    putting.join(20)
+    putting.join(30)
 
 
 def test_a_bounded_queue_in_the_background(make: Make) -> None:
@@ -236,7 +236,7 @@ def test_a_slow_item_does_not_delay_the_ones_behind_it(make: Make) -> None:
     # By now, the consumer takes many items at once.
     slow.gate.clear()
     make(DistributedQueue).put_each(list(range(100, 150)))
-    assert slow.waiting.wait(20)
+    assert slow.waiting.wait(30)
     make(DistributedQueue, lock_path=LOCKS, consumer=quick).start()
     assert len(quick.wait(49)) == 49
     slow.gate.set()

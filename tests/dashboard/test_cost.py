@@ -72,7 +72,7 @@ def test_viewers_share_one_read(shop: Any, login: Any, monkeypatch: pytest.Monke
     def read(self: Any, dq: Any, given: Any, *, arguments: bool) -> dict[str, Any]:
         reads.append(given)
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(30)
         return {"leaders": []}
 
     from celery_dq.contrib.django.dashboard import broker_reads
@@ -86,7 +86,7 @@ def test_viewers_share_one_read(shop: Any, login: Any, monkeypatch: pytest.Monke
     answers: list[Any] = []
     first = threading.Thread(target=lambda: answers.append(client.get("/dq/leaders/")))
     first.start()
-    assert begun.wait(10)
+    assert begun.wait(30)
     second = threading.Thread(target=lambda: answers.append(client.get("/dq/leaders/")))
     second.start()
     go_on.set()

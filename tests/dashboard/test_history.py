@@ -56,7 +56,7 @@ def test_a_look_at_the_page_begins_the_samples(shop: Any, operator: Any, redis_u
         assert client.xlen(key) == 0
         page = operator.get("/dq/queue/?queue=push").content.decode()
         assert "begin half a minute after the first look" in page
-        wait_until(lambda: client.xlen(key) == 1, 10)
+        wait_until(lambda: client.xlen(key) == 1, 30)
         # The same 15 seconds get one sample only.
         first = int(client.xrange(key)[0][0].split(b"-")[0])
         (seconds, _) = client.time()
@@ -82,7 +82,7 @@ def test_a_queue_that_does_not_exist_is_not_sampled(shop: Any, operator: Any, re
     send(shop, "a")
     operator.get("/dq/queue/?queue=push")
     with redis.Redis.from_url(redis_url) as client:
-        wait_until(lambda: client.exists(history_stream("online", "push")), 10)
+        wait_until(lambda: client.exists(history_stream("online", "push")), 30)
         assert not client.exists(history_stream("online", "nowhere"))
 
 

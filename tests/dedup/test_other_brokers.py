@@ -237,7 +237,7 @@ def test_a_revoked_task_that_waits_leaves_its_place(
         shop.app.control.revoke(tail.id)
         wait_until(lambda: tail.state == "REVOKED")
         # The worker has released the lock, long before its lease would have ended.
-        wait_until(no_call_waits, timeout_s=5)
+        wait_until(no_call_waits)
         third = refresh.delay(1, version=3)
         wait_until(lambda: verdicts == [Verdict.ACCEPT, Verdict.BLOCK, Verdict.BLOCK])
         covered = refresh.delay(1, version=4)

@@ -287,7 +287,7 @@ def test_a_server_that_does_not_answer_in_tls(make_app: MakeApp, monkeypatch: py
         began = time.monotonic()
         found = faults(check_server(app))
     assert "must serve TLS, for which dq-rediss:// asks" in found["E011"]
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10  # the timeout of a connection is longer
 
 
 @pytest.mark.parametrize(("session", "words"), [("3s", "after 4 s, not after the 3 s"), ("9s", "")])

@@ -58,11 +58,11 @@ def test_a_worker_through_an_outage_and_its_end(server: RedisServer, tmp_path: P
     file = tmp_path / "worker"
     assert "there is no file" in ask_probe("alive", file).reason
     with worker_on(server.url(scheme="dq-redis"), file, "prefork") as worker:
-        wait_until(lambda: ask_probe("ready", file).ok, 20)
+        wait_until(lambda: ask_probe("ready", file).ok, 30)
         assert not ask_probe("alive", file, clock=later(60)).ok
         assert main(["alive", str(file)]) == 0
         server.kill()
-        wait_until(lambda: not ask_probe("ready", file).ok, 20)
+        wait_until(lambda: not ask_probe("ready", file).ok, 30)
         assert ask_probe("alive", file, clock=later(600)).ok
         server.start()
         wait_until(lambda: ask_probe("ready", file).ok, 30)
@@ -74,12 +74,12 @@ def test_a_solo_worker_in_a_task_reports_that_it_stops(redis_url: str, tmp_path:
     file = tmp_path / "worker"
     url = redis_url.replace("redis", "dq-redis", 1)
     with redis.Redis.from_url(redis_url) as ledger, worker_on(url, file, "solo") as worker:
-        wait_until(lambda: ask_probe("ready", file).ok, 20)
+        wait_until(lambda: ask_probe("ready", file).ok, 30)
         app = make_app("moving", BROKERS["dq"], {"broker_url": url})
         app.send_task("wait")
-        wait_until(lambda: ledger.exists("waits"), 20)
+        wait_until(lambda: ledger.exists("waits"), 30)
         worker.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
-        wait_until(lambda: "stops after its running tasks" in ask_probe("ready", file).reason, 20)
+        wait_until(lambda: "stops after its running tasks" in ask_probe("ready", file).reason, 30)
         assert ask_probe("alive", file).ok
         ledger.rpush("go", 1)
         worker.wait()
@@ -93,8 +93,8 @@ def test_a_worker_leaves_the_file_of_another_one_and_warns(redis_url: str, tmp_p
     other = replace(STATE, worker=name, turned_at=SystemClock().monotonic())
     other.write(file)
     with worker_on(redis_url, file, "threads", "stock") as worker:
-        worker.wait_for_log(f"and {name} (process {os.getpid()}) keep one dq_probe_file", 20)
-        wait_until(lambda: json.loads(file.read_text())["phase"] == "consuming", 20)
+        worker.wait_for_log(f"and {name} (process {os.getpid()}) keep one dq_probe_file", 30)
+        wait_until(lambda: json.loads(file.read_text())["phase"] == "consuming", 30)
         worker.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
         # The other one writes the file again, before this worker is gone.
         while worker.alive:
@@ -106,9 +106,9 @@ def test_a_pool_of_greenlets_keeps_the_file_too(redis_url: str, tmp_path: Path) 
     file = tmp_path / "w1"
     url = redis_url.replace("redis", "dq-redis", 1)
     with worker_on(url, tmp_path / "%n", "gevent") as worker:
-        wait_until(lambda: ask_probe("ready", file).ok, 20)
+        wait_until(lambda: ask_probe("ready", file).ok, 30)
         first = json.loads(file.read_text())["turned_at"]
-        wait_until(lambda: json.loads(file.read_text())["turned_at"] > first, 20)
+        wait_until(lambda: json.loads(file.read_text())["turned_at"] > first, 30)
         worker.process.send_signal(signal.SIGKILL)  # type: ignore[union-attr]
         worker.wait()
         assert "is gone" in ask_probe("alive", file).reason
@@ -117,18 +117,18 @@ def test_a_pool_of_greenlets_keeps_the_file_too(redis_url: str, tmp_path: Path) 
 def test_a_hanging_broker_is_not_ready(server: RedisServer, tmp_path: Path) -> None:
     file = tmp_path / "worker"
     with worker_on(server.url(scheme="dq-redis"), file, "threads"):
-        wait_until(lambda: ask_probe("ready", file).ok, 20)
+        wait_until(lambda: ask_probe("ready", file).ok, 30)
         server.pause()
-        wait_until(lambda: not ask_probe("ready", file).ok, 20)
+        wait_until(lambda: not ask_probe("ready", file).ok, 30)
         assert ask_probe("alive", file).ok
         server.resume()
-        wait_until(lambda: ask_probe("ready", file).ok, 20)
+        wait_until(lambda: ask_probe("ready", file).ok, 30)
 
 
 def test_the_stock_broker_has_probes_too(redis_url: str, tmp_path: Path) -> None:
     file = tmp_path / "worker"
     with worker_on(redis_url, file, "threads", "stock"):
-        wait_until(lambda: ask_probe("ready", file).ok, 20)
+        wait_until(lambda: ask_probe("ready", file).ok, 30)
 
 
 @pytest.mark.logged_error("cannot be written")

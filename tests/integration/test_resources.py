@@ -179,7 +179,7 @@ def test_buffered_calls_reach_their_set(buffered: Any) -> None:
     render = buffered.tasks["render"]
     ids = [render.delay(number).id for number in range(3)]
     ids.append(render.apply_async((3,), tenant=AnyOf("b", "c")).id)
-    buffered.dq.buffer.flush(timeout=10)
+    buffered.dq.buffer.flush(timeout=30)
     assert {each.tenant: each.waiting for each in buffered.dq.queues["push"].tenants() if each.waiting} == {
         A_B: 3,
         "any_of(b,c)": 1,
@@ -195,7 +195,7 @@ def test_a_buffered_call_to_a_set_is_rejected_by_several_partitions_and_others_a
     first = render.apply_async((0,), tenant="a")
     refused = render.apply_async((1,))
     last = render.apply_async((2,), tenant="b")
-    buffered.dq.buffer.flush(timeout=10)
+    buffered.dq.buffer.flush(timeout=30)
     assert reported == [(refused.id, "rejected")]
     assert sorted(each.id for each in buffered.dq.queues["push"].peek()) == sorted([first.id, last.id])
 
@@ -205,7 +205,7 @@ def test_buffered_calls_reach_the_shares_of_a_spread_tenant(buffered: Any) -> No
     buffered.dq.quotas.set("push", "42", concurrency=4, spread=2)
     render = buffered.tasks["render"]
     ids = [render.apply_async((number,), tenant="42").id for number in range(20)]
-    buffered.dq.buffer.flush(timeout=10)
+    buffered.dq.buffer.flush(timeout=30)
     push = buffered.dq.queues["push"]
     assert sorted(each.id for each in push.peek(30)) == sorted(ids)
     assert len([each for each in push.snapshot().partitions if each.waiting]) == 2

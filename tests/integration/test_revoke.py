@@ -51,9 +51,9 @@ def worker(app: Any) -> Iterator[Any]:
 
 
 def test_a_retry_keeps_its_tenant_and_a_subtask_has_none(app: Any, worker: Any) -> None:
-    tenant, child = app.tasks["whose"].delay(42, retries=2).get(timeout=20)
+    tenant, child = app.tasks["whose"].delay(42, retries=2).get(timeout=30)
     assert tenant == "42"
-    assert app.AsyncResult(child).get(timeout=20) is None
+    assert app.AsyncResult(child).get(timeout=30) is None
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml", "msgpack"])
@@ -70,7 +70,7 @@ def test_a_task_that_was_revoked_or_expired_before_any_worker_started_is_recorde
     later = app.tasks["whose"].apply_async((1,), task_id="published-later")
     with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
         for result in (waiting, expired, delayed, later):
-            wait_until(lambda: result.state == "REVOKED", 20, what=lambda: result.state)  # noqa: B023 - called at once
+            wait_until(lambda: result.state == "REVOKED", 30, what=lambda: result.state)  # noqa: B023 - called at once
     assert app.dq.queues["push"].depth == 0
     assert app.dq.dead_letters["push"].list() == []
 

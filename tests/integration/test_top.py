@@ -209,4 +209,4 @@ def test_in_a_terminal(terminal: tuple[int, Any], busy: Any) -> None:
     until(screen_of, r"Paused until it is resumed: queue 'push'", seen)
     assert [(each.action, each.door) for each in busy.dq.audit(limit=1)] == [("paused", "celery dq")]
     os.write(screen_of, b"q")
-    assert process.wait(20) == 0
+    assert process.wait(30) == 0

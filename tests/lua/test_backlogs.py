@@ -67,7 +67,7 @@ def test_a_throttled_tenant_counts_from_its_next_allowed_time_on(scripts: Partit
     scripts.push("1", "2", tenant="a")
     scripts.take()
     # No consumer looks, as when no worker runs.
-    wait_until(lambda: runnable(scripts) == 1, 5)
+    wait_until(lambda: runnable(scripts) == 1, 30)
     assert scripts.place("a") == "throttled"
 
 

@@ -157,7 +157,7 @@ def test_rest_after_a_claim_that_took_some(scripts: PartitionScripts) -> None:
     scripts.push("q", tenant="quiet")
     assert scripts.token()
     assert scripts.take(1, discards=3, discard_rest_s=REST_S) == ["q"]
-    wait_until(lambda: scripts.take(1, discards=3) == ["loud0003", "loud0004", "loud0005"], 10)
+    wait_until(lambda: scripts.take(1, discards=3) == ["loud0003", "loud0004", "loud0005"], 30)
 
 
 def test_of_all_consumers_one_looks_at_the_end_of_a_rest(scripts: PartitionScripts) -> None:

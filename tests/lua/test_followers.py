@@ -161,7 +161,7 @@ def test_the_eviction_of_a_head_is_armed_again_when_it_is_claimed_again(
     assert again.id == "head"
     armed_again = scripts.client.zscore(scripts.keys.evictions, "0:k")
     assert armed < armed_again <= claimed_us + timeout_us
-    wait_until(lambda: scripts.now_us() > armed_again, 10)
+    wait_until(lambda: scripts.now_us() > armed_again, 30)
     # A claim evicts an overdue run, and the tail takes the place of the head.
     assert scripts.take(4, consumer="c3") == ["tail"]
     assert scripts.finish(again.tag, consumer="c2") == 0

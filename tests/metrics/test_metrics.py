@@ -153,7 +153,7 @@ def test_the_largest_backlogs_have_labels_and_idle_tenants_leave(make_app: MakeA
             scrape(url).of("celery_dq_tenant_backlog_messages")
             == {("push", "__other__"): 0, ("mail", "elsewhere"): 1, ("mail", "__other__"): 0}
         ),
-        10,
+        30,
     )
 
 
@@ -178,7 +178,7 @@ def test_leaders_have_a_token_and_their_absence_shows(make_app: MakeApp, serve: 
         election = elections.candidate("ledger")
         election.become_candidate()
         won = election.accept(6, 0)
-        wait_until(lambda: scrape(url)("celery_dq_leader_present", leadership="ledger") == 1, 10)
+        wait_until(lambda: scrape(url)("celery_dq_leader_present", leadership="ledger") == 1, 30)
         metrics = scrape(url)
         assert metrics("celery_dq_leader_token", leadership="ledger") == won.token == 7
         assert metrics("celery_dq_leader_candidates", leadership="ledger") == 1
@@ -191,7 +191,7 @@ def test_the_buffer_and_its_files_without_a_broker(tmp_path: Path, make_app: Mak
     try:
         for _ in range(3):
             app.send_task("job")
-        wait_until(lambda: scrape(url)("celery_dq_buffer_messages") == 3, 10)
+        wait_until(lambda: scrape(url)("celery_dq_buffer_messages") == 3, 30)
         metrics = scrape(url)
         assert metrics("celery_dq_up") == 0
         assert metrics("celery_dq_buffer_degraded") == 0
@@ -201,7 +201,7 @@ def test_the_buffer_and_its_files_without_a_broker(tmp_path: Path, make_app: Mak
         assert metrics("celery_dq_buffer_oldest_age_seconds") > 0
         long_ago = (datetime.now(timezone.utc) - timedelta(hours=1)).timestamp()
         os.utime(file, (long_ago, long_ago))
-        wait_until(lambda: scrape(url)("celery_dq_spill_oldest_age_seconds") > 3500, 10)
+        wait_until(lambda: scrape(url)("celery_dq_spill_oldest_age_seconds") > 3500, 30)
     finally:
         app.dq.buffer.close(0)
 
@@ -213,7 +213,7 @@ def test_an_open_circuit_breaker_shows(make_app: MakeApp, serve: Serve) -> None:
     with pytest.raises(OperationalError):
         app.send_task("job")
     # No call closes it, so it stays open longer than its pause.
-    wait_until(lambda: scrape(url)("celery_dq_breaker_open") == 1, 10)
+    wait_until(lambda: scrape(url)("celery_dq_breaker_open") == 1, 30)
     assert app.dq.circuit() in ("open", "half-open")
 
 

@@ -251,7 +251,7 @@ def test_waiting_for_a_result_lets_nothing_linger(make_app: MakeApp, stored: Sto
     result = tasks(app).delay(1)
     with pytest.raises(CeleryTimeout):
         result.get(timeout=0.5)
-    wait_until(lambda: stored.count("push") == 1, 20)
+    wait_until(lambda: stored.count("push") == 1, 30)
     # Before its server ends, because a result unsubscribes when it is collected.
     backend: Any = app.backend
     backend.remove_pending_result(result)

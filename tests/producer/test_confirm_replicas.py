@@ -137,7 +137,7 @@ def test_a_call_of_a_running_task_waits_until_the_replicas_are_back(
         thread = threading.Thread(target=lambda: outcomes.append(task.apply().state), daemon=True)
         with redis.Redis(port=master.port, socket_timeout=20) as client:
             thread.start()
-            wait_until(lambda: waits(client) >= 2, 20)
+            wait_until(lambda: waits(client) >= 2, 30)
             with RedisServer(config={"replicaof": f"127.0.0.1 {master.port}"}):
                 thread.join(60)
         assert outcomes == ["SUCCESS"]
@@ -155,7 +155,7 @@ def test_the_buffer_sends_again_until_the_replicas_confirm(
     app.dq.buffer.on_error(lambda error, message, state: given_up.append((str(error), state)))
     before = waits(admin)
     app.tasks["notify"].delay(1)
-    wait_until(lambda: waits(admin) >= before + 2, 20)
+    wait_until(lambda: waits(admin) >= before + 2, 30)
     assert "dq_confirm_replicas = 1, but 0 replicas" in app.dq.buffer.inspect().last_error
     assert app.dq.queues["celery"].depth == 1
     app.dq.buffer.close(timeout=0)
@@ -179,7 +179,7 @@ def test_a_message_that_is_sent_again_over_another_connection_is_confirmed_by_a_
             redis.Redis(port=master.port, socket_timeout=20) as client,
             app.connection_for_write() as connection,
         ):
-            wait_until(lambda: "'state': 'online'" in str(client.info("replication")), 20)
+            wait_until(lambda: "'state': 'online'" in str(client.info("replication")), 30)
             channel = connection.default_channel
             sender = channel.publisher
             sender.push("celery", [sender.number("celery", "first", make_record())])

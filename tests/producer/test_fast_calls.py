@@ -284,7 +284,7 @@ def test_the_result_of_a_quick_call_is_an_ordinary_one(make_app: MakeApp, redis_
     seen: list[Any] = []
     quick.then(seen.append)
     app.backend.store_result(quick.id, 5, "SUCCESS")
-    assert quick.get(timeout=10) == 5
+    assert quick.get(timeout=30) == 5
     assert seen == [quick]
     assert {*vars(slow)} - {*vars(task.delay(1))} == {"app", "backend", "on_ready"}  # the class has them
 

@@ -172,10 +172,10 @@ def test_a_declined_call_does_not_end_the_wait_for_other_results(make_app: MakeA
     task = app.task(name="declining", shared=False, dedup=RULES["declining"])(work)
     awaited = app.task(name="plain", shared=False)(work).delay(1)
     got: list[Any] = []
-    thread = threading.Thread(target=lambda: got.append(awaited.get(timeout=20)))
+    thread = threading.Thread(target=lambda: got.append(awaited.get(timeout=30)))
     thread.start()
     replies = app.backend.result_consumer
-    wait_until(lambda: replies._consumer and replies._consumer.consuming_from(app.thread_oid), 10)
+    wait_until(lambda: replies._consumer and replies._consumer.consuming_from(app.thread_oid), 30)
     covering = task.delay(1)
     for _ in range(2):
         assert task.delay(1).id == covering.id

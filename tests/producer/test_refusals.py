@@ -51,11 +51,11 @@ def unable_to_save(admin: Any) -> Iterator[None]:
     in_the_way.mkdir()
     with configured(admin, "save", "3600 1"):
         admin.bgsave()
-        wait_until(lambda: admin.info("persistence")["rdb_last_bgsave_status"] == "err", 20)
+        wait_until(lambda: admin.info("persistence")["rdb_last_bgsave_status"] == "err", 30)
         yield
         in_the_way.rmdir()
         admin.bgsave()
-        wait_until(lambda: admin.info("persistence")["rdb_last_bgsave_status"] == "ok", 20)
+        wait_until(lambda: admin.info("persistence")["rdb_last_bgsave_status"] == "ok", 30)
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def busy(admin: Any) -> Iterator[None]:
                 return True
             return False
 
-        wait_until(answers_busy, 20)
+        wait_until(answers_busy, 30)
         try:
             yield
         finally:
@@ -209,9 +209,9 @@ def test_a_buffered_message_waits_until_the_server_takes_it(app: Any, admin: Any
         with begin(admin):
             for queue in ("celery", "topic"):
                 app.tasks["plain"].apply_async((1,), buffered=True, queue=queue)
-            wait_until(lambda: app.dq.buffer.inspect().last_error != "", 20)
+            wait_until(lambda: app.dq.buffer.inspect().last_error != "", 30)
             if begin is not replica:
-                wait_until(lambda: remedy in app.dq.buffer.inspect().last_error, 20)  # noqa: B023
+                wait_until(lambda: remedy in app.dq.buffer.inspect().last_error, 30)  # noqa: B023
         assert app.dq.buffer.flush(30) == 0
     assert app.dq.buffer.inspect().counters["rejected"] == 0
     assert app.dq.queues["celery"].depth == 1 + len(TROUBLES)

@@ -29,7 +29,7 @@ class Gate:
 
     def __call__(self, request: int) -> int:
         self.threads.add(threading.get_ident())
-        self.opened.wait(10)
+        self.opened.wait(30)
         self.seen.append(request)
         return request * 2
 
@@ -49,7 +49,7 @@ def test_every_update_is_applied_once_in_one_thread_and_answered() -> None:
             thread.start()
         for thread in callers:
             thread.join()
-        assert {request: future.result(10) for request, future in answers.items()} == {
+        assert {request: future.result(30) for request, future in answers.items()} == {
             request: request * 2 for request in range(1000)
         }
     assert len(gate.threads) == 1
@@ -66,12 +66,12 @@ def test_an_error_goes_to_its_submitter_only() -> None:
 
     with SingularUpdateQueue[int, float](divide) as queue:
         futures = [queue.submit(request) for request in (1, 0, 7, 2)]
-        assert futures[0].result(10) == 1
+        assert futures[0].result(30) == 1
         with pytest.raises(ZeroDivisionError):
-            futures[1].result(10)
+            futures[1].result(30)
         with pytest.raises(SystemExit):
-            futures[2].result(10)
-        assert futures[3].result(10) == 0.5
+            futures[2].result(30)
+        assert futures[3].result(30) == 0.5
 
 
 def test_a_full_queue_raises_or_waits_as_reported() -> None:
@@ -88,7 +88,7 @@ def test_a_full_queue_raises_or_waits_as_reported() -> None:
     waiting = threading.Thread(target=lambda: queue.submit(4, block=True))
     waiting.start()
     gate.opened.set()
-    waiting.join(10)
+    waiting.join(30)
     assert queue.close()
     assert gate.seen == [0, 1, 2, 4]
 
@@ -123,7 +123,7 @@ def test_close_wakes_calls_that_wait_for_room() -> None:
     thread = threading.Thread(target=caller)
     thread.start()
     queue.close(timeout=0.01)
-    thread.join(10)
+    thread.join(30)
     assert len(refused) == 1
     gate.opened.set()
     queue.close()
@@ -139,7 +139,7 @@ def test_a_cancelled_request_is_not_applied() -> None:
         queue.submit(2)
         gate.opened.set()
         with pytest.raises(CancelledError):
-            future.result(10)
+            future.result(30)
     assert gate.seen == [0, 2]
 
 
@@ -148,9 +148,9 @@ def test_a_chain_gives_the_last_result_and_any_error() -> None:
         SingularUpdateQueue[int, float](lambda request: 10 / request) as last,
         SingularUpdateQueue[int, float](lambda request: request - 1, then=last) as first,
     ):
-        assert first.submit(3).result(10) == 5
+        assert first.submit(3).result(30) == 5
         with pytest.raises(ZeroDivisionError):
-            first.submit(1).result(10)
+            first.submit(1).result(30)
     with pytest.raises(QueueClosed):
         first.submit(3)
 
@@ -165,7 +165,7 @@ def test_the_handler_may_submit_to_its_own_full_queue() -> None:
             queue.submit(10)
 
     queue: SingularUpdateQueue[int, None] = SingularUpdateQueue(handler, capacity=1)
-    queue.submit(0).result(10)
+    queue.submit(0).result(30)
     wait_until(lambda: 5 in seen and seen.count(10) == 5)
     assert queue.close()
 
@@ -175,7 +175,7 @@ def test_a_grouped_handler_gets_all_that_waits() -> None:
     batches: list[list[int]] = []
 
     def handler(requests: Sequence[int]) -> list[int]:
-        gate.wait(10)
+        gate.wait(30)
         batches.append(list(requests))
         if 13 in requests:
             raise ValueError("unlucky")
@@ -186,9 +186,9 @@ def test_a_grouped_handler_gets_all_that_waits() -> None:
     wait_until(lambda: len(queue) == 0)
     futures += [queue.submit(request) for request in (1, 2, 3, 4, 13)]
     gate.set()
-    assert [future.result(10) for future in futures[:5]] == [0, -1, -2, -3, -4]
+    assert [future.result(30) for future in futures[:5]] == [0, -1, -2, -3, -4]
     with pytest.raises(ValueError, match="unlucky"):
-        futures[5].result(10)
+        futures[5].result(30)
     assert batches == [[0], [1, 2, 3, 4], [13]]
     queue.close()
 
@@ -198,7 +198,7 @@ def test_a_grouped_handler_that_loses_results_is_reported() -> None:
         SingularUpdateQueue[int, int].grouped(lambda requests: []) as queue,
         pytest.raises(TypeError, match="0 results"),
     ):
-        queue.submit(1).result(10)
+        queue.submit(1).result(30)
 
 
 def test_a_child_has_an_empty_queue_of_its_own() -> None:
@@ -212,7 +212,7 @@ def test_a_child_has_an_empty_queue_of_its_own() -> None:
         code = 1
         try:
             gate.opened.set()
-            alone = len(queue) == 0 and queue.submit(5).result(10) == 10 and gate.seen == [5]
+            alone = len(queue) == 0 and queue.submit(5).result(30) == 10 and gate.seen == [5]
             code = 0 if alone and queue.close() else 2
         finally:
             os._exit(code)
@@ -237,7 +237,7 @@ def test_a_destructor_may_submit_while_its_thread_submits() -> None:
         try:
             for request in range(200):
                 Late()
-                queue.submit(request).result(10)
+                queue.submit(request).result(30)
         finally:
             gc.set_threshold(*old)
         gc.collect()

@@ -142,8 +142,8 @@ def test_sigkill_loses_nothing(kind: str, dq_url: str, stored: Stored, tmp_path:
         family = shop.family()
         for process in family:
             process.kill()
-        shop.process.wait(20)
-        psutil.wait_procs(family, timeout=20)
+        shop.process.wait(30)
+        psutil.wait_procs(family, timeout=30)
     app: Any = Celery("shop", broker=dq_url, set_as_current=False)
     app.conf.update(dq_buffer_folder=str(tmp_path / "spill"))
     celery_dq.setup(app)

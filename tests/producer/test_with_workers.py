@@ -49,7 +49,7 @@ def worker(log: Path, conf: dict[str, Any], *, stock: bool = False) -> Iterator[
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -79,7 +79,7 @@ def test_a_leader_that_is_not_confirmed_any_more_is_killed() -> None:
 
     began = time.monotonic()
     assert fate(forked(work)) == -signal.SIGALRM
-    assert 0.25 < time.monotonic() - began < 2
+    assert 0.25 < time.monotonic() - began < 8  # the work itself would end after 10 s
 
 
 def test_a_leader_that_is_confirmed_in_time_lives() -> None:
@@ -124,7 +124,7 @@ def test_a_revoked_term_ends_at_once() -> None:
     began = time.monotonic()
     guard.revoke("ledger", 1)
     assert fate(pid) == -signal.SIGALRM
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 8  # the work itself would end after 10 s
     assert not guard.runs("ledger")
 
 
@@ -173,7 +173,7 @@ def test_a_stopped_process_dies_when_it_goes_on() -> None:
     os.kill(pid, signal.SIGCONT)
     began = time.monotonic()
     assert fate(pid) == -signal.SIGALRM
-    assert time.monotonic() - began < 2  # the work itself would end after 10 s
+    assert time.monotonic() - began < 8  # the work itself would end after 10 s
 
 
 def test_two_queues_have_two_ends() -> None:

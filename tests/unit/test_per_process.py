@@ -39,7 +39,7 @@ def test_threads_that_come_first_together_get_one_value() -> None:
     together = threading.Barrier(4)
 
     def make() -> object:
-        together.wait(10)
+        together.wait(30)
         return object()
 
     state = PerProcess(make)
@@ -48,7 +48,7 @@ def test_threads_that_come_first_together_get_one_value() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
     assert len(got) == 4
     assert len(set(map(id, got))) == 1
 

@@ -38,7 +38,7 @@ def test_a_signal_handler_may_set_a_flag_whose_method_it_interrupts(interrupted:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(30)
     assert not thread.is_alive()
     assert len(lines) > 1
 
@@ -69,5 +69,5 @@ def test_a_wait_may_be_endless() -> None:
     thread.start()
     wait_until(thread.is_alive)
     flag.set()
-    thread.join(10)
+    thread.join(30)
     assert not thread.is_alive()

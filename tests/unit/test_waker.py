@@ -47,7 +47,7 @@ def test_wake_ups_of_another_thread_are_answered_once(hub: Hub) -> None:
     thread = threading.Thread(target=wake_thrice)
     thread.start()
     turn(hub)
-    thread.join(10)
+    thread.join(30)
     assert set(calls) == {threading.get_ident()}
     before = len(calls)
     waker.wake()

@@ -95,7 +95,7 @@ def test_a_leader_that_gets_no_answers_loses_its_session(doors: list[Proxy], hos
         leader.accept(0, 0.0)
         assert not standby.become_candidate()
         doors[0].hold_answers()
-        wait_until(standby.become_candidate, 12)
+        wait_until(standby.become_candidate, 30)
         assert standby.accept(0, 0.0).token == 2
         assert SessionState.LOST in states
         doors[0].restore()

@@ -69,7 +69,7 @@ def unheard(patch: str, program: str, hosts: str, server: ZooKeeperServer) -> li
         return printed.split()
     finally:
         child.kill()
-        child.wait(10)
+        child.wait(30)
         proxy.stop()
 
 

