@@ -1,31 +1,57 @@
-"""Consumers and publishers on a cluster while slots move and masters fail."""
+"""Consumers and publishers on a cluster while slots move, and masters fail or hang."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
+import pytest
 from kombu import Connection, Consumer, Message, Producer, Queue
+from kombu.transport import TRANSPORT_ALIASES
 
-from celery_dq.context import AppContext
-from celery_dq.options.resolve import resolve
-from celery_dq.testing.redis_cluster import RedisCluster
+from celery_dq.inspector.queues import queue_snapshots
+from celery_dq.keys import PartitionKeys
+from celery_dq.testing.redis_cluster import ClusterNode, RedisCluster
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.aliases import ONE_THREAD, SCHEMES
+from celery_dq.transport.redis.store.cluster_client import ClusterClient
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.script_calls import load_scripts
+from celery_dq.wiring import register_transports
 
-#: Seconds in which a wake-up arrives, also on a slow machine.
-SOON_S = 8
+#: Seconds of a lease in the tests with a master that hangs, so that many renewals get no answer.
+LEASE_S = 2.0
+
+_serial = count()
 
 
 class Listener:
-    """A consumer in a thread of its own, which notes what it receives and acknowledges it."""
+    """A consumer in a thread of its own, which notes what it receives and acknowledges it.
 
-    def __init__(self, cluster: RedisCluster, queue: str) -> None:
+    Args:
+        cluster: The cluster.
+        queues: The queues to consume.
+        prefetch_count: Its prefetch count.
+        on_message: Called before each acknowledgement.
+        options: Transport options of its connection.
+    """
+
+    def __init__(
+        self,
+        cluster: RedisCluster,
+        *queues: str,
+        prefetch_count: int = 10,
+        on_message: Callable[[], None] = lambda: None,
+        **options: Any,
+    ) -> None:
         self.received: list[int] = []
-        # No heartbeat finds a message whose wake-up was lost before the deadline of the test.
-        context = AppContext("dq", lambda: resolve({"dq_lease": 240}))
-        self._connection = Connection(cluster.url(), transport_options={"dq": context})
-        self._queue = Queue(queue)
+        self._cluster = cluster
+        self._queues = queues
+        self._prefetch_count = prefetch_count
+        self._on_message = on_message
+        self._connection = Connection(cluster.url(), transport_options=options)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -35,21 +61,13 @@ class Listener:
 
     def __exit__(self, *exc_info: object) -> None:
         self._stopped.set()
-        self._thread.join(30)
+        self._thread.join(60)
         self._connection.release()
 
-    @property
-    def fetcher(self) -> Any:
-        """The fetcher of its channel."""
-        channel: Any = self._connection.default_channel
-        return channel.consumer.fetcher
-
-    def waits(self) -> bool:
-        """Return whether it has nothing to do but wait for wake-ups."""
-        return bool(self.fetcher.wakeups.is_waiting) and not self.fetcher.expects_answer
-
     def _run(self) -> None:
-        with Consumer(self._connection, [self._queue], callbacks=[self._note], prefetch_count=10):
+        queues = [Queue(name) for name in self._queues]
+        count = self._prefetch_count
+        with Consumer(self._connection, queues, callbacks=[self._note], prefetch_count=count):
             while not self._stopped.is_set():
                 try:
                     self._connection.drain_events(timeout=0.5)
@@ -57,23 +75,34 @@ class Listener:
                     continue
 
     def _note(self, body: int, message: Message) -> None:
+        self._on_message()
         self.received.append(body)
         message.ack()
 
 
-def wait_for(count: int, *listeners: Listener) -> None:
+def wait_for(count: int, *listeners: Listener, timeout_s: float = 30) -> None:
     """Wait until the listeners have received so many messages."""
-    wait_until(lambda: sum(len(each.received) for each in listeners) == count, SOON_S)
+    wait_until(lambda: sum(len(each.received) for each in listeners) == count, timeout_s)
+
+
+def keys_of(queue: str) -> PartitionKeys:
+    return PartitionKeys("online", queue, on_cluster=True)
+
+
+def wait_for_subscribers(cluster: RedisCluster, queue: str, number: int) -> None:
+    """Wait until so many consumers would hear of a wake-up of a queue."""
+    keys = keys_of(queue)
+
+    def subscribers() -> int:
+        answer: Any = cluster.master_of(keys.slot).ask("PUBSUB", "SHARDNUMSUB", keys.woken)
+        return int(answer[1])
+
+    wait_until(lambda: subscribers() == number)
 
 
 def publisher(connection: Connection, queue: str) -> Callable[[int], None]:
     producer = Producer(connection, routing_key=queue)
     return lambda number: producer.publish(number, declare=[Queue(queue)], retry=True)
-
-
-def slot_of_queue(connection: Connection, queue: str) -> int:
-    channel: Any = connection.default_channel
-    return int(channel.partition(queue).keys.slot)
 
 
 def test_an_idle_consumer_is_woken(
@@ -83,10 +112,11 @@ def test_an_idle_consumer_is_woken(
     publish(0)
     with Listener(redis_cluster, queue_name) as listener:
         wait_until(lambda: listener.received == [0])
+        wait_for_subscribers(redis_cluster, queue_name, 1)
         for number in range(1, 6):
-            wait_until(listener.waits)
             publish(number)
-            wait_for(number + 1, listener)
+            # Much sooner than the next heartbeat, which would repeat a lost message.
+            wait_for(number + 1, listener, timeout_s=3.0)
     assert listener.received == list(range(6))
 
 
@@ -96,11 +126,12 @@ def test_one_of_many_consumers_takes_a_wake_up(
     publish = publisher(connection, queue_name)
     publish(0)
     with Listener(redis_cluster, queue_name) as one, Listener(redis_cluster, queue_name) as other:
-        wait_until(lambda: len(one.received) + len(other.received) == 1)
+        wait_for(1, one, other)
+        # Both use the same process, but each channel subscribes by itself.
+        wait_for_subscribers(redis_cluster, queue_name, 2)
         for number in range(1, 20):
-            wait_until(lambda: one.waits() and other.waits())
             publish(number)
-            wait_for(number + 1, one, other)
+            wait_for(number + 1, one, other, timeout_s=3.0)
     assert sorted(one.received + other.received) == list(range(20))
 
 
@@ -110,11 +141,12 @@ def test_a_slot_that_moves_takes_its_consumers_along(
     publish = publisher(connection, queue_name)
     publish(0)
     with Listener(redis_cluster, queue_name) as listener:
-        wait_until(lambda: listener.received == [0] and listener.waits())
+        wait_until(lambda: listener.received == [0])
         for number in (1, 2, 3):
-            redis_cluster.move_slot(slot_of_queue(connection, queue_name))
+            wait_for_subscribers(redis_cluster, queue_name, 1)
+            redis_cluster.move_slot(keys_of(queue_name).slot)
             publish(number)
-            wait_for(number + 1, listener)
+            wait_for(number + 1, listener, timeout_s=5.0)
     assert listener.received == [0, 1, 2, 3]
 
 
@@ -124,8 +156,9 @@ def test_a_fail_over_is_waited_out(
     publish = publisher(connection, queue_name)
     publish(0)
     with Listener(redis_cluster, queue_name) as listener:
-        wait_until(lambda: listener.received == [0] and listener.waits())
-        master = redis_cluster.master_of(slot_of_queue(connection, queue_name))
+        wait_until(lambda: listener.received == [0])
+        wait_for_subscribers(redis_cluster, queue_name, 1)
+        master = redis_cluster.master_of(keys_of(queue_name).slot)
         wait_until(lambda: master.ask("WAIT", 1, 1000) == 1)
         master.kill()
         try:
@@ -135,3 +168,87 @@ def test_a_fail_over_is_waited_out(
             redis_cluster.restore()
         publish(2)
         wait_until(lambda: listener.received == [0, 1, 2])
+
+
+# -- several masters ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consume by a thread for each master."""
+    for scheme, transport in SCHEMES:  # as they are after the test
+        monkeypatch.setitem(TRANSPORT_ALIASES, scheme, transport)
+    monkeypatch.setattr("kombu.transport._transport_cache", {})
+    monkeypatch.setenv(ONE_THREAD, "1")
+    register_transports()
+
+
+@pytest.fixture(scope="module")
+def patient_cluster() -> Iterator[RedisCluster]:
+    """A cluster in which no replica takes over while a master hangs."""
+    with RedisCluster(node_timeout_ms=120_000) as cluster:
+        yield cluster
+
+
+def queue_on_each_master(cluster: RedisCluster) -> dict[ClusterNode, str]:
+    """Return the name of a new queue on each master."""
+    found: dict[ClusterNode, str] = {}
+    while len(found) < len(cluster.masters()):
+        name = f"spread-{next(_serial)}"
+        found.setdefault(cluster.master_of(keys_of(name).slot), name)
+    return found
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_master_that_hangs_stops_its_own_queues_only(patient_cluster: RedisCluster) -> None:
+    queues = queue_on_each_master(patient_cluster)
+    hanging, *others = queues
+    with (
+        Connection(patient_cluster.url()) as connection,
+        Listener(patient_cluster, *queues.values(), dq_lease=LEASE_S) as listener,
+    ):
+        publish = {node: publisher(connection, name) for node, name in queues.items()}
+        for number, node in enumerate(queues):
+            publish[node](number)
+        wait_for(3, listener)
+        hanging.pause()
+        try:
+            # One message after the other, over many renewals that the master does not answer.
+            for number in range(3, 63):
+                publish[others[number % 2]](number)
+                wait_for(number + 1, listener, timeout_s=10)
+        finally:
+            hanging.resume()
+        publish[hanging](63)
+        wait_for(64, listener)
+    assert sorted(listener.received) == list(range(64))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_masters_share_a_prefetch_count(
+    redis_cluster: RedisCluster, connection: Connection, client: ClusterClient
+) -> None:
+    queues = queue_on_each_master(redis_cluster)
+    scripts = load_scripts(on_cluster=True)
+    partitions = [[Partition(keys_of(name), scripts)] for name in queues.values()]
+    calls = count()
+
+    def count_held() -> None:
+        if next(calls) % 6 == 0:
+            # The acknowledgement of the message before may be on its way.
+            wait_until(lambda: held() == 1)
+            assert [held() for _ in range(20)] == [1] * 20
+
+    def held() -> int:
+        return sum(each.held for each in queue_snapshots(partitions, client, ages=False))
+
+    for node_number, name in enumerate(queues.values()):
+        publish = publisher(connection, name)
+        for number in range(20):
+            publish(node_number * 20 + number)
+    with Listener(redis_cluster, *queues.values(), prefetch_count=1, on_message=count_held) as listener:
+        wait_for(60, listener)
+    assert sorted(listener.received) == list(range(60))
+    # No master waits until the others are empty.
+    thirds = [{number // 20 for number in listener.received[start : start + 40]} for start in (0, 20)]
+    assert thirds == [{0, 1, 2}, {0, 1, 2}]

@@ -16,7 +16,7 @@ from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
 from celery_dq.transport.redis.channel import Channel
 from celery_dq.transport.redis.connection_context import ConnectionContext
 from celery_dq.transport.redis.consuming.broadcasts import Broadcasts
-from celery_dq.transport.redis.consuming.consumer_thread import ConsumerThread
+from celery_dq.transport.redis.consuming.consumer_threads import ConsumerThreads
 from celery_dq.transport.redis.consuming.delivery import ChannelDelivery
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.transport import Transport
@@ -31,7 +31,7 @@ class ThreadIdentity(ConsumerIdentity):
 
     def _new_heartbeat(self) -> Any:
         self.in_flight.acks_wait = True
-        return ConsumerThread(self)
+        return ConsumerThreads(self)
 
 
 class ThreadContext(ConnectionContext):
@@ -209,7 +209,9 @@ class ThreadChannel(Channel):
         self.consumer.receive_other(partial(self._deliver_transient, queue, raw))
 
     def _deliver_transient(self, queue: str, raw: bytes) -> bool:
-        self.connection._deliver(self.transients.decode(raw), queue)
+        self.handle_transient(
+            lambda: self.connection._deliver(self.transients.decode(raw), queue), f"queue {queue}"
+        )
         return True
 
     def _follow_broadcasts(self) -> None:
@@ -232,8 +234,9 @@ class ThreadChannel(Channel):
         self.consumer.receive_other(partial(self._deliver_broadcast, answer))
 
     def _deliver_broadcast(self, answer: Any) -> bool:
+        receive = partial(self._receive_one, OneAnswer(answer))  # type: ignore[attr-defined]
         try:
-            return bool(self._receive_one(OneAnswer(answer)))  # type: ignore[attr-defined]
+            return bool(self.handle_transient(receive, "the broadcasts"))
         except Empty:
             return False
 

@@ -18,6 +18,7 @@ The consumer thread calls all methods.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -36,15 +37,37 @@ from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_batches import is_lost
 from celery_dq.transport.redis.store.transient import TransientListener
 
+#: Seconds after which a claim without an answer uses up no capacity of other masters.
+OVERDUE_CLAIM_S = 0.5
 #: Wake-ups that one trip hands over. After a connect, other consumers may rely on this one for each queue.
 MAX_HANDOVERS = 100
 
 
 class Inboxes(Protocol):
-    """The delivering side of a channel."""
+    """The delivering side of a channel. Several consumer threads of a cluster may share it.
 
-    def capacity(self) -> tuple[int, int]:
-        """Return how many messages to claim, and how many of them fit free pool slots."""
+    Attributes:
+        lock: Held from the question for the capacity to the claims that use it.
+        discard_pace: Decides how many discards a claim takes besides its messages.
+        suspect: Delivery tag of a *suspect*: a message that was in flight when a worker died. Until it is
+            over, no second suspect is claimed, so that a poison message kills its neighbours at most once.
+    """
+
+    lock: Any
+    discard_pace: DiscardPace
+    suspect: str | None
+
+    def capacity(self, claims: ChannelClaims) -> tuple[int, int]:
+        """Return how many messages these claims may bring, and how many of them fit free pool slots."""
+
+    def has_room(self, claims: ChannelClaims) -> None:
+        """Let other claims use the capacity that these have not used."""
+
+    def place(self, claims: ChannelClaims, source: Subscription) -> None:
+        """Hand a subscription over to the thread that is to have its queue."""
+
+    def check_consumption(self, claims: ChannelClaims, now: float) -> None:
+        """Check, after a round of renewals, whether the channel still consumes."""
 
     def hands_over_at(self) -> float:
         """Return the monotonic time from which wake-ups without a free slot are handed over."""
@@ -52,10 +75,10 @@ class Inboxes(Protocol):
     def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
         """Take a claimed message, which has this delivery tag."""
 
-    def before_trip(self, now: float) -> float:
+    def before_trip(self, claims: ChannelClaims, now: float) -> float:
         """Release what waits too long, follow the leaderships; return when to do so again."""
 
-    def after_trip(self) -> None:
+    def after_trip(self, claims: ChannelClaims) -> None:
         """Wake the delivery if a message may be delivered."""
 
     def fail(self, error: Exception) -> None:
@@ -63,7 +86,7 @@ class Inboxes(Protocol):
 
 
 class ChannelClaims:
-    """The claims of one channel.
+    """The claims of one channel by one consumer thread.
 
     Args:
         identity: Consumer identity of the process.
@@ -87,17 +110,14 @@ class ChannelClaims:
         self._subscriptions: dict[str, Subscription] = {}
         self.ready = ReadyQueues()
         self._shares = ClaimsUnderWay()
-        #: Decides how many discards a claim takes besides its messages.
-        self.discard_pace = DiscardPace(identity.clock)
         #: Queues whose wake-up must be handed over, with the number of handovers.
         self._handovers: list[tuple[Queue, int]] = []
         #: Transient queues, by the keys of their lists.
         self._listeners: dict[str, TransientListener] = {}
         #: Subscribes to broadcasts; None without any.
         self.broadcasts: Any = None
-        #: Delivery tag of a *suspect*: a message that was in flight when a worker died. Until it is over, no
-        #: second suspect is claimed, so that a poison message kills its neighbours at most once.
-        self._suspect: str | None = None
+        #: Monotonic time at which the claims under way were sent.
+        self._asked_at = -math.inf
         #: Monotonic time of the last answered claim, for the watchdog.
         self.claimed_at = identity.clock.monotonic()
         self._look_at = 0.0
@@ -183,13 +203,25 @@ class ChannelClaims:
             self._thread.sockets_changed = True
 
     @property
+    def thread(self) -> ConsumerThread:
+        """The thread of these claims."""
+        return self._thread
+
+    @property
     def subscriptions(self) -> list[Subscription]:
         """The queues that are claimed from now."""
         return list(self._subscriptions.values())
 
+    def __contains__(self, prefix: str) -> bool:
+        return prefix in self._subscriptions
+
+    def may_bring(self, now: float) -> int:
+        """Return how many messages the claims under way may bring. A master that hangs counts no longer."""
+        return self._shares.may_bring if now - self._asked_at < OVERDUE_CLAIM_S else 0
+
     @property
     def _runs_suspect(self) -> bool:
-        return self._suspect is not None and self._suspect in self._identity.in_flight
+        return self._inboxes.suspect is not None and self._inboxes.suspect in self._identity.in_flight
 
     def look_again(self, prefix: str | None = None) -> None:
         """Look again at the partition with this prefix, or at all, although no wake-up came."""
@@ -202,18 +234,49 @@ class ChannelClaims:
         source.wake_at = at
         self.ready.plan(source)
 
+    # -- the masters of a cluster --------------------------------------------------
+
+    def follow_slots(self) -> None:
+        """See :class:`ServedChannel`."""
+        for source in self.subscriptions:
+            self._inboxes.place(self, source)
+
+    def give_up(self, source: Subscription) -> None:
+        """Stop claiming from a queue that another thread of this process is to have."""
+        del self._subscriptions[source.queue.prefix]
+        self._leave_wakeups(source)
+        self.ready.remove(source)
+        self.ready.needing_slots.discard(source)
+
+    def begin_again(self) -> None:
+        """See :class:`ServedChannel`."""
+        if self._wakeups is not None:
+            self._wakeups.close()
+            self._wakeups = None
+        for source in self._subscriptions.values():
+            source.waits = None
+            # A wake-up may have been lost, and Redis may have assigned the next look.
+            self.ready.rely_on(source)
+        self._thread.sockets_changed = True
+
+    def after_round(self, now: float) -> None:
+        """See :class:`ServedChannel`."""
+        if self._subscriptions:
+            self._inboxes.check_consumption(self, now)
+
     # -- the turn of the thread --------------------------------------------------
 
     def plan(self, trip: Trip) -> None:
         """Add the due claims and hand-overs to a trip."""
-        self._look_at = self._inboxes.before_trip(trip.now)
+        self._look_at = self._inboxes.before_trip(self, trip.now)
         self.ready.take_due(trip.now, self._runs_suspect)
         # Most turns are for other things, such as an ack, and change nothing here.
         if self.ready.needs_capacity:
-            want, free = self._capacity()
-            if want > 0:
-                self._add_claims(trip, want, free)
-            elif self.ready.relied_on and self._inboxes.hands_over_at() <= trip.now:
+            with self._inboxes.lock:
+                want, free = self._capacity()
+                if want > 0:
+                    self._add_claims(trip, want, free)
+            if want <= 0 and self.ready.relied_on and self._inboxes.hands_over_at() <= trip.now:
                 for source in tuple(islice(self.ready.to_hand_over(), MAX_HANDOVERS)):
                     self._hand_over(source)
         while self._handovers and trip.room:
@@ -224,7 +287,7 @@ class ChannelClaims:
 
     def wait(self, now: float) -> None:
         """Begin the waits for wake-ups, transient messages and broadcasts."""
-        self._inboxes.after_trip()
+        self._inboxes.after_trip(self)
         if self._wakeups is not None:
             wakeups = self._wakeups
             is_needed = wakeups.needs_capacity
@@ -269,7 +332,7 @@ class ChannelClaims:
 
     def _capacity(self) -> tuple[int, int]:
         """Return how many messages to claim, and how many of them fit free slots."""
-        want, free = self._inboxes.capacity()
+        want, free = self._inboxes.capacity(self)
         # Messages claimed ahead would take the slots for which a tenant waits.
         return (free if self.ready.needing_slots else want), free
 
@@ -352,12 +415,13 @@ class ChannelClaims:
             hold=True,
             max_deliveries=queue.max_deliveries,
             suspects=leads and not self._runs_suspect,
-            discards=self.discard_pace.room() if leads else 0,
-            discard_rest_s=self.discard_pace.rest_s(),
+            discards=self._inboxes.discard_pace.room() if leads else 0,
+            discard_rest_s=self._inboxes.discard_pace.rest_s(),
             settle=tags(acks.settles),
             finish=tags(acks.finishes),
         )
         identity.in_doubt.claim_sent(queue.key)
+        self._asked_at = trip.now
         trip.claims.add(queue.key)
         answered = partial(self._claimed, source, acks, want, leads, trip.now)
         trip.add(call, queue, answered, partial(self._not_claimed, source, acks))
@@ -367,6 +431,7 @@ class ChannelClaims:
         identity, queue = self._identity, source.queue
         source.is_claiming = False
         self._shares.answered(queue.key, None)
+        self._inboxes.has_room(self)
         identity.in_flight.restore_acks(queue.key, acks)
         # The claim may have taken messages, also where Redis has ended its script.
         identity.in_doubt.claim_unanswered(queue.key)
@@ -389,7 +454,6 @@ class ChannelClaims:
         identity.claim_times[queue.name].add(identity.clock.monotonic() - sent_at)
         source.is_claiming = False
         message_count = sum(not entry.reason for entry in claimed.entries)
-        self._shares.answered(queue.key, message_count)
         try:
             self._take(source, want, leads, sent_at, message_count, claimed)
         except BaseException:
@@ -397,6 +461,11 @@ class ChannelClaims:
             identity.in_doubt.claim_unanswered(queue.key)
             ready.pause(source, identity.clock.monotonic() + 1.0)
             raise
+        finally:
+            # The inbox has them by now, so that no other thread counts them too little.
+            self._shares.answered(queue.key, message_count)
+            if message_count < want:
+                self._inboxes.has_room(self)
         identity.in_doubt.claim_answered(queue.key, {entry.claim for entry in claimed.entries})
 
     def _take(
@@ -442,7 +511,7 @@ class ChannelClaims:
                 identity.in_flight.release(held.tag, "unstarted")
                 continue
             if claimed.suspect:
-                self._suspect = held.tag
+                self._inboxes.suspect = held.tag
             self._inboxes.receive(source, entry, held.tag)
         if source.on_claimed is not None:
             source.on_claimed()

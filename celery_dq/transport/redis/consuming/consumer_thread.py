@@ -1,9 +1,9 @@
 """The consumer thread: it owns all sockets of the consuming side, and does one thing after the other.
 
-There is one in each process for each server. It *collects* what other threads have left: acks, consumers that
-begin or end. It makes one *trip* (``trip.py``), which fills the inboxes of the channels and wakes those that
-deliver from them. Then it *waits*, by ``poll()`` on the wake-ups and on its own waker, until an ack, a
-renewal or a planned look is due.
+There is one in each process for each server (``consumer_threads.py``). It *collects* what other threads have
+left: acks, consumers that begin or end. It makes one *trip* (``trip.py``), which fills the inboxes of the
+channels and wakes those that deliver from them. Then it *waits*, by ``poll()`` on the wake-ups and on its own
+waker, until an ack, a renewal or a planned look is due.
 
 Nothing blocks it but Redis: neither a task of the solo pool nor a callback of plain kombu. It uses primitives
 that gevent and eventlet have not patched. It starts with the first consumer, and ends after the last lease.
@@ -28,6 +28,7 @@ from celery_dq.transport.in_flight.pending_acks import Acks, PendingAcks, ack_ca
 from celery_dq.transport.redis.consuming.green_wait import GreenWait
 from celery_dq.transport.redis.consuming.leases import RENEWALS_PER_LEASE, Leases, text_of
 from celery_dq.transport.redis.consuming.trip import RETRY_AFTER_REFUSAL_S, Trip
+from celery_dq.transport.redis.store.cluster_client import twin_of
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_batches import is_lost, is_wakeup_stored
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+    from celery_dq.transport.redis.store.slot_map import NodeAddress
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,11 @@ MAX_WAIT_S = 1.0
 MIN_ANSWER_TIMEOUT_S = 0.5
 #: Seconds that an interpreter waits at its exit for a trip without an answer.
 EXIT_TIMEOUT_S = 5.0
+
+
+def answer_timeout_of(lease_s: float) -> float:
+    """Return the seconds to wait for an answer, so few that one dead connection does not cost the lease."""
+    return min(max(lease_s / RENEWALS_PER_LEASE, MIN_ANSWER_TIMEOUT_S), lease_s / 2)
 
 
 class ServedChannel(Protocol):
@@ -72,6 +79,15 @@ class ServedChannel(Protocol):
 
     def may_wait_for_claim(self, queue: Queue, box: PendingAcks) -> bool:
         """Return whether the pending finishes of a queue may wait for its next claim by this channel."""
+
+    def after_round(self, now: float) -> None:
+        """Check whether the channel still consumes, after a round of renewals."""
+
+    def follow_slots(self) -> None:
+        """Hand the queues over whose partitions another master serves."""
+
+    def begin_again(self) -> None:
+        """Wait over new connections, and look at all queues: the last connection to the master was lost."""
 
     def fail(self, error: Exception) -> None:
         """End the channel with an error."""
@@ -119,13 +135,26 @@ class ConsumerThread:
 
     Args:
         identity: The process as a consumer.
+        follow_slots: Hands the leases over whose partitions another master of a cluster serves now.
+        checks: Called with the monotonic time after every round of renewals.
+        node: The master whose partitions it has; None for one server, and for the main thread on a cluster.
     """
 
-    def __init__(self, identity: ConsumerIdentity) -> None:
+    def __init__(
+        self,
+        identity: ConsumerIdentity,
+        follow_slots: Callable[[ConsumerThread], None],
+        checks: Sequence[Callable[[float], None]],
+        node: NodeAddress | None = None,
+    ) -> None:
         self._identity = identity
+        self._follow_slots = follow_slots
+        self.node = node
+        #: Number of changes of the cluster's slots that the thread has followed.
+        self._followed = 0
         self.leases = Leases(identity)
         self._members: tuple[ServedChannel, ...] = ()
-        self._checks: list[Callable[[float], None]] = []
+        self._checks = checks
         self._connect: Callable[[], redis.Redis] | None = None
         self._client: redis.Redis | None = None
         self._wire: PipelinedConnection | None = None
@@ -157,12 +186,6 @@ class ConsumerThread:
         """The queues with a lease, by :attr:`Queue.key`."""
         return self.leases.queues
 
-    @property
-    def answer_timeout_s(self) -> float:
-        """Seconds to wait for an answer, so short that one dead connection does not cost the lease."""
-        lease_s = self._identity.lease_s
-        return min(max(lease_s / RENEWALS_PER_LEASE, MIN_ANSWER_TIMEOUT_S), lease_s / 2)
-
     def keep_lease(self, queue: Queue, clients: Callable[[], Callable[[], redis.Redis]]) -> None:
         """Keep a lease on a partition from now on; :meth:`drop_lease` must be called as often.
 
@@ -191,10 +214,6 @@ class ConsumerThread:
         self.leases.may_end = True
         self.wake()
 
-    def renew_soon(self, queues: Sequence[Queue]) -> None:
-        """Renew leases that no claim takes."""
-        self.request(partial(self.leases.renew_soon, queues))
-
     def renew_now(self) -> None:
         """Begin a round of renewals now."""
         self.leases.round_at = -math.inf
@@ -204,18 +223,39 @@ class ConsumerThread:
         """Return whether the partition has in-flight messages, pending acks or calls without an answer."""
         return self.leases.is_in_use(name)
 
-    def add_check(self, check: Callable[[float], None]) -> None:
-        """Call *check* with the monotonic time after every round of renewals, in this thread."""
-        self._checks.append(check)
-
-    def remove_check(self, check: Callable[[float], None]) -> None:
-        """Undo :meth:`add_check`."""
-        if check in self._checks:
-            self._checks.remove(check)
-
     def has_unclaimed_wakeup(self, queues: Sequence[Queue]) -> bool:
         """Return whether a wake-up of these queues waits for a consumer. For this thread only."""
         return self._client is not None and is_wakeup_stored(queues, self._client)
+
+    # -- the masters of a cluster ----------------------------------------------------
+
+    def twin_clients(self) -> Callable[[], redis.Redis]:
+        """Return a function that makes clients like those of this thread, which has run before.
+
+        They have pools of their own: a thread that has lost its connection closes all of its pool.
+        """
+        connect = self._connect
+        assert connect is not None
+        return lambda: twin_of(connect())
+
+    def take_lease(self, queue: Queue, users: int, clients: Callable[[], Callable[[], redis.Redis]]) -> None:
+        """Keep a lease that another thread gives, for its users; see :meth:`keep_lease`."""
+        self.leases.take(queue, users)
+        with self.leases.lock:
+            self._start(clients)
+
+    def follow_slots_soon(self) -> None:
+        """Look soon whether another thread is to have a queue of this one."""
+        self._followed = -1
+        self.wake()
+
+    def _follow(self) -> None:
+        slots = self._identity.slots
+        if slots is not None and slots.changes != self._followed:
+            self._followed = slots.changes
+            self._follow_slots(self)
+            for member in self._members:
+                member.follow_slots()
 
     # -- members, from other threads -------------------------------------------------
 
@@ -227,6 +267,11 @@ class ConsumerThread:
         self._identity.in_flight.add_listener(self._acks_pending)
         self.wake()
 
+    def serve(self, member: ServedChannel) -> None:
+        """Serve a channel from now on; for this thread only."""
+        self._members = (*self._members, member)
+        self._identity.in_flight.add_listener(self._acks_pending)
+
     def detach(self, member: ServedChannel) -> None:
         """Serve a channel no longer."""
         self._members = tuple(each for each in self._members if each is not member)
@@ -237,7 +282,11 @@ class ConsumerThread:
         self._waker.wake()
 
     def _acks_pending(self, within_s: float) -> None:
-        self._waker.wake()
+        if self._identity.slots is None or self._queues_with_acks():
+            self._waker.wake()
+
+    def _queues_with_acks(self) -> list[tuple[Queue, PendingAcks]]:
+        return self._identity.queues_with_acks(self.queues)
 
     def request(self, action: Callable[[], object]) -> None:
         """Run an action in this thread, between two trips."""
@@ -259,13 +308,13 @@ class ConsumerThread:
         It waits no longer than the broker is reachable.
         """
         if not self._running:
-            return not self._identity.queues_with_acks()
+            return not self._queues_with_acks()
         pause = GreenWait()
         self.request(lambda: self._flush(pause))
         return pause.wait(timeout_s) and not pause.is_failed
 
     def _flush(self, pause: GreenWait) -> None:
-        waiting = [queue.key for queue, _ in self._identity.queues_with_acks()]
+        waiting = [queue.key for queue, _ in self._queues_with_acks()]
         pause.is_failed = bool(waiting) and (
             self._has_lost or self._identity.clock.monotonic() < self._acks_resume_at
         )
@@ -334,12 +383,15 @@ class ConsumerThread:
         self._requests_after_trip = []
         while self._requests:
             self._requests.popleft()()
+        self._follow()
         now = identity.clock.monotonic()
         trip = Trip(now, identity.refusals)
         if leases.due_at <= now:
             self._renew(trip)
-        for member in self._members:
-            member.plan(trip)
+        # A master that has failed gets no claims before it answers: they would take up the capacity.
+        if self.node is None or not (self._has_lost and trip):
+            for member in self._members:
+                member.plan(trip)
         self._add_acks(trip)
         if trip:
             self._trip_at = now
@@ -392,7 +444,9 @@ class ConsumerThread:
         with self._refused_as_outage("comparison"):
             self.leases.compare(self._open_client())
         self._resign()
-        for check in list(self._checks):
+        for member in self._members:
+            member.after_round(now)
+        for check in tuple(self._checks):
             check(now)
 
     # -- acks --------------------------------------------------------------------
@@ -402,7 +456,7 @@ class ConsumerThread:
         identity = self._identity
         if trip.now < self._acks_resume_at:
             return
-        for queue, box in identity.queues_with_acks():
+        for queue, box in self._queues_with_acks():
             if queue.key in trip.claims or self._acks_due_at(queue, box) > trip.now:
                 continue
             if not trip.room:
@@ -476,7 +530,7 @@ class ConsumerThread:
 
     def _next_time(self) -> float:
         times = [self.leases.due_at, *(member.next_time() for member in self._members)]
-        for queue, box in self._identity.queues_with_acks():
+        for queue, box in self._queues_with_acks():
             times.append(max(self._acks_due_at(queue, box), self._acks_resume_at))
         return min(times, default=math.inf)
 
@@ -515,6 +569,8 @@ class ConsumerThread:
         try:
             reader()
         except (redis.RedisError, OSError) as exc:
+            if self.node is not None:
+                raise
             # The connection of one wait is broken; the leases may be well.
             self.detach(member)
             self.sockets_changed = True
@@ -544,12 +600,18 @@ class ConsumerThread:
         return self._wire
 
     def _lost(self, exc: Exception) -> None:
-        """Handle a lost connection: the channels end, and the leases are renewed over the next one."""
+        """Handle a lost connection: the leases are renewed over the next one.
+
+        The channels end. On a cluster they go on without the partitions of this master.
+        """
         if self._exiting:
             return
         self._has_lost = True
-        self._fail_members(exc)
+        if self.node is None:
+            self._fail_members(exc)
         self._disconnect()
+        for member in self._members:
+            member.begin_again()
         now = self._identity.clock.monotonic()
         self.leases.fail_round(now, exc)
         self.leases.abandon_unreachable(now)

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_dq.errors import CorruptRecord
+from celery_dq.native import unpatched
 from celery_dq.protocols import Leaderships, WorkerCapacity
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.message_record import MessageRecord
@@ -30,6 +31,7 @@ from celery_dq.transport.redis.consuming.claim_limits import (
     MAX_CLAIM,
     CallbackPace,
     ClaimWindow,
+    DiscardPace,
 )
 from celery_dq.transport.redis.consuming.inbox import Inbox
 from celery_dq.transport.redis.consuming.partition_consumers import (
@@ -45,6 +47,7 @@ from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.consuming.consumer_thread import ConsumerThread
+    from celery_dq.transport.redis.consuming.consumer_threads import ConsumerThreads
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +77,17 @@ class ChannelDelivery:
         self._identity = identity
         self._claim_ahead_s = claim_ahead_s
         self.watchdog = Watchdog(identity, watchdog_s)
-        self._thread: ConsumerThread = identity.heartbeat
-        self.claims = ChannelClaims(identity, self._thread, self, channel.wakeups_class)
+        self._threads: ConsumerThreads = identity.heartbeat
+        #: Held while a thread decides how many messages to claim.
+        self.lock = unpatched("_thread", "allocate_lock")()
+        #: Decides how many discards a claim takes besides its messages.
+        self.discard_pace = DiscardPace(identity.clock)
+        #: See :class:`Inboxes`.
+        self.suspect: str | None = None
+        #: The claims of the main thread.
+        self.claims = ChannelClaims(identity, self._threads.main, self, channel.wakeups_class)
+        #: All claims, by their thread. Only that thread adds and removes its own.
+        self._claims = {self._threads.main: self.claims}
         self._is_attached = False
         #: Messages that the consumer thread has claimed, on their way into the inbox.
         self._arrivals: deque[Message] = deque()
@@ -114,13 +126,11 @@ class ChannelDelivery:
             # The worker sets its capacity before it consumes. Each look-up would cost a system call.
             self._capacity = self._channel.capacity
             self._runs_in_loop = self._capacity is None or self._capacity.runs_tasks_in_loop
-            self._thread.attach(self.claims, self._channel.heartbeat_clients)
+            self._threads.main.attach(self.claims, self._channel.heartbeat_clients)
 
     def start_consumer(self, consumer: QueueConsumer) -> None:
         """Start a consumer of a queue; several consumers of one partition take turns."""
         self.attach()
-        if not self._consumers:
-            self._thread.add_check(self._check_consumption)
         allocation = self._channel.context.allocation
         if allocation is not None:
             if self.allocated_partitions is None:
@@ -139,19 +149,48 @@ class ChannelDelivery:
         leaderships = self._channel.context.leaderships
         for each in partitions:
             if leaderships is not None and leaderships.is_singleton(each.name):
-                self._thread.request(partial(self._start_singleton, leaderships, each))
+                self._threads.request(partial(self._start_singleton, leaderships, each))
             else:
                 self._leased[each.prefix] = each
-                self._thread.keep_lease(each, self._channel.heartbeat_clients)
+                thread = self._threads.keep_lease(each, self._channel.heartbeat_clients)
                 is_empty = self._channel.ahead.was_empty(each)
-                self._thread.request(partial(self.claims.subscribe, each, is_empty=is_empty))
+                thread.request(partial(self._subscribe, thread, each, is_empty))
+
+    def _subscribe(self, thread: ConsumerThread, queue: Queue, is_empty: bool) -> None:
+        """Start claiming from a partition, in the thread that is to have it."""
+        wanted = self._threads.of(queue)
+        if wanted is not thread:
+            thread.follow_slots_soon()
+        if self._consumers.has(queue.prefix):  # it may have ended meanwhile
+            self._claims_of(thread).subscribe(queue, is_empty=is_empty)
+
+    def _claims_of(self, thread: ConsumerThread) -> ChannelClaims:
+        claims = self._claims.get(thread)
+        if claims is None:
+            claims = ChannelClaims(self._identity, thread, self, self._channel.wakeups_class)
+            self._claims[thread] = claims
+            thread.serve(claims)
+        return claims
+
+    def place(self, claims: ChannelClaims, source: Subscription) -> None:
+        """Hand a subscription over to the thread that is to have its queue."""
+        thread, queue = self._threads.of(source.queue), source.queue
+        if thread is not claims.thread:
+            claims.give_up(source)
+            thread.request(partial(self._subscribe, thread, queue, False))
+            if not claims.subscriptions and claims is not self.claims:
+                self._end_claims_of(claims)
+
+    def _end_claims_of(self, claims: ChannelClaims) -> None:
+        """End the claims of a thread, in that thread."""
+        claims.thread.detach(claims)
+        claims.close()
+        self._claims.pop(claims.thread, None)
 
     def stop_consumer(self, tag: str) -> None:
         """Stop one consumer. Where it was the last one, undelivered messages are released."""
         if ended := self._consumers.remove(tag):
             self._end_claims(ended)
-        if not self._consumers:
-            self._thread.remove_check(self._check_consumption)
 
     def follow_partitions(self, queue_now: Callable[[PartitionedQueue], PartitionedQueue | None]) -> None:
         """Let each consumer consume its queue as it is now; None stands for a partition that has gone."""
@@ -165,8 +204,8 @@ class ChannelDelivery:
             if now is not None and changed:
                 consumer.queue = now
                 for each in partitions:  # the consumer thread learns their number
-                    self._thread.keep_lease(each, self._channel.heartbeat_clients)
-                    self._thread.drop_lease(each, soon=False)
+                    self._threads.keep_lease(each, self._channel.heartbeat_clients)
+                    self._threads.drop_lease(each, soon=False)
             self._start_claims(begun)
             if ended:
                 self._end_claims(ended)
@@ -174,15 +213,17 @@ class ChannelDelivery:
     def _end_claims(self, ended: Sequence[Queue]) -> None:
         """End the claims from partitions without a consumer, and release their undelivered messages."""
 
-        def unsubscribe() -> None:
+        def unsubscribe(claims: ChannelClaims) -> None:
             for each in ended:
-                if self.singleton_delivery is not None and each.name in self.singleton_delivery:
+                is_singleton = self.singleton_delivery is not None and each.name in self.singleton_delivery
+                if is_singleton and claims is self.claims and self.singleton_delivery is not None:
                     self.singleton_delivery.remove(each.name)
-                else:
-                    self.claims.unsubscribe(each.prefix)
+                elif not is_singleton:
+                    claims.unsubscribe(each.prefix)
 
         # Afterwards no claim is under way, so that the inbox gets no more messages of these partitions.
-        self._thread.run_between_trips(unsubscribe, END_TIMEOUT_S)
+        for thread, claims in tuple(self._claims.items()):
+            thread.run_between_trips(partial(unsubscribe, claims), END_TIMEOUT_S)
         prefixes = {each.prefix for each in ended}
         self._collect()
         for message in self._inbox.take_partitions(prefixes):
@@ -190,27 +231,27 @@ class ChannelDelivery:
         self.flush()
         for each in ended:
             if (leased := self._leased.pop(each.prefix, None)) is not None:
-                self._thread.drop_lease(leased)
+                self._threads.drop_lease(leased)
 
     def begin_asking(self) -> None:
         """Note that the program waits for messages from now on."""
         self.pace.end()
         self.is_asked, self._rests = True, False
         if not (self._inbox or self._arrivals):
-            self._thread.wake()
+            self._threads.wake()
 
     def flush(self) -> bool:
         """Wait until the broker has confirmed the acks, or does not answer; return whether it has."""
         if not self._identity.queues_with_acks():
             return True
-        return self.failure is None and self._thread.flush(END_TIMEOUT_S)
+        return self.failure is None and self._threads.flush(END_TIMEOUT_S)
 
     def _start_singleton(self, leaderships: Leaderships, queue: Queue) -> None:
         if self.singleton_delivery is None:
             self.singleton_delivery = SingletonDelivery(
                 self._identity,
                 leaderships,
-                fetcher=lambda: SingletonFetcher(self.claims, self._thread),  # type: ignore[arg-type, return-value]
+                fetcher=lambda: SingletonFetcher(self.claims),  # type: ignore[arg-type, return-value]
                 clients=self._channel.heartbeat_clients,
                 deliver=self._put_in_inbox,
                 release=self._release,
@@ -219,17 +260,45 @@ class ChannelDelivery:
                 in_loop=self._runs_in_loop,
             )
             self._identity.on_fenced = lambda queue: leaderships.report_fenced(queue.name, queue.token)
-            leaderships.add_listener(self._thread.wake)
+            leaderships.add_listener(self._threads.main.wake)
         self.singleton_delivery.add(queue)
 
-    # -- called by the consumer thread -----------------------------------------------
+    # -- called by the consumer threads ----------------------------------------------
 
-    def capacity(self) -> tuple[int, int]:
-        """Return how many messages to claim, and how many of them fit free pool slots."""
+    def capacity(self, claims: ChannelClaims) -> tuple[int, int]:
+        """Return how many messages these claims may bring, and how many of them fit free pool slots."""
+        others = self._others_of(claims)
+        if not others:
+            return self._room(0)
+        now = self._identity.clock.monotonic()
+        want, free = self._room(sum(each.may_bring(now) for each in others))
+        # Each master gets a share, by the number of its queues that may have work.
+        ready = len(claims.ready)
+        total = ready + sum(len(each.ready) for each in others)
+        return -(-want * ready // total) if ready else want, -(-free * ready // total) if ready else free
+
+    def _others_of(self, claims: ChannelClaims) -> list[ChannelClaims]:
+        """Return the claims of the other threads."""
+        if len(self._claims) == 1:
+            return []
+        return [each for each in tuple(self._claims.values()) if each is not claims]
+
+    def has_room(self, claims: ChannelClaims) -> None:
+        """Let other claims use the capacity that these have not used."""
+        for each in self._others_of(claims):
+            if each.ready.has_claimable:
+                each.thread.wake()
+
+    def _room(self, may_come: int) -> tuple[int, int]:
+        """Return how many messages to claim, and how many of them fit free pool slots.
+
+        Args:
+            may_come: Number of messages that claims under way may bring.
+        """
         qos, capacity = self._channel.qos, self._capacity
         if self._channel.closed or self.failure is not None:
             return 0, 0
-        undelivered = self._inbox.message_count + self._arrived
+        undelivered = self._inbox.message_count + self._arrived + may_come
         if (runs_s := self._callback_runs_s()) > LONG_CALLBACK_S:
             # An urgent message would wait behind all that is claimed ahead.
             is_late = (
@@ -305,8 +374,10 @@ class ChannelDelivery:
         self._others.append(deliver)
         self._channel.wake_delivery()
 
-    def before_trip(self, now: float) -> float:
+    def before_trip(self, claims: ChannelClaims, now: float) -> float:
         """Release what waits too long, follow the leaderships; return when to do so again."""
+        if claims is not self.claims:
+            return math.inf
         if self.singleton_delivery is not None:
             self.singleton_delivery.follow_leaderships()
         if not (self._inbox or self._arrivals):
@@ -319,9 +390,9 @@ class ChannelDelivery:
         self._release_overdue()
         return math.inf
 
-    def after_trip(self) -> None:
+    def after_trip(self, claims: ChannelClaims) -> None:
         """Wake the delivery if a message may be delivered or started."""
-        if self.singleton_delivery is not None:
+        if self.singleton_delivery is not None and claims is self.claims:
             self.singleton_delivery.follow_leaderships()
         if (
             self.has_undelivered
@@ -410,12 +481,12 @@ class ChannelDelivery:
         if held is None or not self._consumers.has(message.prefix) or closing or not may():
             # The lease or the term may be lost, so another worker may have the message by now.
             self._release(message)
-            self._thread.request(partial(self.claims.look_again, message.prefix))
+            self._look_again(message.prefix)
             return False
         channel.qos.append(message, tag)
         self._handing = tag
         if message.discard:
-            with self.claims.discard_pace.timed():
+            with self.discard_pace.timed():
                 return self._discard(message)
         self._window.delivered(self.pace.delivered_at - message.claimed_at)
         consumer = self._consumers.next_for(message.prefix)
@@ -433,8 +504,13 @@ class ChannelDelivery:
                 # A program without a worker may use the message after its callback, until it drains again.
                 self.pace.end()
             if not (self._inbox or self._arrivals):
-                self._thread.wake()
+                self._threads.wake()
         return True
+
+    def _look_again(self, prefix: str) -> None:
+        for thread, claims in tuple(self._claims.items()):
+            if prefix in claims:
+                thread.request(partial(claims.look_again, prefix))
 
     def _discard(self, message: Message) -> bool:
         capacity = self._capacity
@@ -489,30 +565,30 @@ class ChannelDelivery:
         names = {*self._inbox.queues(), *(message.queue for message in tuple(self._arrivals))}
         return [name for name in names if singleton is None or name not in singleton]
 
-    def _check_consumption(self, now: float) -> None:
+    def check_consumption(self, claims: ChannelClaims, now: float) -> None:
         """Check, after each round of renewals, whether this consumer still consumes."""
         if self.allocated_partitions is not None:
             self.allocated_partitions.allocation.broker_answered()
-        claimed_at = self.claims.claimed_at
-        if self.watchdog.is_suspicious(now, claimed_at, self._ignores_backlog, self._runs_in_loop):
+        ignores_backlog = partial(self._ignores_backlog, claims)
+        if self.watchdog.is_suspicious(now, claims.claimed_at, ignores_backlog, self._runs_in_loop):
             self._channel.wake_delivery()
 
-    def _ignores_backlog(self) -> bool:
+    def _ignores_backlog(self, claims: ChannelClaims) -> bool:
         """Return whether a wake-up is stored for a consumed queue, although the channel has capacity.
 
         Singleton queues do not count: their wake-up may wait for a running message or for a retry to be due.
         """
-        if self.capacity()[0] <= 0:
+        if self.capacity(claims)[0] <= 0:
             return False
-        queues = [source.queue for source in self.claims.subscriptions if not source.queue.token]
-        return self._thread.has_unclaimed_wakeup(queues)
+        queues = [source.queue for source in claims.subscriptions if not source.queue.token]
+        return claims.thread.has_unclaimed_wakeup(queues)
 
     # -- closing ---------------------------------------------------------------
 
     def close(self) -> None:
         """Release undelivered messages, and stop all consumers."""
         if self.singleton_delivery is not None and (leaderships := self._channel.context.leaderships):
-            leaderships.remove_listener(self._thread.wake)
+            leaderships.remove_listener(self._threads.main.wake)
         if self.allocated_partitions is not None:
             self.allocated_partitions.allocation.remove_listener(self._channel.wake_delivery)
         self._collect()
@@ -520,25 +596,21 @@ class ChannelDelivery:
             self._release(message)
         if self._consumers:
             ended = [queue for each in self._consumers.all for queue in self._consumers.remove(each.tag)]
-            self._thread.remove_check(self._check_consumption)
             self._end_claims(ended)
         if self._is_attached:
-            self._thread.run_between_trips(self._end, END_TIMEOUT_S)
-
-    def _end(self) -> None:
-        self._thread.detach(self.claims)
-        self.claims.close()
+            for thread, claims in tuple(self._claims.items()):
+                thread.run_between_trips(partial(self._end_claims_of, claims), END_TIMEOUT_S)
 
 
 class SingletonFetcher:
     """The claims of a channel, as :class:`SingletonDelivery` uses them: between two trips."""
 
-    def __init__(self, claims: ChannelClaims, thread: ConsumerThread) -> None:
+    def __init__(self, claims: ChannelClaims) -> None:
         self.subscribe = claims.subscribe
         self.unsubscribe = claims.unsubscribe
         self.turn_at = claims.turn_at
         self.pipeline = self
-        self._thread = thread
+        self._thread = claims.thread
 
     def has_claim_under_way(self, queue: Queue) -> bool:
         """Return False: no trip is under way."""

@@ -92,6 +92,20 @@ class Leases:
         with contextlib.suppress(IndexError):
             self._holders.get(queue.key, deque()).pop()
 
+    def give(self, queue: Queue) -> int:
+        """Let another thread have a lease from now on; return the number of its users."""
+        with self.lock:
+            self._to_renew.pop(queue.key, None)
+            del self.queues[queue.key]
+            return len(self._holders.pop(queue.key, ()))
+
+    def take(self, queue: Queue, users: int) -> None:
+        """Have a lease from now on that another thread gives, and renew it soon."""
+        with self.lock:
+            self._holders.setdefault(queue.key, deque()).extend([None] * users)
+            self.queues[queue.key] = queue
+        self.renew_soon([queue])
+
     def is_in_use(self, name: str) -> bool:
         """Return whether the partition has in-flight messages, pending acks or calls without an answer."""
         # In this order: an ack that is pending is under way a moment later.

@@ -93,9 +93,15 @@ class ConsumerIdentity:
         """Return whether this process may have claimed from *queue* before."""
         return self.in_flight.renewed_at(queue.key) is not None or self.in_doubt.is_unsettled(queue.key)
 
-    def queues_with_acks(self) -> list[tuple[Queue, PendingAcks]]:
-        """Return the queues with pending acks, except those without a lease, whose acks are not sent."""
-        leased, found = self.heartbeat.queues, []
+    def queues_with_acks(self, leased: dict[str, Queue] | None = None) -> list[tuple[Queue, PendingAcks]]:
+        """Return the queues with pending acks, except those without a lease, whose acks are not sent.
+
+        Args:
+            leased: The queues to look at, by :attr:`Queue.key`; default: all with a lease.
+        """
+        found = []
+        if leased is None:
+            leased = self.heartbeat.queues
         for name, box in self.in_flight.partitions_with_acks():
             queue = leased.get(name)
             if queue is not None:

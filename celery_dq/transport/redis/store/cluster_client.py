@@ -45,6 +45,13 @@ def cluster_pool(slots: SlotMap, node_class: Any, **arguments: Any) -> redis.Con
     )
 
 
+def twin_of(client: redis.Redis) -> redis.Redis:
+    """Return a client with the arguments of another one, and connections of its own."""
+    arguments = dict(client.connection_pool.connection_kwargs)
+    arguments.pop("maint_notifications_config", None)
+    return type(client)(connection_pool=cluster_pool(arguments.pop("slots"), **arguments))
+
+
 def is_cluster(pool: redis.ConnectionPool) -> bool:
     """Return whether a pool is one of :func:`cluster_pool`."""
     return "slots" in pool.connection_kwargs

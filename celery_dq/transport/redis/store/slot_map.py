@@ -61,6 +61,8 @@ class SlotMap:
         self.seeds = tuple(NodeAddress(*each) for each in seeds)
         self.clock = clock or SystemClock()
         self._slots: list[NodeAddress | None] = [None] * SLOTS
+        #: How often a slot has got another master.
+        self.changes = 0
         self._masters: tuple[NodeAddress, ...] = ()
         self._replicas: tuple[NodeAddress, ...] = ()
         self._asked_at = float("-inf")
@@ -80,6 +82,7 @@ class SlotMap:
 
     def moved(self, slot: int, node: NodeAddress) -> None:
         """Note that a node has named the master of a slot."""
+        self.changes += self._slots[slot] != node
         self._slots[slot] = node
 
     def refresh(self, connect: Callable[[NodeAddress], Any], without: NodeAddress | None = None) -> None:
@@ -121,6 +124,7 @@ class SlotMap:
             slots[first : last + 1] = [master] * (last + 1 - first)
             masters[master] = None
             replicas.update(dict.fromkeys(others))
+        self.changes += slots != self._slots
         self._slots, self._masters, self._replicas = slots, tuple(masters), tuple(replicas)
 
 
