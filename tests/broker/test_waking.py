@@ -160,16 +160,19 @@ def test_a_full_worker_hands_its_next_looks_over(worker_app: WorkerApp, stops: b
     """The delayed messages are due while their worker is full, or stops with a running task."""
     with worker_app.worker("threads", 1) as full:
         for countdown in (3.0, 3.3, 3.6):
-            worker_app.send("timed", time.time() + countdown, countdown=countdown)
+            due = time.time() + countdown
+            worker_app.send("timed", due, countdown=countdown)
         wait_until(lambda: worker_app.client.hget(worker_app.keys.state, "next_look_owner"))
         worker_app.send("hold", "long")
         worker_app.ran(1, subject="began")
         with worker_app.worker("threads", 1):
+            # On a slow machine, this worker starts after the messages are due.
+            started_late = max(time.time() - due, 0)
             if stops:
                 os.kill(full.pid, signal.SIGTERM)
-            late = [float(each) for each in worker_app.ran(3, subject="late", timeout_s=20)]
+            late = [float(each) for each in worker_app.ran(3, subject="late", timeout_s=60)]
             worker_app.witness.release("long")
-            assert max(late) < 8, late
+            assert max(late) - started_late < SOON_S, late
             worker_app.settled()
 
 
