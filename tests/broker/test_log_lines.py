@@ -67,16 +67,16 @@ def test_a_leader_that_has_handed_over_warns_of_nothing(
         singleton_queue = dataclasses.replace(channel.home(kombu_client.queue, ""), token=1)
         process = channel.process
         process.record_fenced(singleton_queue, 0)
-        assert caplog.records == []
+        assert lines(caplog, kombu_client.queue) == []
         # A leader that was cut off still has a message in flight.
         process.in_flight.add(singleton_queue.key, "a", "5")
         process.record_fenced(singleton_queue, 5)
-        (record,) = caplog.records
+        (record,) = lines(caplog, kombu_client.queue)
         assert record.levelno == logging.WARNING
         assert "1 messages that had not begun are dropped here" in record.getMessage()
         caplog.clear()
         # A worker without the setting logs once that it needs the setting.
         for _ in range(2):
             process.record_fenced(channel.home(kombu_client.queue, ""), 5)
-        (record,) = caplog.records
+        (record,) = lines(caplog, kombu_client.queue)
         assert "dq_singleton_queues" in record.getMessage()
