@@ -105,7 +105,7 @@ def test_messages_claimed_ahead_are_not_reserved_and_return_at_a_warm_shutdown(
             worker_app.send("note", f"later {n}")
         wait_until(lambda: in_flight_count(worker_app) > 2 * multiplier, 30)
         worker_app.wait_responsive()
-        reserved = worker_app.app.control.inspect(timeout=5).reserved() or {}
+        reserved = worker_app.app.control.inspect(timeout=30, limit=1).reserved() or {}
         assert [len(each) for each in reserved.values()] == [multiplier]
         os.kill(worker.pid, signal.SIGTERM)
         # The inbox returns at once, and the messages that Celery has reserved when its pool stops.
@@ -150,7 +150,7 @@ def test_nothing_is_claimed_ahead(open_app: Open, conf: dict[str, Any], quota: d
 
 def rate_limit(worker_app: WorkerApp) -> None:
     worker_app.wait_responsive()
-    replies = worker_app.app.control.rate_limit("note", "1/h", reply=True, timeout=5, limit=1)
+    replies = worker_app.app.control.rate_limit("note", "1/h", reply=True, timeout=30, limit=1)
     assert replies
 
 

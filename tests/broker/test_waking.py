@@ -159,9 +159,9 @@ def test_another_worker_takes_over_the_next_look_of_a_stopped_one(worker_app: Wo
 def test_a_full_worker_hands_its_next_looks_over(worker_app: WorkerApp, stops: bool) -> None:
     """The delayed messages are due while their worker is full, or stops with a running task."""
     with worker_app.worker("threads", 1) as full:
+        due = time.time() + 3.0
         for countdown in (3.0, 3.3, 3.6):
-            due = time.time() + countdown
-            worker_app.send("timed", due, countdown=countdown)
+            worker_app.send("timed", time.time() + countdown, countdown=countdown)
         wait_until(lambda: worker_app.client.hget(worker_app.keys.state, "next_look_owner"))
         worker_app.send("hold", "long")
         worker_app.ran(1, subject="began")

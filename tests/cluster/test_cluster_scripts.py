@@ -53,7 +53,7 @@ def test_a_wake_up_is_announced_and_announced_again_by_heartbeats(
     node = redis_cluster.master_of(partition.keys.slot)
     with redis.Redis(port=node.port, protocol=3) as direct, direct.pubsub() as subscriber:
         subscriber.ssubscribe(partition.keys.woken)
-        assert subscriber.get_sharded_message(timeout=5)["type"] == "ssubscribe"
+        assert subscriber.get_sharded_message(timeout=30)["type"] == "ssubscribe"
         push(partition, client, 1)
         assert subscriber.get_message(timeout=5)["data"] == b"0"
         push(partition, client, 2)  # the wake-up is stored already

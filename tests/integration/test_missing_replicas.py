@@ -41,7 +41,7 @@ def _confirmed_by_one(call: Any, partition: Any, client: Any, replicas: int) -> 
 
 def _complete(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_moves, "run_confirmed", run_confirmed)
-    queue.set_partitions(2, timeout=1)
+    queue.set_partitions(2, timeout=30)
 
 
 def test_a_pause_and_a_cancellation_need_no_replicas(

@@ -113,14 +113,14 @@ def test_a_failover_after_a_step_that_replicas_lack_loses_and_doubles_nothing(
     broker = wide.dq._broker
     careful = replace(broker.options, confirm_replicas=1)
     with suppress(OperationalError):  # a lost connection ends the command, which is run again
-        partition_count.set_partitions(broker, careful, "push", 2, timeout_s=5)
+        partition_count.set_partitions(broker, careful, "push", 2, timeout_s=30)
     assert failover.is_over
     with opened(wide) as (partitions, client):
         stored = [client.hget(each.keys.state, "partitions") or b"" for each in partitions]
         decided = int(stored[0].partition(b"#")[2] or 0)
         assert all(int(each.partition(b"#")[2] or 0) <= decided for each in stored), "partition 0 decides"
     ran = _run_all(wide)
-    partition_count.set_partitions(broker, careful, "push", 2, timeout_s=5)
+    partition_count.set_partitions(broker, careful, "push", 2, timeout_s=30)
     ran += _run_all(wide)
     assert sorted(ran) == sorted(ids)
     later = send(wide, D, *[f"other-{number}" for number in range(COUNT)])

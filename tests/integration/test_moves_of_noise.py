@@ -29,7 +29,7 @@ def test_a_delayed_message_that_cannot_be_read_leaves_a_partition_that_goes(
 ) -> None:
     task_id = wide.tasks["notify"].apply_async((D, 9), countdown=3600).id
     _spoil(wide, 3, task_id, noise)
-    queue.set_partitions(2, timeout=1)
+    queue.set_partitions(2, timeout=30)
     with opened(wide) as (partitions, client):
         (home,) = [each for each in partitions if client.hexists(each.keys.messages, task_id)]
         client.zadd(home.keys.delayed, {task_id: 1})

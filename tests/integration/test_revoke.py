@@ -102,7 +102,7 @@ def test_a_revoke_by_an_id_that_is_no_text_is_refused(app: Any, given: Any) -> N
 
 
 def test_inspect_reports_the_brokers_options(app: Any, worker: Any) -> None:
-    stats = app.control.inspect(timeout=10, limit=1).stats()
+    stats = app.control.inspect(timeout=30, limit=1).stats()
     (reported,) = stats.values()
     assert "shop" in str(reported["broker"]["transport_options"])
 

@@ -131,7 +131,7 @@ def test_limits_are_exact_when_a_share_has_moved(heavy: Any, queue: Any) -> None
     claimed = claim_everywhere(heavy)
     assert len(claimed) == 7
     finish(heavy, [(home, running), *claimed])
-    queue.set_partitions(3, timeout=5)
+    queue.set_partitions(3, timeout=30)
     heavy.dq.quotas.set("push", A, spread=2)
     assert len([entry for _, entry in claim_everywhere(heavy)]) == 7
 
@@ -149,7 +149,7 @@ def test_permits_that_a_share_has_used_are_not_used_again_when_it_goes(heavy: An
         ]
     assert len(claimed) == 9 - 3 * spread
     finish(heavy, claimed)
-    heavy.dq.quotas.set("push", A, spread=spread, timeout=5)
+    heavy.dq.quotas.set("push", A, spread=spread, timeout=30)
     assert len(claim_everywhere(heavy)) == 9 - len(claimed)
 
 
@@ -276,7 +276,7 @@ def test_a_spread_that_cannot_be_is_refused(heavy: Any, queue: Any) -> None:
 
 def test_a_call_returns_the_quota_of_a_tenant_that_leaves_its_first_partition(wide: Any, queue: Any) -> None:
     wide.dq.quotas.set("push", B, rate=50, burst=4, spread=2)
-    queue.set_partitions(7, timeout=5)
+    queue.set_partitions(7, timeout=30)
     before, home = lives_in(wide, B)
     assert home not in before, "the shares stay where they are, and the home is another one by now"
     wanted = Quota(rate=50, burst=4)

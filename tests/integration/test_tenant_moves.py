@@ -79,7 +79,7 @@ def test_everything_of_a_tenant_moves_with_it(wide: Any, queue: Any) -> None:
         assert partitions[old].keys.partition == old
         assert client.zscore(partitions[old].keys.limiter, moving) is None, "it has no rate any more"
         client.zadd(partitions[old].keys.limiter, {moving: limit})
-    queue.set_partitions(7, timeout=5)
+    queue.set_partitions(7, timeout=30)
     with wide.dq._broker.open("push") as (partitions, client):
         assert client.zscore(partitions[new].keys.limiter, moving) == limit
         assert client.hlen(partitions[old].keys.messages) == 0
@@ -102,7 +102,7 @@ def test_a_new_message_waits_until_the_last_task_in_the_former_home_has_ended(wi
             queue.set_partitions(7, timeout=0)
         assert claim_in(wide, moving, 9) == []
         assert home.ack("worker:1", finish=[running.tag]).run(client) == 0
-    queue.set_partitions(7, timeout=5)
+    queue.set_partitions(7, timeout=30)
     assert [each.id for each in claim_in(wide, moving, 9)] == [late]
 
 
@@ -124,8 +124,8 @@ def test_the_time_of_a_change_counts_its_passes_too(wide: Any, queue: Any) -> No
 
 def test_a_tenant_that_comes_to_partition_0_again_waits_there_again(wide: Any, queue: Any) -> None:
     send(wide, D)
-    queue.set_partitions(1, timeout=5)
-    queue.set_partitions(4, timeout=5)
+    queue.set_partitions(1, timeout=30)
+    queue.set_partitions(4, timeout=30)
     (running,) = claim_in(wide, D, 1)
     with wide.dq._broker.open_home("push", D) as (home, client):
         with pytest.raises(TenantMoving, match="tenants: 1"):
@@ -133,7 +133,7 @@ def test_a_tenant_that_comes_to_partition_0_again_waits_there_again(wide: Any, q
         late = wide.tasks["notify"].apply_async((D, 2)).id
         assert claim_in(wide, D, 9) == []
         assert home.ack("worker:1", finish=[running.tag]).run(client) == 0
-    queue.set_partitions(1, timeout=5)
+    queue.set_partitions(1, timeout=30)
     assert [each.id for each in claim_in(wide, D, 9)] == [late]
 
 
@@ -148,7 +148,7 @@ def test_all_messages_of_a_tenant_are_cancelled_while_it_moves(wide: Any, queue:
     notify.apply_async((moving, 3))
     assert queue.cancel_tenant(moving, dry_run=True) == 3
     assert queue.cancel_tenant(moving) == 3
-    queue.set_partitions(7, timeout=5)
+    queue.set_partitions(7, timeout=30)
     assert queue.snapshot().waiting + queue.snapshot().delayed == 0
 
 
@@ -160,7 +160,7 @@ def test_all_messages_of_a_tenant_are_moved_to_another_queue_while_it_moves(wide
     second = wide.tasks["notify"].apply_async((moving, 2)).id
     assert queue.move("other", tenant=moving, dry_run=True) == 2
     assert queue.move("other", tenant=moving) == 2
-    queue.set_partitions(7, timeout=5)
+    queue.set_partitions(7, timeout=30)
     assert [each.id for each in wide.dq.queues["other"].peek()] == [first, second]
 
 
@@ -174,7 +174,7 @@ def test_a_message_with_a_lost_answer_is_stored_once_although_the_number_has_cha
     def change_after(connection: PipelinedConnection, command: tuple[Any, ...]) -> Any:
         answer = ask(connection, command)
         if not changes:
-            changes.append(queue.set_partitions(7, timeout=5))
+            changes.append(queue.set_partitions(7, timeout=30))
             wide.dq.quotas.get("push", moving)
             with wide.dq._broker.channel() as channel:
                 channel.queues("push", refresh=True)  # this process has learned the new number
@@ -227,7 +227,7 @@ def test_a_mover_with_an_old_map_takes_nothing_out_of_a_home(wide: Any, queue: A
         old = PartitionMap(COUNT).begin(2)
         late = TenantMoves(channel.client, partitions_of(channel, "push", old), wide.dq._broker.options)
         for count in (2, COUNT):
-            queue.set_partitions(count, timeout=5)
+            queue.set_partitions(count, timeout=30)
         with pytest.raises(InvalidRequest, match="Another change"):
             late.step()
     assert [entry.id for entry in claim_in(wide, D, 9)] == ids
@@ -251,7 +251,7 @@ def test_an_outbox_of_a_second_mover_is_delivered_at_the_end_of_a_change(
         return decide(first, client, options, before, now)
 
     monkeypatch.setattr(map_change, "_decide", export_before_the_end)
-    queue.set_partitions(2, timeout=5)
+    queue.set_partitions(2, timeout=30)
     assert [entry.id for entry in claim_in(wide, D, 9)] == ["late", task_id]
 
 
@@ -285,5 +285,5 @@ def test_a_change_goes_no_step_that_replicas_do_not_have(
             assert not client.exists(partitions[partitions[0].homes.home(D)].keys.messages)
             assert client.hlen(partitions[3].keys.messages) == 3, "a failover could bring them back"
     assert maps_of_others() == {b"2<4#1"}
-    queue.set_partitions(2, timeout=5)
+    queue.set_partitions(2, timeout=30)
     assert [entry.id for entry in claim_in(wide, D, 9)] == ids

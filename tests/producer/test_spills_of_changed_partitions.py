@@ -165,7 +165,7 @@ def world(redis_server: RedisServer, dq_url: str, make_app: MakeApp, tmp_path: P
 def change_number(world: SpillWorld) -> None:
     """Change the number of partitions twice, while messages wait."""
     for count in (9, 5):
-        world.queue.set_partitions(count, timeout=5)
+        world.queue.set_partitions(count, timeout=30)
 
 
 def begin_new_number(world: SpillWorld) -> None:

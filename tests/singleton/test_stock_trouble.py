@@ -112,7 +112,7 @@ def test_a_message_without_a_task_and_a_lost_connection_stop_nothing(
             stock.wait_started(2)
             stock.send("post", 3, expires=0.01)
             revoked = stock.send("post", 4).id
-            assert stock.app.control.revoke(revoked, reply=True, timeout=5.0, limit=1)
+            assert stock.app.control.revoke(revoked, reply=True, timeout=30.0, limit=1)
             stock.post(range(5, 6))
             stock.book.release("2")
             assert stock.finished(5) == [10, 0, 1, 2, 5]

@@ -149,7 +149,7 @@ def test_a_suspect_of_another_queue_comes_when_the_one_before_it_has_ended(
     first, second = sorted(rooms, key=lambda room: -len(room.received))
     assert (len(first.received), len(second.received)) == (1, 0)
     first.received[0].ack()
-    second.drain(1, deadline=20)
+    second.drain(1, deadline=60)
 
 
 def test_over_the_limit_it_is_a_dead_letter(connect: Connect, app: DQCelery, looker: Session) -> None:
