@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.career import Phase, Term
@@ -128,7 +130,8 @@ def test_a_task_that_calls_exit_when_the_term_falls_leaves_a_candidate(own_redis
 def test_a_candidate_without_its_server_logs_one_line(
     dead_redis_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = redis.Redis(port=dead_redis_port, socket_timeout=1.0)
+    # The client's own retries would take seconds for each attempt.
+    client = redis.Redis(port=dead_redis_port, socket_timeout=1.0, retry=Retry(NoBackoff(), 0))
     election = RedisElection(client, PartitionKeys("online", "q"), "w1", SESSION_S)
     resign, asked = election.resign, list[bool]()
 
