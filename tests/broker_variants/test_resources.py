@@ -156,7 +156,7 @@ def test_the_heartbeat_thread_ends_when_its_broker_stays_away() -> None:
             Producer(channel).publish("x", routing_key="resources", serializer="json")
             with Consumer(channel, queues=[Queue("resources")], on_message=got.append):
                 drain_until(connection, lambda: got)
-                assert runs(heartbeat)
+                wait_until(lambda: runs(heartbeat), 30)
                 server.kill()
         # Then the heartbeat thread ends.
         wait_until(lambda: not runs(heartbeat), 30)
