@@ -399,6 +399,8 @@ def client(redis_server: RedisServer, redis_url: str) -> Iterator[Any]:
         yield client
 
 
+# Half a minute of an idle machine, more than a minute of a busy one.
+@pytest.mark.timeout(300)
 def test_a_partition_behaves_as_the_model(client: Any) -> None:
     machine = type("Machine", (PartitionMachine,), {"client": client})
     run_state_machine_as_test(
