@@ -13,6 +13,9 @@ from celery_dq.inspector.redis_values import moment
 
 __all__ = ["HistoryPoint", "HistorySample", "history_points"]
 
+#: Amounts from here on are not ours: counters in Redis have 64 bits.
+MOST = 2**63
+
 
 @dataclass(frozen=True)
 class HistorySample:
@@ -50,12 +53,15 @@ class HistorySample:
 
     @classmethod
     def unpack(cls, at_ms: int, packed: str) -> HistorySample | None:
-        """Return a sample; None for a text of another form."""
+        """Return a sample; None for a text of another form, which another program has written."""
         try:
             waiting, oldest_s, published, claimed, finished, buckets = json.loads(packed)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return None
-        if len(buckets) != len(WAIT_BOUNDS_S):
+        if not isinstance(buckets, list) or len(buckets) != len(WAIT_BOUNDS_S):
+            return None
+        oldest = () if oldest_s is None else (oldest_s,)
+        if not all(map(_is_amount, (waiting, *oldest, published, claimed, finished, *buckets))):
             return None
         return cls(at_ms, waiting, oldest_s, published, claimed, finished, tuple(buckets))
 
@@ -97,6 +103,11 @@ def history_points(samples: Sequence[HistorySample]) -> list[HistoryPoint]:
         and after.published >= before.published
         and all(b <= a for b, a in zip(before.buckets, after.buckets, strict=True))
     ]
+
+
+def _is_amount(value: object) -> bool:
+    """Return whether a value is a finite number of messages or seconds."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < MOST
 
 
 def _point(before: HistorySample, after: HistorySample) -> HistoryPoint:

@@ -136,3 +136,41 @@ def test_an_old_sample_is_not_shown_as_the_present() -> None:
 )
 def test_values_of_plots_are_short(value: float | None, unit: str, text: str) -> None:
     assert plotted(value, unit) == text
+
+
+FINE = [7, 1.5, 50, 20, 20, [0] * len(WAIT_BOUNDS_S)]
+ODD: tuple[Any, ...] = ("x", None, True, [1], {}, -1, 1e308, math.inf, math.nan, 10**400)
+#: One field of a sample, and what another program may have written there.
+FOREIGN: list[tuple[int, Any]] = [
+    (place, value) for place in range(6) for value in ODD if (place, value) != (1, None)
+] + [(5, [value] * len(WAIT_BOUNDS_S)) for value in ODD]
+
+
+@pytest.mark.parametrize("at_s", [1, 10**9, 4 * 10**9, 2 * 10**11, 2**64 // 1000 - 1])
+def test_a_stream_that_another_program_wrote_stops_no_page(
+    shop: Any, operator: Any, redis_url: str, at_s: int
+) -> None:
+    send(shop, "a")
+    now_ms = round(datetime.now(timezone.utc).timestamp() * 1000)
+    with redis.Redis.from_url(redis_url) as client:
+        key = history_stream("online", "push")
+        rows = []
+        for place, value in FOREIGN:
+            fields = [*FINE]
+            fields[place] = value
+            rows += [json.dumps(FINE), json.dumps(fields)]
+        for number, row in enumerate([*rows, json.dumps(FINE), "?", "[]", "{}"]):
+            recent = now_ms - 1_000_000 + number * 1000
+            client.xadd(key, {"s": row}, id=f"{recent if at_s == 1 else at_s * 1000}-{number + 1}")
+        client.xadd(key, {"other": "x"})
+    for point in shop.dq.history("push"):
+        assert math.isfinite(point.published_per_s)
+    for page in ("/dq/", "/dq/queue/?queue=push"):
+        answer = operator.get(page)
+        assert answer.status_code == 200, page
+        assert "nan" not in answer.content.decode().lower().split("<svg", 1)[-1].split("</svg>", 1)[0]
+    # A stream that would take no sample of ours begins again.
+    shop.dq.history.sample("push")
+    with redis.Redis.from_url(redis_url) as client:
+        (latest, _), *_ = client.xrevrange(history_stream("online", "push"), count=1)
+    assert int(latest.partition(b"-")[0]) < now_ms + 600_000

@@ -36,7 +36,9 @@ class HistoryApi:
         """Return the last hour of a queue, as far as it was sampled, the earliest point first."""
         check_text("queue", queue)
         with self._broker.channel() as channel:
-            rows = channel.client.xrevrange(self._key(queue), count=MAX_SAMPLES)
+            now_ms = server_time_us(channel.client) // 1000
+            # No sample of ours is later than the clock of the server.
+            rows = channel.client.xrevrange(self._key(queue), max=now_ms, count=MAX_SAMPLES)
         found = [HistorySample.unpack(_at_ms(row), text(fields.get(b"s", b""))) for row, fields in rows[::-1]]
         return history_points([each for each in found if each is not None])
 
@@ -50,11 +52,15 @@ class HistoryApi:
         with self._broker.open(queue) as (partitions, client):
             key, latest = self._key(queue), client.xrevrange(self._key(queue), count=1)
             step = server_time_us(client) // 1000 // STEP_MS
-            if latest and _at_ms(latest[0][0]) // STEP_MS >= step:
+            last_step = _at_ms(latest[0][0]) // STEP_MS if latest else -1
+            if 0 <= last_step - step <= 1:
                 return False
             now = queue_snapshot(partitions, client)
             sample = HistorySample.of(0, now.waiting, now.oldest_waiting_s, now.counters)
             try:
+                if last_step > step:
+                    # Another program wrote it, or the clock was set back: Redis takes no earlier entry.
+                    client.delete(key)
                 # Two processes may write one each in the same 15 seconds, which does no harm.
                 client.xadd(key, {"s": sample.pack()}, maxlen=MAX_SAMPLES, approximate=False)
                 client.pexpire(key, TTL_MS)
