@@ -62,7 +62,12 @@ class AppContext(str):
         label: Name of the owner, in logs and in ``inspect stats``. Each owner needs its own label, because
             kombu shares pooled connections between equal options.
         resolve: Returns the options (``celery_dq.options``). Called once, at their first use.
+
+    Attributes:
+        queue_named: Returns the app's kombu queue with a name; None for a queue that it does not know.
     """
+
+    queue_named: Callable[[Any], Any]
 
     _resolve: Callable[[], Any]
     _options: Any
@@ -74,6 +79,7 @@ class AppContext(str):
         self._resolve = resolve
         self._options = None
         self._state = PerProcess(ProcessState)
+        self.queue_named = lambda name: None
         return self
 
     @property

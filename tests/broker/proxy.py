@@ -30,6 +30,8 @@ class Proxy:
         self.cut = 0
         #: Sent to the client before its connection is cut.
         self.last_words = b""
+        #: Number of requests; those that a client sends in one write are one.
+        self.requests = 0
         #: How many requests are forwarded before the next one is cut, or its answer dropped; None: all are.
         self.requests_left: int | None = None
         self.drops_answer = False
@@ -71,6 +73,7 @@ class Proxy:
     ) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 20):
+                self.requests += 1
                 if self.drop_answers_to and self.drop_answers_to in data and self.drops_left > 0:
                     self.drops_left -= 1
                     doomed.set()

@@ -23,6 +23,7 @@ from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store import publisher
+from tests.broker.proxy import Proxy
 
 TIMEOUT_S = 0.9
 #: Celery's own retry policy, with an early end.
@@ -158,6 +159,26 @@ def test_a_probe_finds_the_broker_again(scheme: str) -> None:
         finally:
             app.close()
             pools.reset()
+
+
+def test_the_first_call_to_a_queue_takes_two_round_trips(dq_url: str, redis_server: RedisServer) -> None:
+    with Proxy(redis_server.port) as proxy:
+        app = make_app(proxy.url(dq_url), dq_queues={"several": {"partitions": 3}})
+        trips: dict[str, list[int]] = {}
+        # The first one opens the connections, and brings the scripts.
+        for queue in ("celery", "other", "other", "named", "several"):
+            before = proxy.requests
+            if queue == "named":
+                app.send_task("elsewhere", queue=queue)
+            else:
+                app.tasks["notify"].apply_async((1,), queue=queue)
+            trips.setdefault(queue, []).append(proxy.requests - before)
+        depths = {name: app.dq.queues[name].depth for name in trips}
+        app.close()
+    assert (trips["other"], trips["named"]) == ([2, 1], [2])
+    # For queues whose names are those of its partitions, for their maps, and for their sizes.
+    assert trips["several"] == [5]
+    assert depths == {"celery": 1, "other": 2, "named": 1, "several": 1}
 
 
 def test_a_call_that_is_wrong_reports_nothing_about_the_broker(dq_url: str) -> None:

@@ -57,6 +57,7 @@ class DQ:
 
     def __init__(self, app: Any) -> None:
         self.context = AppContext(f"{app.main or '__main__'} at {id(self):#x}", lambda: resolve(app.conf))
+        self.context.queue_named = lambda name: app.amqp.queues.get(name)
         self._app = app
         self._broker = BrokerAccess(app, self.context)
         self.queues = QueuesApi(self._broker, self.context)

@@ -27,7 +27,14 @@ from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.quotas import write_settings_quota
 from celery_dq.transport.redis.store.refusals import PartitionsChanging
 from celery_dq.transport.redis.store.replies import Declared
-from celery_dq.transport.redis.store.rounds import AT_ONCE, Rounds, run_one, run_rounds
+from celery_dq.transport.redis.store.rounds import (
+    AT_ONCE,
+    Beside,
+    Commands,
+    Rounds,
+    run_one,
+    run_rounds,
+)
 from celery_dq.transport.redis.store.script_batches import run_all
 from celery_dq.transport.redis.store.server_checks import check_server
 from celery_dq.transport.redis.store.slot_map import SlotMap
@@ -58,6 +65,7 @@ class ConnectionContext:
         refuse_key_prefix(connection.transport_options)
         app_context = _app_context_of(connection)
         #: The worker's side, in this process; a child does not use a connection that it has inherited.
+        self.app_context = app_context
         self.state: ProcessState = app_context.in_this_process()
         self.options: Options = app_context.options
         self.address = identity(connection)
@@ -183,7 +191,7 @@ class ConnectionContext:
                 )
         homes = None if refresh else self.process.partition_maps.get(name)
         if homes is None:
-            homes = run_one(client, self._declare(name, client, repair=refresh))
+            homes, _ = run_one(client, self._declare(name, client, repair=refresh))
         return self.queue_of(name, homes)
 
     def queues_to_consume(self, names: Sequence[str], client: redis.Redis) -> list[PartitionedQueue]:
@@ -221,12 +229,22 @@ class ConnectionContext:
         options = self.options.queue(queue.whole_name)
         return write_settings_quota(partitions, client, options, self.process.consumer)
 
-    def declared(self, name: str, client: redis.Redis) -> Rounds[PartitionedQueue]:
-        """Return a whole queue as :meth:`queues` does, beside other ones."""
+    def declared(
+        self, name: str, client: redis.Redis, beside: Commands
+    ) -> Rounds[tuple[PartitionedQueue, list[Any]]]:
+        """Return a whole queue as :meth:`queues` does, beside other ones, and the answers to more commands.
+
+        Args:
+            name: Name of the queue.
+            client: A redis client.
+            beside: Puts the commands into the pipeline of the declaration.
+        """
         homes = self.process.partition_maps.get(name)
         if homes is None:
-            homes = yield from self._declare(name, client, repair=False)
-        return self.queue_of(name, homes)
+            homes, answers = yield from self._declare(name, client, repair=False, beside=beside)
+        else:
+            answers = yield beside
+        return self.queue_of(name, homes), answers
 
     @staticmethod
     def is_whole(name: str) -> bool:
@@ -251,7 +269,9 @@ class ConnectionContext:
         """Return one partition of the queue called *name* with this map."""
         return self._partition(name, number, homes).partition
 
-    def _declare(self, name: str, client: redis.Redis, *, repair: bool) -> Rounds[PartitionMap]:
+    def _declare(
+        self, name: str, client: redis.Redis, *, repair: bool, beside: Commands | None = None
+    ) -> Rounds[tuple[PartitionMap, list[Any]]]:
         """Declare a queue's partitions; note and return their map as the broker has stored it.
 
         No message is sent by a map before all partitions have it: a tenant's former home must have stopped to
@@ -261,6 +281,7 @@ class ConnectionContext:
             name: Name of the queue.
             client: A redis client.
             repair: Write the map into every partition, because one of them had another one.
+            beside: Puts further commands into the same pipeline, whose answers are returned, too.
         """
         wanted, known = self.options.queue(name).partitions, self.process.partition_maps.get(name)
         if wanted > 1 and (namesake := namesake_of(name, wanted, self.registry_key, client)) is not None:
@@ -282,7 +303,8 @@ class ConnectionContext:
             if known is None or known.total == 1
             else arbiter.declare_partitions(known, "restore")
         )
-        declared: Declared = yield call
+        declared: Declared
+        declared, *answers = yield Beside(call, beside)
         homes, count = declared.homes, declared.homes.count
         if homes.total > 1 and (declared.is_new or repair or homes.before is not None):
             calls = [
@@ -304,7 +326,7 @@ class ConnectionContext:
                 extra={"event": "partitions_differ", "queue": name},
             )
         self.process.partition_maps.learn(name, homes)
-        return self.process.partition_maps.get(name) or homes
+        return self.process.partition_maps.get(name) or homes, answers
 
     def _partition(self, name: str, number: int, homes: PartitionMap) -> Queue:
         options = self.options.queue(name)

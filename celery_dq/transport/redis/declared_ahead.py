@@ -1,7 +1,8 @@
-"""Queues that are declared together, before kombu declares each of them by itself.
+"""Queues that are declared in one round trip, before kombu declares them in four.
 
-Kombu declares a queue in four round trips: for its partitions, its name, its binding and its messages. The
-queues of a worker are known before, so the declaration of one declares all, and the others find the answers.
+Kombu asks for the partitions and the messages of a queue, and writes its name and its binding. Here one
+pipeline does it, if the app knows the queue, and kombu finds the answers. The queues of a worker are declared
+together with the first of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import redis
 
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.redis.store.depth import DepthCall
+from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DeclaredAhead:
-    """The queues and bindings that a channel has declared ahead.
+    """The queues and bindings that a channel has declared, and kombu has not.
 
     Args:
         channel: The channel.
@@ -38,7 +40,7 @@ class DeclaredAhead:
         self._empty: set[str] = set()
 
     def declare_with(self, queue: str | None, passive: bool) -> None:
-        """Declare all queues that the worker consumes if this is one of them, once.
+        """Declare a queue of the app, once with all others that the worker consumes if it is one of them.
 
         Args:
             queue: The queue that kombu declares.
@@ -51,17 +53,23 @@ class DeclaredAhead:
         if passive:
             self.forget(queue or "")
             return
-        consumed_queues = channel.context.state.consumed_queues
-        if self._is_done or consumed_queues is None:
-            return
-        queues = list(consumed_queues(channel.connection.client))
-        if all(each.name != queue for each in queues):
-            return
-        self._is_done = True
+        if queue is None or self.size(queue) is not None:
+            return  # it has no name yet, or was declared with another one
+        consumed = [] if self._is_done else self._consumed_with(queue)
+        self._is_done = self._is_done or bool(consumed)
+        queues = consumed or [channel.context.app_context.queue_named(queue)]
+        suitable = [each for each in queues if each is not None and self._suits(each)]
         try:
-            run_rounds(channel.client, [self._declare(each) for each in queues if self._suits(each)])
+            run_rounds(channel.client, [self._declare(each, begins=bool(consumed)) for each in suitable])
         except (redis.ResponseError, ConfigurationError):
             self.clear()  # kombu's own declaration of that queue meets the error again
+
+    def _consumed_with(self, queue: str | None) -> list[Any]:
+        """Return all queues that the worker consumes if this is one of them."""
+        channel = self._channel
+        consumed_queues = channel.context.state.consumed_queues
+        queues = [] if consumed_queues is None else list(consumed_queues(channel.connection.client))
+        return queues if any(each.name == queue for each in queues) else []
 
     def _suits(self, queue: Any) -> bool:
         """Return whether kombu would declare and bind a queue as :meth:`_declare` does."""
@@ -69,22 +77,36 @@ class DeclaredAhead:
         is_plain = not (queue.no_declare or queue.bindings) and self._channel.context.is_whole(queue.name)
         return bool(lasts and is_plain and queue.exchange.name and queue.exchange.type == "direct")
 
-    def _declare(self, queue: Any) -> Rounds[None]:
+    def _declare(self, queue: Any, *, begins: bool) -> Rounds[None]:
+        """Declare one queue.
+
+        Args:
+            queue: A kombu queue.
+            begins: Whether consumers begin now, which need not look into an empty partition.
+        """
         channel, exchange = self._channel, queue.exchange.name
-        found = yield from channel.context.declared(queue.name, channel.client)
         member = channel.sep.join([queue.routing_key or "", "", queue.name])
         members = [
             (channel.context.registry_key, queue.name),
             (channel.keyprefix_queue % (exchange,), member),
             (channel.keyprefix_binding_permanent % (exchange,), member),
         ]
-        calls = [each.partition.depth() for each in found.partitions]
-        answers = iter((yield partial(_put, members=members, calls=calls))[len(members) :])
-        size = 0
+        calls = [channel.context.partition(queue.name, 0, PartitionMap()).depth()]
+        leaderships = channel.context.leaderships
+        # A singleton queue may have too many partitions, and is not declared then.
+        later = members if leaderships is not None and leaderships.is_singleton(queue.name) else []
+        put = partial(_put, members=[] if later else members, calls=calls)
+        found, answers = yield from channel.context.declared(queue.name, channel.client, put)
+        answers = answers[0 if later else len(members) :]
+        others = [each.partition.depth() for each in found.partitions[1:]]
+        if others or later:
+            calls += others
+            answers += (yield partial(_put, members=later, calls=others))[len(later) :]
+        left, size = iter(answers), 0
         for each, call in zip(found.partitions, calls, strict=True):
-            counts = [next(answers) for _ in call.commands]
+            counts = [next(left) for _ in call.commands]
             size += call.parse(counts)
-            if not counts[0]:
+            if begins and not counts[0]:
                 self._empty.add(each.prefix)
         self._sizes[queue.name] = size
         self._bindings.add((exchange, member))

@@ -33,7 +33,17 @@ class Atomic(NamedTuple):
     commands: Commands
 
 
-Round: TypeAlias = "Commands | Atomic | ScriptCall[Any] | Sequence[ScriptCall[Any]]"
+class Beside(NamedTuple):
+    """A round with a script call, and commands that are sent in the same pipeline.
+
+    The answer is a list of the parsed reply and the answers to the commands.
+    """
+
+    call: ScriptCall[Any]
+    commands: Commands | None
+
+
+Round: TypeAlias = "Commands | Atomic | Beside | ScriptCall[Any] | Sequence[ScriptCall[Any]]"
 #: A procedure. The answer to a round is a list; of a script call it is the parsed reply.
 Rounds: TypeAlias = Generator[Round, Any, T]
 
@@ -156,6 +166,11 @@ def _put(pipe: Any, each: Round, calls: dict[int, ScriptCall[Any]]) -> int:
     """
     if isinstance(each, Atomic):
         each.commands(pipe)
+    elif isinstance(each, Beside):
+        calls[len(pipe)] = each.call
+        pipe.execute_command(*each.call.command())
+        if each.commands is not None:
+            each.commands(pipe)
     elif callable(each):
         each(pipe)
     else:
