@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from celery_dq.duration import SECOND_US
 from celery_dq.errors import ConfigurationError
@@ -86,8 +85,8 @@ def read_election(url: str, options: Mapping[str, Any]) -> tuple[tuple[str, Any]
     Raises:
         ConfigurationError: The URL names no server for elections, or an option is unknown or has no effect.
     """
-    scheme = urlsplit(url).scheme if url else ""
-    if url and (scheme not in _SCHEMES or not url.startswith(f"{scheme}://")):
+    scheme = url.partition("://")[0]
+    if url and scheme not in _SCHEMES:
         raise ConfigurationError(
             f"dq_election = {shown_url(url)!r} names no election: give zookeeper://host:2181, "
             "redis://host/db, rediss://host/db, or '' for the broker"
