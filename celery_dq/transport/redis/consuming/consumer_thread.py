@@ -302,16 +302,18 @@ class ConsumerThread:
         self.request(lambda: pause.end_after(action))
         return pause.wait(timeout_s)
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until the broker has confirmed the acks that are pending now; return whether it has.
+    def begin_flush(self) -> Callable[[float], bool]:
+        """Send the acks that are pending now.
 
-        It waits no longer than the broker is reachable.
+        Returns:
+            A function that waits, for so many seconds at most, until the broker has confirmed them, and
+            returns whether it has. It waits no longer than the broker is reachable.
         """
         if not self._running:
-            return not self._queues_with_acks()
+            return lambda timeout_s: not self._queues_with_acks()
         pause = GreenWait()
         self.request(lambda: self._flush(pause))
-        return pause.wait(timeout_s) and not pause.is_failed
+        return lambda timeout_s: pause.wait(timeout_s) and not pause.is_failed
 
     def _flush(self, pause: GreenWait) -> None:
         waiting = [queue.key for queue, _ in self._queues_with_acks()]

@@ -158,8 +158,9 @@ class ConsumerThreads:
         """Wait until the broker has confirmed the acks that are pending now; return whether it has."""
         clock = self._identity.clock
         deadline = clock.monotonic() + timeout_s
-        flushed = [thread.flush(max(deadline - clock.monotonic(), 0.0)) for thread in self.all]
-        return all(flushed)
+        # All begin before any is waited for, so that a master that hangs delays no ack of the others.
+        waits = [thread.begin_flush() for thread in self.all]
+        return all([wait(max(deadline - clock.monotonic(), 0.0)) for wait in waits])  # noqa: C419 - each waits
 
     def new_client(self) -> redis.Redis:
         """Return the client of the main thread."""
