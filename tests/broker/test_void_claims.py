@@ -143,6 +143,13 @@ def test_of_two_renewals_the_one_that_was_sent_last_reports_how_long_a_lease_is_
     assert ledger.is_lease_trusted("p")
 
 
+def test_of_two_answers_the_one_that_was_sent_last_decides_which_claims_are_void() -> None:
+    ledger = InFlightMessages(ManualClock(), lease_s=10.0)
+    ledger.lose_lease("p", frozenset(), 2)
+    ledger.lose_lease("p", frozenset(), 0)  # another thread reads its answer last
+    assert ledger.add("p", "message", "1") is None
+
+
 def test_a_message_that_a_callback_of_plain_kombu_has_is_not_dropped_with_the_lease() -> None:
     ledger = InFlightMessages(ManualClock(), lease_s=10.0)
     for message_id in ("begun", "waiting"):

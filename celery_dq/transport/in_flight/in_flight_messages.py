@@ -240,8 +240,9 @@ class InFlightMessages:
         Returns:
             The number of dropped messages.
         """
-        # Written first: a thread that reads an answer now sees this, or its messages are found below.
-        self._void_up_to[partition] = last_claim
+        # Written first: a thread that reads an answer now sees this, or its messages are found below. Another
+        # thread may read an earlier answer last.
+        self._void_up_to[partition] = max(last_claim, self._void_up_to.get(partition, -1))
         lost = [
             held.tag
             for held in self.messages_of(partition, last_claim)
