@@ -85,12 +85,13 @@ def test_a_claim_that_breaks_off_leaves_the_wake_up_to_other_consumers(scripts: 
     assert scripts.token()
 
 
+@pytest.mark.parametrize("value", ["not a number", "inf", "-inf", "nan", "1e400"])
 @pytest.mark.parametrize("field", NUMBERS)
-def test_a_field_that_is_no_number_is_set_aside(scripts: PartitionScripts, field: str) -> None:
+def test_a_field_that_is_no_number_is_set_aside(scripts: PartitionScripts, field: str, value: str) -> None:
     """Something else has written it. Whatever meets it first goes on without it."""
 
     def break_field() -> None:
-        scripts.client.hset(scripts.keys.state, field, "not a number")
+        scripts.client.hset(scripts.keys.state, field, value)
 
     scripts.push("a", "b", "c")
     entries = scripts.claim(1).entries
@@ -106,17 +107,18 @@ def test_a_field_that_is_no_number_is_set_aside(scripts: PartitionScripts, field
     assert scripts.take(3) == ["d", "e", "f"]
     set_aside = scripts.client.hgetall(scripts.keys.unreadable)
     assert set(set_aside) <= {f"state|{field}".encode()}
-    assert set(set_aside.values()) <= {b"not a number"}
+    assert set(set_aside.values()) <= {value.encode()}
     if field in ("seq", "v", "floor", "claim", "held", "pushed"):
         assert set_aside
 
 
-def test_a_fencing_token_that_is_no_number_is_not_set_aside(scripts: PartitionScripts) -> None:
+@pytest.mark.parametrize("value", ["not a number", "inf", "nan"])
+def test_a_fencing_token_that_is_no_number_is_not_set_aside(scripts: PartitionScripts, value: str) -> None:
     scripts.push("a", "b")
-    scripts.client.hset(scripts.keys.state, "epoch", "not a number")
+    scripts.client.hset(scripts.keys.state, "epoch", value)
     with pytest.raises(redis.ResponseError, match="epoch"):
         scripts.push("c")
-    assert scripts.client.hget(scripts.keys.state, "epoch") == b"not a number"
+    assert scripts.client.hget(scripts.keys.state, "epoch") == value.encode()
 
 
 def test_the_entry_of_a_single_message_is_set_aside(scripts: PartitionScripts) -> None:

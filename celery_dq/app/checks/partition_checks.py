@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -98,10 +99,9 @@ def _unreadable_in(partition: Partition) -> Rounds[tuple[bytes | None, dict[byte
 
 def _is_number(value: bytes) -> bool:
     try:
-        float(value)
+        return math.isfinite(float(value))
     except ValueError:
         return False
-    return True
 
 
 def _is_declared(queue: OpenQueue) -> bool:

@@ -42,7 +42,7 @@
 local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until',
   'partitions', 'sets', 'clock')
-local last_claim = tonumber(known[2]) and known[2] or '0'
+local last_claim = pcall(sum, known[2]) and known[2] or '0'
 if is_fenced_out(consumer, tonumber(known[1] or 0)) then return {'-1', '0', last_claim, '-', ''} end
 local alive = call('ZSCORE', P .. 'leases', consumer)
 renew_lease(consumer, alive, tonumber(ARGV[2]))

@@ -15,7 +15,9 @@ end
 
 -- Fails if one of these fields is no number; the short paths, which do not set it aside, ask this of `pcall`.
 local function sum(a, b, c, d, e)
-  return (a or 0) + (b or 0) + (c or 0) + (d or 0) + (e or 0)
+  local total = (a or 0) + (b or 0) + (c or 0) + (d or 0) + (e or 0)
+  if total - total ~= 0 then error('not finite') end
+  return total
 end
 
 -- Sends a command that takes a list, unless the list is empty.

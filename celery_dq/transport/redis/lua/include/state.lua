@@ -21,7 +21,7 @@ local function note(stored, ...)
     local name = names[i]
     local value = stored[i] or (TEXTS[name] and '' or 0)
     -- The addition makes a number of a string at less cost than tonumber.
-    if not TEXTS[name] then value = value + 0 end
+    if not TEXTS[name] then value = sum(value) end
     read[name], state[name] = value, value
   end
 end
@@ -34,7 +34,7 @@ local function keep_state(stored, ...)
   local names = {...}
   for i = 1, #names do
     local name, value = names[i], stored[i]
-    if value and not TEXTS[name] and not tonumber(value) then
+    if value and not TEXTS[name] and not pcall(sum, value) then
       if name == 'epoch' then error('DQCORRUPT the field epoch of ' .. KEYS[1] .. ' is no number: see celery dq doctor') end
       call('HSET', P .. 'unreadable', 'state|' .. name, value)
       call('HDEL', KEYS[1], name)
