@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -124,6 +125,27 @@ def test_a_store_that_fails_ends_the_connection_and_loses_nothing(
         successor = KombuQueue(connection, "fragile")
         successor.consume(ack=True)
         assert successor.drain(1) == ["kept"]
+
+
+def test_a_store_that_has_lost_its_data_and_numbers_claims_again_is_served(path: str) -> None:
+    with connection_of(path) as connection:
+        queue = KombuQueue(connection, "restored")
+        queue.publish("before")
+        queue.consume(ack=True)
+        assert queue.drain(1) == ["before"]
+
+        def lose_leases(last_claim: int) -> None:
+            """Let the store end all leases after this claim, and wait until the consumer has noticed it."""
+            with closing(sqlite3.connect(path, timeout=WAIT)) as store, store:
+                store.execute("UPDATE queues SET last_claim = ?", (last_claim,))
+                store.execute("DELETE FROM leases")
+            with closing(SqliteStore(path).connect()) as reader:
+                wait_until(lambda: reader.read("SELECT * FROM leases"), WAIT, what="a new lease")
+
+        lose_leases(1_000_000)
+        lose_leases(0)
+        queue.publish("after")
+        assert queue.drain(2) == ["before", "after"]
 
 
 def test_a_url_without_a_file_is_refused() -> None:

@@ -124,15 +124,21 @@ class StoreConsumer:
     ) -> list[tuple[ClaimedEntry, str]]:
         """Record the answer to a claim that was sent at monotonic *sent_at*; return its messages."""
         if reply.lost_up_to is not None:
-            self.lost_lease(queue, reply.lost_up_to)
+            self.lost_lease(queue, reply.lost_up_to, sent_at)
         self.in_flight.record_renewal(queue.key, sent_at)
         added = [(entry, self.in_flight.add(queue.key, entry.id, entry.claim)) for entry in reply.entries]
         return [(entry, held.tag) for entry, held in added if held is not None]
 
-    def lost_lease(self, queue: StoreQueue, last_claim: int) -> None:
-        """Drop the messages that have not begun: other consumers may have those of claims up to this one."""
+    def lost_lease(self, queue: StoreQueue, last_claim: int, sent_at: float) -> None:
+        """Drop the messages that have not begun: other consumers may have those of claims up to this one.
+
+        Args:
+            queue: The queue.
+            last_claim: Number of the last claim before the loss was found.
+            sent_at: Monotonic time at which the request was sent that found it.
+        """
         had = self.in_flight.count_of(queue.key, last_claim)
-        lost = self.in_flight.lose_lease(queue.key, self.started_tags(), last_claim)
+        lost = self.in_flight.lose_lease(queue.key, self.started_tags(), last_claim, sent_at)
         if had:
             logger.warning(
                 "The lease of worker %s on queue %s had expired: other workers may have its messages. %d "
@@ -297,15 +303,16 @@ class StoreFetcher:
         if now >= self._renew_at:
             next_end_s = self._consumer.lease_s / RENEWALS_PER_LEASE
             for queue in tuple(self._leased.values()):
+                sent_at = self._clock.monotonic()
                 reply = queue.partition.heartbeat(
                     self._consumer.name,
                     lease_ms=self._consumer.lease_ms,
                     max_deliveries=queue.max_deliveries,
                 ).run(client)
                 if not reply.alive:
-                    self._consumer.lost_lease(queue, reply.claim)
+                    self._consumer.lost_lease(queue, reply.claim, sent_at)
                     self._declare_again(queue, client)
-                self._consumer.in_flight.record_renewal(queue.key, now)
+                self._consumer.in_flight.record_renewal(queue.key, sent_at)
                 next_end_s = min(next_end_s, max(reply.next_end_s, 0.0))
             self._renew_at = now + next_end_s
         return self._renew_at - now

@@ -22,6 +22,7 @@ entry is moved by popping it, so that two threads never move the same one.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
@@ -48,6 +49,8 @@ RIDE_ALONG_S = 0.01
 #: price: if this process is killed meanwhile, tasks that began in these milliseconds run again. Without a
 #: wait, so do those of the last fraction of a millisecond.
 SETTLE_WAIT_S = 0.002
+#: No claim is void, and no loss of a lease was read.
+NONE_VOID = (-1, -math.inf)
 
 
 class InFlightMessages:
@@ -66,8 +69,9 @@ class InFlightMessages:
         #: Partitions that have pending acks, or had some. An ack is added before its partition.
         self._with_acks: dict[str, PendingAcks] = {}
         self._renewed: dict[str, float] = {}
-        #: By partition: number of the last claim that a lost lease has made void.
-        self._void_up_to: dict[str, int] = {}
+        #: By partition: number of the last claim that a lost lease has made void, and the monotonic time at
+        #: which that was read.
+        self._void_up_to: dict[str, tuple[int, float]] = {}
         self._listeners: list[Callable[[float], None]] = []
         #: Whether each settle may wait for the finish of its message, or for a claim.
         self.acks_wait = False
@@ -93,7 +97,7 @@ class InFlightMessages:
         tag = delivery_tag(partition, claim, message_id)
         held = self._messages[tag] = InFlightMessage(partition, message_id, claim, tag)
         # Compared last: a loss that another thread notices from now on finds this message here.
-        if int(claim) <= self._void_up_to.get(partition, -1):
+        if int(claim) <= self._void_up_to.get(partition, NONE_VOID)[0]:
             self.release(tag, "unstarted")
             return None
         return held
@@ -227,7 +231,9 @@ class InFlightMessages:
         held.done = True
         self.notify_listeners()
 
-    def lose_lease(self, partition: str, running: frozenset[str], last_claim: int) -> int:
+    def lose_lease(
+        self, partition: str, running: frozenset[str], last_claim: int, sent_at: float = -math.inf
+    ) -> int:
         """Drop the messages of *partition* that have not begun, because their lease was lost.
 
         Another worker may have them by now, or get a running one; the broker ignores the ack of that one.
@@ -236,13 +242,18 @@ class InFlightMessages:
             partition: :attr:`Queue.key` of the queue.
             running: delivery tags that run or are about to.
             last_claim: messages of claims after this number stay, because they belong to the present lease.
+            sent_at: monotonic time at which the request was sent; without it, the answer may be older than
+                any other.
 
         Returns:
             The number of dropped messages.
         """
-        # Written first: a thread that reads an answer now sees this, or its messages are found below. Another
-        # thread may read an earlier answer last.
-        self._void_up_to[partition] = max(last_claim, self._void_up_to.get(partition, -1))
+        void_up_to, read_at = self._void_up_to.get(partition, NONE_VOID)
+        # A lower number means an older answer, which another thread has read late, or a broker that has lost
+        # data and numbers its claims again.
+        void_up_to = max(last_claim, void_up_to) if sent_at < read_at else last_claim
+        # Written first: a thread that reads an answer now sees this, or its messages are found below.
+        self._void_up_to[partition] = void_up_to, self._clock.monotonic()
         lost = [
             held.tag
             for held in self.messages_of(partition, last_claim)

@@ -229,7 +229,7 @@ class ConsumerIdentity:
         partition = queue.key
         had = self.in_flight.count_of(partition, last_claim)
         forgot = self._check_data(queue, last_claim, True, sent_at)
-        lost = self.in_flight.lose_lease(partition, self.running_tags(), last_claim)
+        lost = self.in_flight.lose_lease(partition, self.running_tags(), last_claim, sent_at)
         if had and not forgot:
             logger.warning(
                 "The lease of worker %s on queue %s had expired: other workers may have its messages. %d "
