@@ -15,6 +15,8 @@ from benchmarks.postbox import batch_of
 from benchmarks.shop import DEFAULTS, NAME, add_tasks
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.consuming.consumer_threads import ConsumerThreads
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
@@ -184,20 +186,22 @@ def heartbeat_ms(partitions: Sequence[PartitionKeys]) -> float:
     with RedisServer() as server:
         pool = redis.ConnectionPool(port=server.port)
         process = ConsumerIdentity(600.0)  # no round by itself
+        threads = process.threads = ConsumerThreads(process)
         for keys in partitions:
             queue = Queue(keys.queue, Partition(keys, process.scripts, PartitionMap(len(partitions))))
-            process.heartbeat.keep_lease(queue, lambda: lambda: redis.Redis(connection_pool=pool))
-        process.heartbeat._renew_all()
+            threads.keep_lease(queue, lambda: lambda: redis.Redis(connection_pool=pool))
+        rounds: list[float] = []
+        threads.add_check(rounds.append)
         took = []
-        for _ in range(5):
+        for number in range(1, 7):
             started = time.monotonic()
-            process.heartbeat._renew_all()
+            threads.renew_now()
+            wait_until(lambda number=number: len(rounds) >= number, interval_s=0.0)  # type: ignore[misc]
             took.append(time.monotonic() - started)
-        for queue in list(process.heartbeat.queues.values()):
-            process.heartbeat.drop_lease(queue, soon=False)
-        process.heartbeat.renew_now()
-        with process.heartbeat._thread_lock:
-            pool.disconnect()
+        for queue in list(threads.queues.values()):
+            threads.drop_lease(queue)
+        wait_until(lambda: not threads.queues)
+        pool.disconnect()
     return sorted(took)[len(took) // 2] * 1e3
 
 

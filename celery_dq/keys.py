@@ -346,11 +346,6 @@ def transient_prefix(environment: str, key_prefix: str = "") -> str:
     return f"{key_prefix}dq:{environment}:"
 
 
-def wait_end(environment: str, name: str, key_prefix: str = "") -> str:
-    """LIST: ends one wait for wake-ups; in no partition's slot, and never on a Redis Cluster."""
-    return f"{key_prefix}dq:{environment}:wait_end:{name}"
-
-
 def queue_registry(environment: str, key_prefix: str = "") -> str:
     """SET: the names of all queues that were ever declared in the environment; in no partition's slot."""
     return f"{key_prefix}dq:{environment}:queues"

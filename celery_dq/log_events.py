@@ -63,9 +63,6 @@ EVENTS: Final[dict[str, str]] = {
     "partitions_differ": (
         "The settings name another number of partitions than the broker has stored, which is used."
     ),
-    "node_unreachable": (
-        "A node of the Redis Cluster does not answer; its partitions wait for it or for its replica."
-    ),
     "queue_name_doubtful": (
         "A worker consumes a queue that never had a message, and whose name is close to that of another one."
     ),

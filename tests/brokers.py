@@ -50,9 +50,6 @@ class Broker:
     #: Kombu's ``driver_type``.
     driver_type: str = "redis"
 
-    #: Whether its consumer thread is tested, which users cannot choose.
-    one_thread: bool = False
-
     def url(self, port: int, db: int = 0) -> str:
         """The broker URL of a server on this machine.
 
@@ -157,9 +154,6 @@ CLUSTER = replace(
     DQ, name="cluster", scheme="dq-rediscluster", sentinel_scheme="", server="cluster", left_out=("eventlet",)
 )
 
-#: As DQ, consumed by the thread that is to replace the event loop.
-THREAD = replace(DQ, name="thread", one_thread=True)
-
 ZOOKEEPER = Broker(
     name="zookeeper",
     scheme="dq-zookeeper",
@@ -212,11 +206,9 @@ SQLITE = Broker(
     },
 )
 
-BROKERS: Mapping[str, Broker] = {
-    broker.name: broker for broker in (STOCK, DQ, CLUSTER, THREAD, ZOOKEEPER, SQLITE)
-}
+BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (STOCK, DQ, CLUSTER, ZOOKEEPER, SQLITE)}
 
 #: The brokers on Redis, for all suites and benchmarks.
 ACTIVE: tuple[str, ...] = ("stock", "dq")
 #: The brokers of the conformance suite.
-CONFORMING: tuple[str, ...] = (*ACTIVE, "cluster", "thread", "zookeeper", "sqlite")
+CONFORMING: tuple[str, ...] = (*ACTIVE, "cluster", "zookeeper", "sqlite")

@@ -253,7 +253,7 @@ def _of_worker(context: AppContext) -> Iterator[WorkerReading]:
     identities: Iterable[ConsumerIdentity] = (context.process or {}).values()
     for identity in tuple(identities):
         # Other threads change these dicts.
-        for name in {queue.name for queue in tuple(identity.heartbeat.queues.values())}:
+        for name in {queue.name for queue in tuple(identity.threads.queues.values())}:
             yield WorkerReading(name, slots, identity.claim_times[name])
 
 

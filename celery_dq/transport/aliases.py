@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from difflib import get_close_matches
 from typing import Any
 
@@ -18,8 +17,6 @@ SCHEMES = (
     ("dq-zookeeper", "celery_dq.transport.zookeeper.transport:Transport"),
     ("dq-sqlite", "celery_dq.testing.sqlite_broker:Transport"),
 )
-#: The environment variable with which the test suites run over the consumer thread.
-ONE_THREAD = "CELERY_DQ_ONE_THREAD"
 #: The schemes of the tenant broker.
 TENANT_SCHEMES = ("dq-redis", "dq-rediss", "dq-sentinel", "dq-rediscluster")
 #: The scheme of the tenant broker on a Redis Cluster.
@@ -78,11 +75,5 @@ def register_transports() -> None:
     """
     from kombu.transport import TRANSPORT_ALIASES
 
-    if os.environ.get(ONE_THREAD):
-        folder = "celery_dq.transport.redis"
-        for scheme in ("dq-redis", "dq-rediss"):
-            TRANSPORT_ALIASES[scheme] = f"{folder}.thread_transport:ThreadTransport"
-        TRANSPORT_ALIASES["dq-sentinel"] = f"{folder}.thread_sentinel:SentinelThreadTransport"
-        TRANSPORT_ALIASES[CLUSTER_SCHEME] = f"{folder}.thread_cluster:ClusterThreadTransport"
     for scheme, transport in SCHEMES:
         TRANSPORT_ALIASES.setdefault(scheme, transport)

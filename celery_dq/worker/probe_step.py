@@ -80,7 +80,7 @@ class ProbeStep(bootsteps.StartStopStep):
         context = getattr(consumer.connection.transport, "context", None)
         process = getattr(context, "process", None)
         if process is not None:
-            self._heartbeat, self._lease_s = process.heartbeat, process.lease_s
+            self._heartbeat, self._lease_s = process.threads, process.lease_s
             self._answered_at = self._clock.monotonic()
             self._heartbeat.add_check(self._note_answer)
         self._write("consuming")

@@ -6,14 +6,13 @@ A *warm* shutdown (``SIGTERM``) goes through these places, in this order:
 2. The boot steps stop. ``dedup_locks`` withdraws the calls that wait for a dedup lock,
    ``singleton_sequencer`` ceases to consume and requeues the messages that it holds, ``singleton`` begins to
    hand over, and ``ready_requests`` releases the requests that wait for their turn.
-3. ``transport/redis/consuming/channel_consumer.py`` cancels its consumers. It releases the messages that were
+3. ``transport/redis/consuming/delivery.py`` cancels its consumers. It releases the messages that were
    claimed and not delivered (``release.lua``), so that other workers may take them from then on.
 4. The pool ends its tasks, and each task has its usual events. ``compat/prefork_pool.py`` keeps the jobs that
    a child has begun; ``task_events`` reports the others, and the jobs that a pool of threads cancels, as
-   forgotten. No loop turns any more, so ``transport/redis/in_flight/heartbeat.py`` sends the acks, and keeps
-   the lease until the last task has ended.
+   forgotten. The consumer thread sends the acks, and keeps the lease until the last task has ended.
 5. The boot steps shut down. ``singleton`` gives leaderships up, ``bootsteps`` notes that no task runs, and
-   ``transport/redis/channel.py`` closes. The heartbeat then gives the lease back (``resign.lua``).
+   ``transport/redis/channel.py`` closes. The consumer thread then gives the lease back (``resign.lua``).
 
 A *soft* shutdown (``worker_soft_shutdown_timeout``) waits for tasks in the same way, and then continues as a
 cold one. A *cold* shutdown (``SIGQUIT``) cancels the tasks in step 4: Celery terminates a child process, and
@@ -36,12 +35,11 @@ from typing import Any
 
 from celery import bootsteps, signals
 
-from celery_dq.transport.redis.consuming.poller import Poller
 from celery_dq.waker import Waker
 
 
 class PromptStopStep(bootsteps.StartStopStep):
-    """Wakes the consumer's event loop, or its poller where there is no loop, when the worker is to stop."""
+    """Wakes the event loop of a worker that is to stop, or its transport where there is no loop."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -49,16 +47,14 @@ class PromptStopStep(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
         # Waking the loop is enough: the loop reads the flag.
         self._waker = Waker(lambda: None)
-        self._poller: Any = None
+        self._transport: Any = None
 
     def start(self, consumer: Any) -> None:
         """Register the reader again: the loop forgets its readers at every reconnect."""
         if consumer.hub is None:
-            if self._poller is None:
+            if self._transport is None:
                 signals.worker_shutting_down.connect(self._interrupt)
-            transport = consumer.connection.transport
-            cycle = getattr(transport, "cycle", None)
-            self._poller = cycle if isinstance(cycle, Poller) else transport
+            self._transport = consumer.connection.transport
             return
         signals.worker_shutting_down.connect(self._wake)
         self._waker.attach(consumer.hub)
@@ -70,7 +66,7 @@ class PromptStopStep(bootsteps.StartStopStep):
         self._waker.close()
 
     def _interrupt(self, **_: Any) -> None:
-        interrupt = getattr(self._poller, "interrupt", None)
+        interrupt = getattr(self._transport, "interrupt", None)
         if interrupt is not None:
             interrupt()
 

@@ -29,7 +29,6 @@ from celery_dq.keys import (
     audit_stream,
     history_stream,
     queue_registry,
-    wait_end,
 )
 from celery_dq.leadership import redis_election
 from celery_dq.log_events import EVENTS
@@ -102,7 +101,7 @@ def keys() -> str:
         rows.append((f"``{key.removeprefix(example.prefix)}``", found[1], found[2]))
     transients = TransientQueues("dq:online:")
     others = [(queue_registry("online"), queue_registry), (audit_stream("online"), audit_stream)]
-    others += [(history_stream("online"), history_stream), (wait_end("online", "<wait>"), wait_end)]
+    others += [(history_stream("online"), history_stream)]
     others += [(transients.key("<queue>"), transients.key), (transients.mark("<queue>"), transients.mark)]
     for key, function in others:
         kind, _, meaning = " ".join((inspect.getdoc(function) or "").split()).partition(": ")

@@ -32,8 +32,7 @@ OWN = {
 #: Places in the worker that one seam to the life of a task is to replace, and one name that kombu's base of a
 #: transport has for its channels.
 LEFT = {
-    ("transport/redis/channel.py", "_deliver"),
-    ("transport/redis/thread_transport.py", "_deliver"),
+    ("transport/redis/consuming_channel.py", "_deliver"),
     ("worker/task_events.py", "_process_task"),
     ("worker/task_events.py", "_quick_release"),
     ("worker/capacity.py", "_pool"),

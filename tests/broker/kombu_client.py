@@ -105,6 +105,11 @@ class KombuClient:
 
         wait_until(turned, timeout_s, interval_s=0.0)
 
+    def look_again(self, connection: Any) -> None:
+        """Let the consumer thread claim, although no wake-up came."""
+        channel = connection.default_channel
+        channel.process.threads.request(channel.consumer.claims.look_again)
+
     # -- keys in Redis
 
     def depth(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +15,14 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadPool
 from kombu import Message as KombuMessage
-from kombu.asynchronous import Hub
 
 from celery_dq.clock import ManualClock
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S, SETTLE_WAIT_S
+from celery_dq.transport.in_flight.in_flight_messages import SETTLE_WAIT_S
 from celery_dq.transport.message_record import DedupSection, MessageRecord
 from celery_dq.transport.partition_replies import OutgoingRecord
-from celery_dq.transport.redis.in_flight.script_pipeline import RETRY_AFTER_REFUSAL_S
-from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.consuming.consumer_thread import FINISH_WAIT_S
+from celery_dq.transport.redis.consuming.trip import RETRY_AFTER_REFUSAL_S
 from celery_dq.worker.lifecycle import TaskLifecycle
 from celery_dq.worker.task_events import ack_promise
 from tests.broker.kombu_client import KombuClient
@@ -31,44 +31,62 @@ from tests.lua.partition_scripts import PartitionScripts
 LOGGER = logging.getLogger(__name__)
 #: No heartbeat comes by itself before the end of the test.
 LONG: dict[str, Any] = {"lease": "60s", "watchdog": 0}
-#: In the past, so that nothing is overdue. Rounding makes ``START_S + RIDE_ALONG_S - START_S`` too small.
+#: In the past, so that nothing is overdue. Rounding makes ``START_S + FINISH_WAIT_S - START_S`` too small.
 START_S = 4.0
 
 
 class TwoMessages:
-    """A consumer of one queue with two messages."""
+    """A consumer of one queue with two messages, whose thread makes its trips only when the test lets it."""
 
     def __init__(self, kombu_client: KombuClient, connection: Any, got: list[Any]) -> None:
         self.first, self.second = got
         self.connection = connection
         self.channel = connection.default_channel
         self.process = self.channel.process
-        self.fetcher = self.channel.consumer.fetcher
-        self.clock = ManualClock(monotonic=START_S)
-        self.process.clock = self.process.in_flight._clock = self.channel.poller._clock = self.clock
+        self.thread = self.process.threads.main
         self._kombu_client = kombu_client
         self._client = kombu_client.client
+        self._stands, self._may_turn, self._is_free = threading.Event(), threading.Event(), False
+        self.thread.request(self._stand)
+        assert self._stands.wait(30)
+        self.clock = ManualClock(monotonic=START_S)
+        self.process.clock = self.process.in_flight._clock = self.clock
+        self.thread.leases.round_at = math.inf
         self._seen = self._calls()
+
+    def _stand(self) -> None:
+        self._stands.set()
+        assert self._may_turn.wait(60)
+        if not self._is_free:
+            self._may_turn.clear()
+            self.thread._requests_after_trip.append(self._stand)
 
     def _calls(self) -> int:
         return int(self._client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
-    def tick(self) -> int:
-        """Let the channel send the calls that are due, and read the answers; return the number of calls."""
-        self.channel.tick()
-        self.fetcher.read_all_answers()
+    def turn(self) -> int:
+        """Let the thread make one trip with the calls that are due; return their number."""
+        self._stands.clear()
+        self._may_turn.set()
+        assert self._stands.wait(30)
         calls = self._calls()
         self._seen, seen = calls, self._seen
         return calls - seen
 
+    def go_on(self) -> None:
+        """Let the thread make its trips by itself again."""
+        self._is_free = True
+        self._may_turn.set()
+
     def hold_claims_back(self) -> None:
         """Let finishes expect a claim that could carry them and that is not sent."""
-        (source,) = self.fetcher.subscriptions
+        (source,) = self.channel.consumer.claims.subscriptions
         source.may_have_work, source.backoff_until, source.free_at_last_claim = True, math.inf, 1 << 31
 
-    def ahead_s(self, at: float) -> float:
-        """Return how many seconds from now a monotonic time is, in whole microseconds."""
-        return round(at - self.clock.monotonic(), 6)
+    @property
+    def turns_in_s(self) -> float:
+        """Seconds until the next trip that the thread plans, in whole microseconds."""
+        return float(round(self.thread._next_time() - self.clock.monotonic(), 6))
 
     def places(self) -> list[str]:
         """Return for both messages whether they are unsettled, settled or gone."""
@@ -85,23 +103,26 @@ def consumer(kombu_client: KombuClient) -> Iterator[TwoMessages]:
     kombu_client.publish(1, 2)
     with kombu_client.connect(**LONG) as connection, kombu_client.consuming(connection, prefetch=9) as got:
         kombu_client.drain(connection, got, 2)
-        channel = connection.default_channel
-        kombu_client.drain_until(connection, lambda: channel.consumer.fetcher.wakeups.is_waiting)
+        wakeups = connection.default_channel.consumer.claims.wakeups
+        kombu_client.drain_until(connection, lambda: wakeups.is_waiting)
         two = TwoMessages(kombu_client, connection, got)
         yield two
-    # A message that plain kombu holds keeps the lease, and so the heartbeat, as long as the process lives.
-    heartbeat, key = two.process.heartbeat, kombu_client.keys.prefix
+        two.go_on()
+    # A message that plain kombu holds keeps the lease, and so the thread, as long as the process lives.
+    threads, key = two.process.threads, kombu_client.keys.prefix
     two.process.in_flight.abandon_partition(key)
-    heartbeat.wake()
-    wait_until(lambda: key not in heartbeat.queues, what="the end of the heartbeat")
+    threads.renew_now()
+    wait_until(lambda: key not in threads.queues, what="the end of the lease")
 
 
 def test_a_finish_travels_with_a_settle(consumer: TwoMessages) -> None:
     consumer.hold_claims_back()
     consumer.first.finish()
-    assert consumer.tick() == 0
+    assert consumer.turn() == 0
     consumer.second.settle()
-    assert consumer.tick() == 1
+    assert consumer.turn() == 0
+    consumer.clock.advance(SETTLE_WAIT_S)
+    assert consumer.turn() == 1
     assert consumer.places() == ["gone", "settled"]
     assert consumer.process.in_flight.stale == 0
 
@@ -110,25 +131,27 @@ def test_a_settle_of_a_message_that_has_finished_is_not_sent(consumer: TwoMessag
     consumer.hold_claims_back()
     consumer.first.settle()
     consumer.first.finish()
-    # A thread may end its task before the event loop turns. The finish waits for a claim, as others do.
-    assert consumer.tick() == 0
-    consumer.second.settle()
-    assert consumer.tick() == 1
-    assert consumer.places() == ["gone", "settled"]
+    # A task may end before the settle is sent. The finish waits for a claim, as others do.
+    assert consumer.turn() == 0
+    consumer.clock.advance(FINISH_WAIT_S)
+    assert consumer.turn() == 1
+    assert consumer.places() == ["gone", "unsettled"]
 
 
 def test_a_settle_that_may_wait_is_sent_in_time(consumer: TwoMessages) -> None:
     consumer.first.settle(may_wait=True)
     consumer.clock.advance(SETTLE_WAIT_S / 2)
     consumer.second.settle(may_wait=True)
-    assert consumer.tick() == 0
-    assert consumer.ahead_s(consumer.fetcher.next_deadline()) == SETTLE_WAIT_S / 2
+    assert consumer.turn() == 0
+    assert consumer.turns_in_s == SETTLE_WAIT_S / 2
     consumer.clock.advance(SETTLE_WAIT_S)
-    assert consumer.tick() == 1
+    assert consumer.turn() == 1
     assert consumer.places() == ["settled", "settled"]
     consumer.first.finish()
     consumer.second.finish()
-    assert consumer.tick() == 1
+    assert consumer.turn() == 0
+    consumer.clock.advance(FINISH_WAIT_S)
+    assert consumer.turn() == 1
     assert consumer.places() == ["gone", "gone"]
     assert consumer.process.in_flight.stale == 0
 
@@ -137,38 +160,27 @@ def test_a_message_that_finishes_first_needs_no_settle(consumer: TwoMessages) ->
     consumer.first.settle(may_wait=True)
     consumer.second.settle(may_wait=True)
     consumer.first.finish()
-    # No claim is about to come, so the finish is sent at once, and the other settle with it.
-    assert consumer.tick() == 1
+    assert consumer.turn() == 0
+    consumer.clock.advance(SETTLE_WAIT_S)
+    assert consumer.turn() == 1
     assert consumer.places() == ["gone", "settled"]
     assert consumer.process.in_flight.stale == 0
     consumer.clock.advance(1)
-    assert consumer.tick() == 0
+    assert consumer.turn() == 0
 
 
 def test_a_finish_without_a_settle_waits_for_a_claim_no_longer_than_the_settle(consumer: TwoMessages) -> None:
     consumer.hold_claims_back()
     consumer.first.settle(may_wait=True)
     consumer.first.finish()
-    assert consumer.tick() == 0
+    assert consumer.turn() == 0
     consumer.clock.advance(SETTLE_WAIT_S)
-    assert consumer.tick() == 1
+    assert consumer.turn() == 1
     assert consumer.places() == ["gone", "unsettled"]
 
 
-def test_the_event_loop_wakes_for_a_settle(consumer: TwoMessages) -> None:
-    loop, poller = Hub(), consumer.channel.poller
-    poller.register(loop)
-    poller._tick()
-    consumer.hold_claims_back()
-    consumer.second.finish()
-    assert consumer.ahead_s(poller._timer_at) == RIDE_ALONG_S
-    consumer.first.settle(may_wait=True)
-    assert consumer.ahead_s(poller._timer_at) == SETTLE_WAIT_S
-    poller.unregister()
-    loop.close()
-
-
 def test_celery_passes_no_ack_or_reject_of_ours_to_its_event_loop(consumer: TwoMessages) -> None:
+    consumer.go_on()
     passed: list[Any] = []
     answers = consumer.first.ack_log_error, consumer.second.reject_log_error
     ack, reject = (ack_promise(lambda *args: passed.append(args), (each,)) for each in answers)
@@ -187,6 +199,7 @@ def test_celery_passes_no_ack_or_reject_of_ours_to_its_event_loop(consumer: TwoM
 def test_an_ack_that_the_broker_refuses_is_logged_and_stays_pending(
     kombu_client: KombuClient, consumer: TwoMessages, caplog: pytest.LogCaptureFixture
 ) -> None:
+    consumer.go_on()
     client, state, errors = kombu_client.client, kombu_client.keys.state, list[Any]()
     client.rename(state, "aside")
     client.set(state, "of another program")
@@ -196,54 +209,19 @@ def test_an_ack_that_the_broker_refuses_is_logged_and_stays_pending(
     assert consumer.first.message_id in record.getMessage()
     assert record.exc_info is not None
     assert [record.exc_info[1]] == errors
-    consumer.tick()
-    assert consumer.places() == ["gone", "unsettled"]
+    consumer.clock.advance(RETRY_AFTER_REFUSAL_S)
+    consumer.thread.wake()
+    wait_until(lambda: consumer.places() == ["gone", "unsettled"])
 
 
-def test_the_settles_of_several_queues_wait_for_one_answer(
-    kombu_client: KombuClient, consumer: TwoMessages
-) -> None:
-    process = consumer.process
-    scripts = PartitionScripts(kombu_client.client, "other")
-    other = Queue("other", scripts.partition)
-    process.heartbeat.keep_lease(other, consumer.channel.heartbeat_clients)
-    held = process.in_flight.add(other.key, "m", "1")
-    assert held is not None
-    consumer.first.settle()
-    consumer.channel.tick()
-    process.in_flight.settle(held.tag)
-    consumer.channel.tick()
-    assert len(consumer.fetcher.pipeline) == 1
-    assert consumer.fetcher.next_deadline() == math.inf
-    consumer.fetcher.read_all_answers()
-    consumer.channel.tick()
-    assert len(consumer.fetcher.pipeline) == 1
-    consumer.fetcher.read_all_answers()
-    process.in_flight.abandon_partition(other.key)
-    process.heartbeat.drop_lease(other)
-
-
-def test_acks_whose_answer_is_lost_are_sent_at_the_next_turn(consumer: TwoMessages) -> None:
-    in_flight = consumer.process.in_flight
-    consumer.second.settle()
-    consumer.first.finish()
-    consumer.channel.tick()
-    assert in_flight.partitions_with_acks() == []
-    consumer.fetcher.close()
-    assert consumer.fetcher.next_deadline() < math.inf
-    assert consumer.tick() >= 1
-    assert in_flight.partitions_with_acks() == []
-
-
-def test_acks_that_the_heartbeat_sends_are_confirmed(
-    kombu_client: KombuClient, consumer: TwoMessages
-) -> None:
+def test_acks_are_confirmed(consumer: TwoMessages) -> None:
     """Messages of a singleton queue wait for that."""
-    heartbeat, in_flight = consumer.process.heartbeat, consumer.process.in_flight
+    in_flight = consumer.process.in_flight
     both = [in_flight.get(each.delivery_tag) for each in (consumer.first, consumer.second)]
     consumer.second.settle()
     consumer.first.finish()
-    heartbeat.send_pending_acks(heartbeat.queues[both[0].partition], kombu_client.client)
+    consumer.clock.advance(SETTLE_WAIT_S)
+    assert consumer.turn() == 1
     assert consumer.places() == ["gone", "settled"]
     assert [each.confirmed for each in both] == [True, True]
 
@@ -251,10 +229,10 @@ def test_acks_that_the_heartbeat_sends_are_confirmed(
 def test_dead_letters_and_releases_wait_for_no_claim(consumer: TwoMessages) -> None:
     consumer.hold_claims_back()
     consumer.process.in_flight.dead_letter(consumer.first.delivery_tag, "a fault", b"")
-    assert consumer.tick() == 1
+    assert consumer.turn() == 1
     assert consumer.places() == ["gone", "unsettled"]
     consumer.process.in_flight.release(consumer.second.delivery_tag, "requeue")
-    assert consumer.tick() == 1
+    assert consumer.turn() == 1
     assert consumer.process.in_flight.stale == 0
 
 
@@ -264,35 +242,34 @@ def test_refused_acks_are_not_sent_again_at_once(kombu_client: KombuClient, cons
     client.set(state, "of another program")
     consumer.second.settle()
     consumer.first.finish()
-    assert consumer.tick() == 1
+    consumer.clock.advance(SETTLE_WAIT_S)
+    assert consumer.turn() == 1
     client.rename("aside", state)
-    assert consumer.ahead_s(consumer.fetcher.next_deadline()) == RETRY_AFTER_REFUSAL_S
-    assert consumer.tick() == 0
+    assert consumer.turns_in_s == RETRY_AFTER_REFUSAL_S
+    assert consumer.turn() == 0
     consumer.clock.advance(RETRY_AFTER_REFUSAL_S)
-    assert consumer.tick() == 1
+    assert consumer.turn() == 1
     assert consumer.places() == ["gone", "settled"]
 
 
-@pytest.mark.parametrize("why", ["", "limit", "lock", "singleton", "in the loop"])
+@pytest.mark.parametrize("why", ["", "limit", "lock", "singleton"])
 def test_a_finish_waits_for_a_claim_that_is_not_planned_where_no_message_waits_for_it(
     consumer: TwoMessages, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    (source,) = consumer.fetcher.subscriptions
+    (source,) = consumer.channel.consumer.claims.subscriptions
     assert not source.may_have_work
-    # As in a pool of processes or threads.
-    consumer.channel.consumer._runs_in_loop = why == "in the loop"
     source.has_limits = why == "limit"
     consumer.process.in_flight.get(consumer.first.delivery_tag).has_lock = why == "lock"
     if why == "singleton":
         monkeypatch.setattr(source, "queue", dataclasses.replace(source.queue, token=1))
     consumer.first.finish()
     if why:
-        assert consumer.tick() == 1
+        assert consumer.turn() == 1
         return
-    assert consumer.tick() == 0
-    assert consumer.ahead_s(consumer.fetcher.next_deadline()) == RIDE_ALONG_S
-    consumer.clock.advance(RIDE_ALONG_S)
-    assert consumer.tick() == 1
+    assert consumer.turn() == 0
+    assert consumer.turns_in_s == FINISH_WAIT_S
+    consumer.clock.advance(FINISH_WAIT_S)
+    assert consumer.turn() == 1
     assert consumer.places() == ["gone", "unsettled"]
 
 
@@ -315,17 +292,19 @@ def test_the_end_of_a_connection_sends_the_settles_that_wait(
     consumer.first.settle(may_wait=True)
     consumer.second.settle(may_wait=True)
     consumer.second.finish()
+    consumer.go_on()
     if by == "closing":
         consumer.channel.close()
     elif by == "a shutdown":
-        consumer.channel.send_all_acks()
+        assert consumer.channel.consumer.flush()
     else:
         consumer.connection.collect()
-        consumer.process.heartbeat.send_pending_acks_soon()
+        consumer.clock.advance(SETTLE_WAIT_S)
+        consumer.thread.wake()
     wait_until(lambda: "unsettled" not in consumer.places(), what=lambda: str(consumer.places()))
     assert consumer.places()[1] == "gone"
     assert consumer.process.in_flight.stale == 0
-    # The first message was settled, so it does not return. The woken heartbeat may renew its lease once more.
+    # The first message was settled, so it does not return. The thread may renew its lease once more.
     wait_until(lambda: kombu_client.lose_lease() <= 1 and kombu_client.depth() == 0, what="its end")
 
 
@@ -338,7 +317,7 @@ def test_a_killed_process_returns_the_messages_whose_settles_waited(
     assert kombu_client.lose_lease() == 2
     # A process that was only stopped sends them afterwards, when other workers may have the messages.
     consumer.clock.advance(SETTLE_WAIT_S)
-    consumer.tick()
+    consumer.turn()
     assert consumer.places() == ["unsettled", "unsettled"]
     assert consumer.process.in_flight.stale == 2
 
@@ -352,4 +331,4 @@ def test_a_settle_waits_only_where_the_task_runs_in_another_process(
     lifecycle.accepted(SimpleNamespace(message=message, id="x", task=SimpleNamespace(acks_late=False)))
     held = consumer.process.in_flight.get(message.delivery_tag)
     assert held.settled
-    assert bool(held.settle_by) is waits
+    assert held.runs_outside is waits

@@ -1,4 +1,4 @@
-"""The consumer that was assigned the next look keeps it or hands it over. No heartbeat thread runs here."""
+"""The consumer that was assigned the next look keeps it or hands it over. Nothing renews a lease here."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from tests.broker.fetcher_harness import LEASE_S, FetcherHarness, turn_for, turn_until
+from tests.broker.claims_harness import ClaimsHarness, turn_for, turn_until
 from tests.broker.kombu_client import KombuClient
 from tests.lua.partition_scripts import PartitionScripts
 
-MakeFetcher = Callable[..., FetcherHarness]
+MakeConsumer = Callable[..., ClaimsHarness]
 
-#: Queues of these tests only, because heartbeat threads of earlier tests may still run.
+#: Queues of these tests only, because threads of earlier tests may still run.
 QUEUE, OTHER = "bay", "mail"
 #: Seconds until a message is due that the test waits for, and until one is due that it does not wait for. A
 #: busy machine may stand still while the consumers take up their positions.
@@ -32,13 +32,11 @@ def scripts(kombu_client: KombuClient) -> PartitionScripts:
 
 
 @pytest.fixture
-def make_fetcher(kombu_client: KombuClient) -> Iterator[MakeFetcher]:
-    hired: list[FetcherHarness] = []
+def make_consumer(kombu_client: KombuClient) -> Iterator[MakeConsumer]:
+    hired: list[ClaimsHarness] = []
 
-    def hire(
-        room: int, *queues: str, process: ConsumerIdentity | None = None, holds: bool = True
-    ) -> FetcherHarness:
-        hired.append(FetcherHarness(kombu_client.url, room, queues or (QUEUE,), process, holds))
+    def hire(room: int, *queues: str, process: ConsumerIdentity | None = None) -> ClaimsHarness:
+        hired.append(ClaimsHarness(kombu_client.url, room, queues or (QUEUE,), process))
         return hired[-1]
 
     yield hire
@@ -56,14 +54,14 @@ def owner(scripts: PartitionScripts) -> Any:
     return (scripts.client.hget(scripts.keys.state, "next_look_owner") or b"").decode()
 
 
-def keeps(scripts: PartitionScripts, harness: FetcherHarness) -> Callable[[], bool]:
+def keeps(scripts: PartitionScripts, harness: ClaimsHarness) -> Callable[[], bool]:
     return lambda: owner(scripts) == harness.process.consumer and harness.is_quiet
 
 
 def test_a_full_consumer_hands_each_next_look_on(
-    scripts: PartitionScripts, make_fetcher: MakeFetcher
+    scripts: PartitionScripts, make_consumer: MakeConsumer
 ) -> None:
-    full, idle = make_fetcher(1), make_fetcher(3)
+    full, idle = make_consumer(1), make_consumer(3)
     delay(scripts, a=SOON_S, b=SOON_S + 0.2, c=SOON_S + 0.4)
     turn_until(keeps(scripts, full), full)
     turn_until(lambda: idle.is_quiet, idle)
@@ -78,9 +76,9 @@ def test_a_full_consumer_hands_each_next_look_on(
 
 
 def test_a_single_full_consumer_hands_over_once_and_looks_when_a_slot_is_free(
-    scripts: PartitionScripts, make_fetcher: MakeFetcher
+    scripts: PartitionScripts, make_consumer: MakeConsumer
 ) -> None:
-    alone = make_fetcher(1)
+    alone = make_consumer(1)
     delay(scripts, a=SOON_S)
     turn_until(keeps(scripts, alone), alone)
     alone.room = 0
@@ -95,9 +93,9 @@ def test_a_single_full_consumer_hands_over_once_and_looks_when_a_slot_is_free(
 
 @pytest.mark.parametrize("tenant", [None, ""])
 def test_the_end_of_a_pause_wakes_one_consumer_without_polling(
-    scripts: PartitionScripts, make_fetcher: MakeFetcher, tenant: str | None
+    scripts: PartitionScripts, make_consumer: MakeConsumer, tenant: str | None
 ) -> None:
-    first, second = make_fetcher(3), make_fetcher(3)
+    first, second = make_consumer(3), make_consumer(3)
     turn_until(lambda: first.is_quiet and second.is_quiet, first, second)
     scripts.partition.pause(tenant, for_us=500_000).run(scripts.client)
     scripts.push("a")
@@ -109,9 +107,9 @@ def test_the_end_of_a_pause_wakes_one_consumer_without_polling(
 
 
 def test_full_consumers_hand_a_wakeup_over_once_each(
-    scripts: PartitionScripts, make_fetcher: MakeFetcher
+    scripts: PartitionScripts, make_consumer: MakeConsumer
 ) -> None:
-    full = [make_fetcher(1) for _ in range(3)]
+    full = [make_consumer(1) for _ in range(3)]
     turn_until(lambda: all(each.is_quiet for each in full), *full)
     for each in full:
         each.room = 0
@@ -125,101 +123,44 @@ def test_full_consumers_hand_a_wakeup_over_once_each(
 
 
 def test_a_cancelled_consumer_hands_its_next_look_over(
-    scripts: PartitionScripts, make_fetcher: MakeFetcher
+    scripts: PartitionScripts, make_consumer: MakeConsumer
 ) -> None:
-    leaver, idle = make_fetcher(1), make_fetcher(1)
+    leaver, idle = make_consumer(1), make_consumer(1)
     delay(scripts, a=LATE_S)
     turn_until(keeps(scripts, leaver), leaver)
     turn_until(lambda: idle.is_quiet, idle)
-    leaver.fetcher.unsubscribe(PartitionKeys("online", QUEUE).prefix)
+    leaver.claims.unsubscribe(PartitionKeys("online", QUEUE).prefix)
     turn_until(keeps(scripts, idle), leaver, idle)
 
 
-def test_a_next_look_assigned_to_a_cancelled_consumer_is_handed_over(
-    scripts: PartitionScripts, make_fetcher: MakeFetcher
-) -> None:
-    leaver, idle = make_fetcher(1), make_fetcher(1)
-    turn_until(lambda: idle.is_quiet, idle)
-    delay(scripts, a=0.3)
-    leaver.fetcher.tick()
-    # The broker assigns it the next look, and the answer arrives after the cancel.
-    leaver.fetcher.unsubscribe(PartitionKeys("online", QUEUE).prefix)
-    turn_until(lambda: idle.got == ["a"], leaver, idle)
-
-
 def test_a_new_connection_without_a_free_slot_hands_over_the_next_look_of_the_lost_one(
-    scripts: PartitionScripts, make_fetcher: MakeFetcher
+    scripts: PartitionScripts, make_consumer: MakeConsumer
 ) -> None:
-    first, idle = make_fetcher(1), make_fetcher(1)
+    first, idle = make_consumer(1), make_consumer(1)
     delay(scripts, a=LATE_S)
     turn_until(keeps(scripts, first), first)
     turn_until(lambda: idle.is_quiet, idle)
     first.close()
-    second = make_fetcher(0, process=first.process)
+    second = make_consumer(0, process=first.process)
     turn_until(keeps(scripts, idle), second, idle)
 
 
 def test_a_wakeup_is_handed_over_when_another_queue_takes_the_last_slot(
-    kombu_client: KombuClient, make_fetcher: MakeFetcher
+    kombu_client: KombuClient, make_consumer: MakeConsumer
 ) -> None:
     mails, pushes = PartitionScripts(kombu_client.client, OTHER), PartitionScripts(kombu_client.client, QUEUE)
-    both, idle = make_fetcher(1, OTHER, QUEUE), make_fetcher(1)
+    both, idle = make_consumer(1, OTHER, QUEUE), make_consumer(1)
     turn_until(lambda: both.is_quiet, both)
     turn_until(lambda: idle.is_quiet, idle)
     pushes.push("a")  # its wake-up goes to the consumer that has waited longer
     mails.push("m")
-    both.fetcher.look_again(PartitionKeys("online", OTHER).prefix)
+    both.claims.look_again(PartitionKeys("online", OTHER).prefix)
     turn_until(lambda: both.got == ["m"], both)
     turn_until(lambda: idle.got == ["a"], both, idle)
 
 
-def test_a_consumer_that_is_about_to_block_takes_no_wakeup(
-    kombu_client: KombuClient, make_fetcher: MakeFetcher
-) -> None:
-    mails, pushes = PartitionScripts(kombu_client.client, OTHER), PartitionScripts(kombu_client.client, QUEUE)
-    solo, idle = make_fetcher(1, OTHER, QUEUE, holds=False), make_fetcher(1)
-    delay(pushes, a=LATE_S)
-    turn_until(keeps(pushes, solo), solo)
-    turn_until(lambda: idle.is_quiet, idle)
-    solo.on_message = solo.fetcher.handovers.send_before_blocking
-    delay(mails, m=0.2)
-    turn_until(lambda: solo.got == ["m"], solo)
-    # The event loop of the first consumer is blocked.
-    turn_until(keeps(pushes, idle), idle)
-
-
-def test_an_next_look_is_handed_on_before_the_task_of_another_queue(
-    kombu_client: KombuClient, make_fetcher: MakeFetcher
-) -> None:
-    """No answer is read during the task, not even the one that the script is not known to Redis."""
-    mails, pushes = PartitionScripts(kombu_client.client, OTHER), PartitionScripts(kombu_client.client, QUEUE)
-    solo, idle = make_fetcher(1, OTHER, QUEUE, holds=False), make_fetcher(1)
-    delay(pushes, a=LATE_S)
-    turn_until(keeps(pushes, solo), solo)
-    turn_until(lambda: idle.is_quiet, idle)
-    solo.on_message = solo.fetcher.handovers.send_before_blocking
-    kombu_client.client.script_flush()
-    mails.push("m")  # its wake-up answers the wait of the solo worker, which need not be cancelled
-    turn_until(lambda: solo.got == ["m"], solo)
-    turn_until(keeps(pushes, idle), idle)
-
-
-def test_a_wake_up_that_was_passed_on_before_a_task_arrives_during_it(
-    scripts: PartitionScripts, make_fetcher: MakeFetcher
-) -> None:
-    scripts.push("a")
-    process = ConsumerIdentity(LEASE_S)
-    process.in_flight.record_renewal(scripts.keys.prefix, process.clock.monotonic())
-    solo = make_fetcher(0, process=process, holds=False)
-    assert scripts.client.lpop(scripts.keys.wake)  # as if its lost connection had taken the wake-up
-    scripts.client.script_flush()
-    solo.fetcher.tick()  # without room, it passes the wake-up on
-    solo.fetcher.handovers.send_before_blocking()
-    assert scripts.token()
-
-
 def test_a_consumer_that_runs_a_suspect_backs_off_from_other_suspects(
-    scripts: PartitionScripts, make_fetcher: MakeFetcher
+    scripts: PartitionScripts, make_consumer: MakeConsumer
 ) -> None:
     scripts.push("a", tenant="t")
     scripts.push("b", tenant="u")
@@ -227,7 +168,7 @@ def test_a_consumer_that_runs_a_suspect_backs_off_from_other_suspects(
     scripts.lose("dead")
     assert scripts.reap() == 2
     scripts.client.zrem(scripts.keys.leases, "reaper")
-    worker = make_fetcher(4)
+    worker = make_consumer(4)
     turn_until(lambda: worker.got == ["a"], worker)
     before = worker.scripts.sent
     turn_for(1.0, worker)

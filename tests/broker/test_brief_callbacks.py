@@ -12,8 +12,8 @@ import kombu
 import pytest
 
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.consuming import channel_consumer, claim_limits
-from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
+from celery_dq.transport.redis.consuming import claim_limits
+from celery_dq.transport.redis.store.partition import Partition
 from tests.broker.kombu_client import KombuClient, consumer_of
 from tests.lua.partition_scripts import PartitionScripts
 
@@ -58,13 +58,13 @@ def test_brief_callbacks_hand_no_next_look_over(
     kombu_client: KombuClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handed_over: list[str] = []
-    hand_over = ScriptPipeline.hand_over_wakeup
+    hand_over = Partition.hand_over_wakeup
 
-    def count(pipeline: ScriptPipeline, queue: Any, *args: Any) -> None:
-        handed_over.append(queue.name)
-        hand_over(pipeline, queue, *args)
+    def count(partition: Partition, consumer: str = "") -> Any:
+        handed_over.append(partition.keys.queue)
+        return hand_over(partition, consumer)
 
-    monkeypatch.setattr(ScriptPipeline, "hand_over_wakeup", count)
+    monkeypatch.setattr(Partition, "hand_over_wakeup", count)
     monkeypatch.setattr(claim_limits, "BRIEF_AHEADS", 1000)  # however busy the machine is
     got: list[str] = []
     for name in QUEUES:
@@ -81,10 +81,7 @@ def test_brief_callbacks_hand_no_next_look_over(
         assert not handed_over
 
 
-def test_another_consumer_finds_the_look_that_a_long_callback_neglects(
-    kombu_client: KombuClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(channel_consumer, "FEW_PARTITIONS", 0)
+def test_another_consumer_finds_the_look_that_a_long_callback_neglects(kombu_client: KombuClient) -> None:
     slow_queue, messages = QUEUES[0], KombuClient(kombu_client.url, PLAIN)
     scripts = throttle(kombu_client, slow_queue, 1 / INTERVAL_S, 2)
     began, goes_on, stops = threading.Event(), threading.Event(), threading.Event()

@@ -15,7 +15,6 @@ import pytest
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.consuming.channel_consumer import FEW_PARTITIONS
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.broker.worker_app import WorkerApp
 
@@ -192,7 +191,7 @@ def test_a_solo_worker_keeps_no_messages_behind_a_long_task(open_app: Open) -> N
 
 def test_brief_tasks_of_a_solo_worker_hand_no_next_look_over(open_app: Open) -> None:
     worker_app = open_app(**FAR)
-    queues = [f"{worker_app.queue}-{number}" for number in range(FEW_PARTITIONS + 1)]
+    queues = [f"{worker_app.queue}-{number}" for number in range(17)]
     app: Any = worker_app.app
     for name in queues:
         app.dq.quotas.set(name, "", rate=5)

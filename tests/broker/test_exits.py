@@ -13,9 +13,9 @@ monkey.patch_all()
 import sys
 import gevent
 from kombu import Connection
-from celery_dq.transport.redis.in_flight import heartbeat
+from celery_dq.transport.redis.consuming import consumer_thread
 
-leave = heartbeat.leave_green_hub
+leave = consumer_thread.leave_green_hub
 
 def leave_slowly():
     # As a thread that the machine lets wait: in a greenlet, while the interpreter ends.
@@ -23,13 +23,13 @@ def leave_slowly():
     leave()
     print("left", flush=True)
 
-heartbeat.leave_green_hub = leave_slowly
+consumer_thread.leave_green_hub = leave_slowly
 from celery_dq.transport.aliases import register_transports
 register_transports()
 with Connection(sys.argv[1]) as connection:
     queue = connection.SimpleQueue(sys.argv[2])
     queue.get(timeout=30).ack()
-    thread = connection.default_channel.process.heartbeat
+    thread = connection.default_channel.process.threads.main
     queue.close()
 connection.close()
 while thread._running:
@@ -37,7 +37,7 @@ while thread._running:
 """
 
 
-def test_a_process_with_gevent_exits_after_the_end_of_its_heartbeat(kombu_client: KombuClient) -> None:
+def test_a_process_with_gevent_exits_after_the_end_of_its_thread(kombu_client: KombuClient) -> None:
     kombu_client.publish(1)
     ended = subprocess.run(
         [sys.executable, "-c", CONSUMER, kombu_client.broker_url, kombu_client.queue],

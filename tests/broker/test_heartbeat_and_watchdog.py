@@ -61,15 +61,15 @@ def test_a_heartbeat_after_a_long_pause_reaps_no_other_consumer(kombu_client: Ko
     with kombu_client.connect(lease="40s") as connection, kombu_client.consuming(connection):
         process = connection.transport.context.process
         me = consumer_of(connection)
-        process.heartbeat.renew_now()
+        process.threads.renew_now()
         wait_until(lambda: kombu_client.client.zscore(kombu_client.keys.leases, me), 30)
         # The state after a pause of the whole machine, in which the other consumer may also continue.
         kombu_client.client.zadd(kombu_client.keys.leases, {"other": 1, me: 1})
         rounds: list[float] = []
-        process.heartbeat.add_check(rounds.append)
-        process.heartbeat.renew_now()
+        process.threads.add_check(rounds.append)
+        process.threads.renew_now()
         wait_until(lambda: rounds, 30)
-        process.heartbeat.remove_check(rounds.append)
+        process.threads.remove_check(rounds.append)
         assert kombu_client.client.zscore(kombu_client.keys.leases, "other") == 1
 
 
@@ -87,13 +87,13 @@ def test_leases_dropped_in_several_threads_are_counted(kombu_client: KombuClient
     with kombu_client.connect(**QUICK) as connection:
         channel: Any = connection.default_channel
         heartbeat, queue, me = (
-            channel.process.heartbeat,
+            channel.process.threads,
             channel.home(kombu_client.queue, ""),
             consumer_of(connection),
         )
         each_has, amount = 5000, 4
         for _ in range(each_has * amount + 1):
-            heartbeat.keep_lease(queue, channel.heartbeat_clients)
+            heartbeat.keep_lease(queue, channel.thread_clients)
 
         def go() -> None:
             for _ in range(each_has):
@@ -127,9 +127,9 @@ def test_a_callback_that_takes_long_is_no_dead_connection(kombu_client: KombuCli
             if message.payload == 10:
                 # More than two checks of the watchdog.
                 looks: list[float] = []
-                channel_consumer._process.heartbeat.add_check(looks.append)
+                channel_consumer._identity.threads.add_check(looks.append)
                 wait_until(lambda: len(looks) >= 8, 30)
-                channel_consumer._process.heartbeat.remove_check(looks.append)
+                channel_consumer._identity.threads.remove_check(looks.append)
             served.append(message.payload)
             message.ack()
 
@@ -138,7 +138,7 @@ def test_a_callback_that_takes_long_is_no_dead_connection(kombu_client: KombuCli
             kombu_client.drain_until(connection, lambda: len(served) >= 20, 30)
             assert sorted(served) == list(range(20))
             kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0, 30)
-        assert channel_consumer._process.watchdog_strikes == 0
+        assert channel_consumer._identity.watchdog_strikes == 0
 
 
 def test_a_consumer_that_claims_nothing_despite_a_backlog_connects_again(kombu_client: KombuClient) -> None:
@@ -148,8 +148,16 @@ def test_a_consumer_that_claims_nothing_despite_a_backlog_connects_again(kombu_c
             kombu_client.publish(1)
             kombu_client.drain(connection, got, 1, 30)
             got[0].ack()
-            # The state after a lost answer.
-            channel_consumer.fetcher._claims.add("unanswered", 1000)
+            wakeups = channel_consumer.claims.wakeups
+            kombu_client.drain_until(connection, lambda: wakeups.is_waiting)
+
+            def stay_deaf() -> None:
+                """Leave the state after a connection was lost, and the system has not noticed it."""
+                (group,) = wakeups.groups
+                group.connection.close()
+                connection.default_channel.process.threads.main.sockets_changed = True
+
+            assert connection.default_channel.process.threads.run_between_trips(stay_deaf, 30)
             kombu_client.publish(2)
             failed: list[redis.ConnectionError] = []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +12,14 @@ import redis
 from celery_dq.clock import ManualClock
 from celery_dq.transport.in_flight.pending_acks import InFlightMessage
 from celery_dq.transport.partition_replies import HeartbeatReply
+from celery_dq.transport.redis.consuming.leases import MIN_WAIT_S, Leases
+from celery_dq.transport.redis.consuming.trip import Trip
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_calls import ScriptCall
-from tests.broker.fetcher_harness import LEASE_S, FetcherHarness
+from tests.broker.claims_harness import LEASE_S
 from tests.broker.kombu_client import KombuClient
 from tests.broker.proxy import Proxy
 from tests.lua.partition_scripts import PartitionScripts
@@ -48,6 +50,20 @@ class WatchedPartition(Partition):
     def resign(self, consumer: str, *, limit: int = 0) -> ScriptCall[int]:
         self.limits = [*getattr(self, "limits", ()), limit]
         return super().resign(consumer, limit=limit)
+
+
+def renew(process: ConsumerIdentity, queues: list[Queue], client: redis.Redis) -> float:
+    """Renew the leases on these queues in one trip; return the seconds until the next round."""
+    leases, now = Leases(process), process.clock.monotonic()
+    for queue in queues:
+        leases.keep(queue)
+    trip = Trip(now, process.refusals)
+    leases.plan(trip)
+    error = trip.run(PipelinedConnection(client.connection_pool))
+    if error is not None:
+        raise error
+    assert leases.end_round(now)
+    return leases.round_at - now
 
 
 @pytest.fixture
@@ -99,8 +115,8 @@ def test_a_lost_lease_is_noticed_though_a_later_answer_of_the_trip_is_lost(
     assert scripts[0].take(consumer="other") == ["m"]
     queues[1] = Queue("second", ClosingPartition(scripts[1].keys, scripts[1].partition.scripts))
     with pytest.raises(redis.ConnectionError):
-        process.heartbeat._renew_leases(queues, client)
-    process.heartbeat._renew_leases(queues[:1], client)
+        renew(process, queues, client)
+    renew(process, queues[:1], client)
     assert process.in_flight.is_lease_trusted(queues[0].key)
     assert held.tag not in process.in_flight
 
@@ -126,7 +142,7 @@ def test_an_error_of_one_queue_does_not_hide_the_answer_of_the_next(
 
     failing = Queue("second", PassingPartition(scripts[1].keys, scripts[1].partition.scripts))
     with pytest.raises(redis.exceptions.ReadOnlyError):
-        process.heartbeat._renew_leases([failing, queues[0]], kombu_client.client)
+        renew(process, [failing, queues[0]], kombu_client.client)
     assert held.tag not in process.in_flight
 
 
@@ -152,13 +168,14 @@ def test_messages_are_released_when_the_lost_answer_may_be_that_the_lease_was_lo
     with redis.Redis(port=proxy.port, db=int(database)) as client:
         proxy.drops_left = 1
         with pytest.raises(redis.ConnectionError):
-            process.heartbeat._renew_leases(queues, client)
+            renew(process, queues, client)
         assert held.tag in process.in_flight  # the lease cannot have expired yet
         clock.advance(LEASE_S + 1)
         proxy.drops_left = 1
         with pytest.raises(redis.ConnectionError):
-            process.heartbeat._renew_leases(queues, client)
-        process.heartbeat._renew_leases(queues, client)
+            renew(process, queues, client)
+        renew(process, queues, client)
+        process.in_flight.send_acks(process.consumer, queues[0], client)
     assert process.in_flight.is_lease_trusted(queues[0].key)
     assert held.tag not in process.in_flight
     assert scripts[0].waiting() == ([] if reaped else ["m"])
@@ -168,7 +185,7 @@ def test_the_scripts_are_sent_again_after_a_flush(
     scripts: list[PartitionScripts], queues: list[Queue], process: ConsumerIdentity
 ) -> None:
     scripts[0].client.script_flush()
-    process.heartbeat._renew_leases(queues, scripts[0].client)
+    renew(process, queues, scripts[0].client)
     assert all(process.in_flight.is_lease_trusted(each.key) for each in queues)
 
 
@@ -180,9 +197,9 @@ def test_the_queues_of_a_trip_share_the_messages_that_it_moves(
         each.push(*(f"{number}" for number in range(MANY)))
         each.claim(MANY, consumer="dead")
         each.lose("dead")
-    assert process.heartbeat._renew_leases(queues[:2], client) < 0  # the next round comes at once
+    assert renew(process, queues[:2], client) <= MIN_WAIT_S  # the next round comes at once
     assert [len(each.waiting()) for each in scripts[:2]] == [100, 100]
-    assert process.heartbeat._renew_leases(queues[:2], client) > 0
+    assert renew(process, queues[:2], client) > MIN_WAIT_S
     assert [len(each.waiting()) for each in scripts[:2]] == [MANY, MANY]
 
 
@@ -194,18 +211,8 @@ def test_the_queues_that_are_given_back_share_the_messages_of_a_trip(
         each.push(*(f"{number}" for number in range(MANY)))
         each.claim(MANY, consumer=process.consumer)
     queues = [Queue(each.keys.queue, each) for each in partitions]
-    process.heartbeat._resign(queues, scripts[0].client)
+    leases = Leases(process)
+    leases.queues.update({queue.key: queue for queue in queues})
+    leases.resign(scripts[0].client)
     assert [each.limits for each in partitions] == [[100, 100], [100, 100]]
     assert [len(each.waiting()) for each in scripts[:2]] == [MANY, MANY]
-
-
-def test_a_settle_without_a_lease_makes_no_turn_of_the_loop_due(kombu_client: KombuClient) -> None:
-    harness = FetcherHarness(kombu_client.url, 5, ("first",))
-    harness.fetcher.tick()
-    queue = next(iter(harness.fetcher._subscriptions.values())).queue
-    held = harness.process.in_flight.add(queue.key, "m", "1")
-    assert held is not None
-    harness.process.in_flight.settle(held.tag, may_wait=True)
-    assert harness.process.queues_with_acks() == []
-    assert harness.fetcher.next_deadline() > time.monotonic()
-    harness.close()

@@ -43,7 +43,7 @@ def test_an_outage_is_logged_once_with_its_consequence_and_its_end(
     with kombu_client.connect(lease="2s", watchdog=0) as connection, kombu_client.consuming(connection, 1):
         me = consumer_of(connection)
         rounds: list[float] = []
-        connection.transport.context.process.heartbeat.add_check(rounds.append)
+        connection.transport.context.process.threads.add_check(rounds.append)
         wait_until(lambda: rounds)
         server.kill()
         (record,) = wait_until(lambda: lines(caplog, "could not be renewed"))

@@ -26,24 +26,23 @@ def sha(call: Any) -> bytes:
 
 
 def heartbeat(process: Any) -> None:
-    """Let the heartbeat thread run once, from its beginning."""
+    """Let the consumer thread renew its leases once."""
     rounds: list[float] = []
-    process.heartbeat.add_check(rounds.append)
-    process.heartbeat.renew_now()
+    process.threads.add_check(rounds.append)
+    process.threads.renew_now()
     wait_until(lambda: rounds)
-    process.heartbeat.remove_check(rounds.append)
+    process.threads.remove_check(rounds.append)
 
 
 # -- trust in a lease counts from the sending of the request
 
 
 def renew(kombu_client: KombuClient, connection: Any) -> None:
-    connection.default_channel.process.heartbeat.renew_now()
+    connection.default_channel.process.threads.renew_now()
 
 
 def claim(kombu_client: KombuClient, connection: Any) -> None:
-    connection.default_channel.consumer.fetcher.look_again()
-    connection.default_channel.tick()
+    kombu_client.look_again(connection)
 
 
 def get(kombu_client: KombuClient, connection: Any) -> None:
@@ -77,10 +76,7 @@ def test_trust_in_a_lease_counts_from_the_sending(
 # -- dead letters
 
 
-@pytest.mark.parametrize("by", ["the loop", "the heartbeat"])
-def test_a_dead_letter_that_did_not_arrive_is_sent_again(
-    kombu_client: KombuClient, proxy: Proxy, by: str
-) -> None:
+def test_a_dead_letter_that_did_not_arrive_is_sent_again(kombu_client: KombuClient, proxy: Proxy) -> None:
     letter = kombu_client.partition.dead_letter("", ("0", ""), reason="", worker="")
     kombu_client.publish(1)
     with kombu_client.connect(proxy.url(kombu_client.url), lease="2s", watchdog=0) as connection:
@@ -88,12 +84,9 @@ def test_a_dead_letter_that_did_not_arrive_is_sent_again(
             kombu_client.drain(connection, got, 1)
             proxy.cut_requests, proxy.cuts_left = sha(letter), 1
             got[0].dead_letter("spoilt")
-            if by == "the loop":
-                with pytest.raises(connection.connection_errors):
-                    kombu_client.drain_until(connection, lambda: proxy.cut)
-            else:
-                connection.default_channel.process.heartbeat.send_pending_acks_soon()
-                wait_until(lambda: proxy.cut)
+            with pytest.raises(connection.connection_errors):
+                kombu_client.drain_until(connection, lambda: False)
+            assert proxy.cut
         wait_until(lambda: kombu_client.client.hlen(kombu_client.keys.dead_info) == 1, what="the dead letter")
         assert kombu_client.client.exists(kombu_client.keys.held(consumer_of(connection))) == 0
     assert kombu_client.client.hlen(kombu_client.keys.dead) == 1
@@ -102,7 +95,9 @@ def test_a_dead_letter_that_did_not_arrive_is_sent_again(
 # -- claims in doubt
 
 
-def test_a_claim_in_doubt_needs_two_looks(kombu_client: KombuClient, proxy: Proxy) -> None:
+def test_the_message_of_a_claim_in_doubt_is_released_under_a_lasting_lease(
+    kombu_client: KombuClient, proxy: Proxy
+) -> None:
     claims = kombu_client.partition.claim("", lease_ms=1, want=1)
     with kombu_client.connect(proxy.url(kombu_client.url), **LONG) as connection:
         with kombu_client.consuming(connection, prefetch=5) as got:
@@ -116,11 +111,8 @@ def test_a_claim_in_doubt_needs_two_looks(kombu_client: KombuClient, proxy: Prox
             kombu_client.publish(1)
             with pytest.raises(connection.connection_errors):
                 kombu_client.drain(connection, got, 1)
-            assert kombu_client.client.hlen(held) == 1
-            # The messages of an answer that was just read may not be recorded as in flight yet.
-            heartbeat(process)
-            assert kombu_client.client.hlen(held) == 1
-            heartbeat(process)
+            for _ in range(2):
+                heartbeat(process)
             assert kombu_client.client.hlen(held) == 0
         with kombu_client.connect() as other, kombu_client.consuming(other) as got:
             assert bodies(kombu_client.drain(other, got, 1)) == [1]
@@ -139,7 +131,6 @@ def test_the_message_of_a_get_whose_answer_is_lost_is_released_under_a_lasting_l
         # The consumer has a message in flight, so the lease is renewed in any case.
         kombu_client.drain(connection, got, 1)
         process, held = connection.default_channel.process, kombu_client.keys.held(consumer_of(connection))
-        kombu_client.drain_until(connection, lambda: not connection.default_channel.expects_answer)
         kombu_client.publish(2)
         proxy.drop_answers_to, proxy.drops_left = sha(claims), 1
         with pytest.raises(connection.connection_errors):
@@ -168,7 +159,8 @@ def test_a_release_that_did_not_arrive_is_sent_again(kombu_client: KombuClient, 
         proxy.cut_requests, proxy.cuts_left = sha(kombu_client.partition.release("", [], mode="requeue")), 1
         process.in_flight.release(got[0].delivery_tag, "requeue")
         with pytest.raises(connection.connection_errors):
-            kombu_client.drain_until(connection, lambda: proxy.cut)
+            kombu_client.drain_until(connection, lambda: False)
+        assert proxy.cut
         # The consumer is open and keeps its lease, so the second heartbeat sends the release again.
         for _ in range(2):
             heartbeat(process)
@@ -194,12 +186,10 @@ def test_a_lease_lasts_until_an_acknowledgement_is_answered(kombu_client: KombuC
         acknowledging.start()
         wait_until(lambda: proxy.swallowed)
         # No consumer, in-flight message or pending ack is left, but Redis has not received the ack.
-        heartbeat(channel.process)
         assert kombu_client.client.hlen(held) == 1
         proxy.cut_all()
         acknowledging.join(30)
         assert len(errors) == 1
-        channel.process.heartbeat.send_pending_acks_soon()
         wait_until(lambda: kombu_client.depth() == 0)
 
 
@@ -208,10 +198,9 @@ def test_an_exit_sends_pending_acks_and_ends_the_lease(kombu_client: KombuClient
     with kombu_client.connect(**LONG) as connection:
         channel = connection.default_channel
         message = channel.basic_get(kombu_client.queue)
-        # A connection that consumes another queue would send the ack in the next turn of its loop.
         with connection.Consumer([kombu.Queue("another")]):
             channel.process.in_flight.finish(message.delivery_tag)
-            channel.process.heartbeat._send_pending_acks_at_exit()
+            channel.process.threads.main._end_at_exit()
             assert kombu_client.depth() == 0
             assert not kombu_client.client.exists(kombu_client.keys.leases)
 
@@ -228,27 +217,3 @@ def test_messages_of_a_claim_on_its_way_are_not_released() -> None:
     for _ in range(3):
         assert doubts.find_unknown("p", {tag}, lambda: {tag}) == []
     assert not doubts.needs_comparison("p")
-
-
-def test_an_ack_on_its_way_is_not_taken_for_one_that_redis_has_lost(
-    kombu_client: KombuClient, proxy: Proxy
-) -> None:
-    kombu_client.publish(1)
-    with (
-        kombu_client.connect(proxy.url(kombu_client.url), **LONG) as connection,
-        kombu_client.consuming(connection, prefetch=1) as got,
-    ):
-        kombu_client.drain(connection, got, 1)
-        process, held = connection.default_channel.process, kombu_client.keys.held(consumer_of(connection))
-        proxy.delay_request = got[0].message_id.encode()
-        acknowledging = threading.Thread(target=got[0].ack)
-        acknowledging.start()
-        wait_until(lambda: not proxy.delay_request)
-        for _ in range(3):
-            process.heartbeat.compare_all()
-            heartbeat(process)
-        assert kombu_client.client.hlen(held) == 1
-        proxy.release_request.set()
-        acknowledging.join(30)
-        kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
-        assert bodies(got) == [1]

@@ -9,11 +9,11 @@ import pytest
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.consuming import fetcher
+from celery_dq.transport.redis.consuming import channel_claims
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.queue import Queue
-from tests.broker.fetcher_harness import FetcherHarness, turn_until
+from tests.broker.claims_harness import ClaimsHarness, turn_until
 from tests.broker.kombu_client import KombuClient
 from tests.lua.partition_scripts import PartitionScripts, make_quota
 
@@ -26,9 +26,9 @@ def scripts(kombu_client: KombuClient) -> list[PartitionScripts]:
 
 
 @pytest.fixture
-def harness(kombu_client: KombuClient) -> Iterator[FetcherHarness]:
+def harness(kombu_client: KombuClient) -> Iterator[ClaimsHarness]:
     """A consumer of both queues that waits for a wake-up."""
-    harness = FetcherHarness(kombu_client.url, 10, (FIRST, SECOND))
+    harness = ClaimsHarness(kombu_client.url, 10, (FIRST, SECOND))
     turn_until(lambda: harness.is_quiet, harness)
     yield harness
     harness.close()
@@ -36,9 +36,9 @@ def harness(kombu_client: KombuClient) -> Iterator[FetcherHarness]:
 
 @pytest.mark.parametrize("call", ["ask", "start_wait"])
 def test_the_queue_that_was_served_is_served_last(
-    scripts: list[PartitionScripts], harness: FetcherHarness, call: str
+    scripts: list[PartitionScripts], harness: ClaimsHarness, call: str
 ) -> None:
-    group = harness.fetcher.wakeups.groups[0]
+    group = harness.claims.wakeups.groups[0]
     group.cancel_wait()
     served = []
     for each in scripts:
@@ -52,8 +52,8 @@ def test_the_queue_that_was_served_is_served_last(
     assert served == [FIRST, SECOND]
 
 
-def test_a_question_is_answered_at_once(harness: FetcherHarness) -> None:
-    group = harness.fetcher.wakeups.groups[0]
+def test_a_question_is_answered_at_once(harness: ClaimsHarness) -> None:
+    group = harness.claims.wakeups.groups[0]
     group.cancel_wait()
     took_s = []
     for _ in range(5):
@@ -65,13 +65,13 @@ def test_a_question_is_answered_at_once(harness: FetcherHarness) -> None:
 
 
 def test_a_backoff_ends_when_a_slot_becomes_free(
-    scripts: list[PartitionScripts], harness: FetcherHarness, monkeypatch: pytest.MonkeyPatch
+    scripts: list[PartitionScripts], harness: ClaimsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 0
-    monkeypatch.setattr(harness, "capacity", lambda: (4, free))
+    monkeypatch.setattr(harness, "capacity", lambda _: (4, free))
     make_limited(scripts)
     scripts[0].push("a", tenant="t")
-    source = harness.fetcher.subscriptions[0]
+    source = harness.claims.subscriptions[0]
     turn_until(lambda: source.backoff_until, harness)
     make_longer(harness, source)
     free = 1
@@ -79,73 +79,53 @@ def test_a_backoff_ends_when_a_slot_becomes_free(
 
 
 def test_a_backoff_ends_when_the_claims_of_other_queues_leave_a_slot(
-    scripts: list[PartitionScripts], harness: FetcherHarness, monkeypatch: pytest.MonkeyPatch
+    scripts: list[PartitionScripts], harness: ClaimsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness, "capacity", lambda: (64, 1))
-    harness.fetcher._claims._mean_brought = 1.0
+    monkeypatch.setattr(harness, "capacity", lambda _: (64, 1))
+    harness.claims._shares._mean_brought = 1.0
     make_limited(scripts)
     scripts[1].push("a", tenant="t")
-    harness.fetcher.look_again()
-    harness.fetcher.tick()
-    assert len(harness.fetcher.pipeline) == 2  # the first claim may use the slot
-    source = harness.fetcher.subscriptions[1]
-    while not source.backoff_until:
-        harness.fetcher.pipeline.read()
+    harness.claims.look_again()
+    source = harness.claims.subscriptions[1]
+    turn_until(lambda: source.backoff_until, harness)  # the first claim may use the slot
     make_longer(harness, source)
     turn_until(lambda: harness.got == ["a"], harness, timeout_s=5)
 
 
 def test_claims_without_a_free_slot_back_off_at_once(
-    scripts: list[PartitionScripts], harness: FetcherHarness, monkeypatch: pytest.MonkeyPatch
+    scripts: list[PartitionScripts], harness: ClaimsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness, "capacity", lambda: (64, 0))
-    harness.fetcher._claims._mean_brought = 1.0
+    monkeypatch.setattr(harness, "capacity", lambda _: (64, 0))
+    harness.claims._shares._mean_brought = 1.0
     make_limited(scripts)
     for each in scripts:
         each.push("a", tenant="t")
-    harness.fetcher.look_again()
-    harness.fetcher.tick()
-    assert len(harness.fetcher.pipeline) == 2
-    while harness.fetcher.expects_answer:
-        harness.fetcher.pipeline.read()
-    assert all(each.backoff_until for each in harness.fetcher.subscriptions)
-
-
-def test_a_wakeup_that_comes_during_a_claim_leads_to_another_claim(
-    scripts: list[PartitionScripts], harness: FetcherHarness
-) -> None:
-    harness.fetcher.look_again(PartitionKeys("online", FIRST).prefix)
-    harness.fetcher.tick()
-    wait_until(harness.scripts.has_unread_input)
-    scripts[0].push("later")
-    (group,) = harness.fetcher.wakeups
-    wait_until(group.connection.has_unread_input)
-    harness.fetcher.read_wakeups(group)
-    harness.fetcher.pipeline.read()
-    turn_until(lambda: harness.got == ["later"], harness, timeout_s=5)
+    harness.claims.look_again()
+    turn_until(lambda: all(each.backoff_until for each in harness.claims.subscriptions), harness)
+    assert harness.got == []
 
 
 def test_the_wakeup_of_a_queue_survives_the_cancellation_of_another_one(
-    scripts: list[PartitionScripts], harness: FetcherHarness
+    scripts: list[PartitionScripts], harness: ClaimsHarness
 ) -> None:
     scripts[1].push("a")
-    wait_until(harness.fetcher.wakeups.groups[0].connection.has_unread_input)
+    wait_until(harness.claims.wakeups.groups[0].connection.has_unread_input)
     harness.room = 0
-    harness.fetcher.unsubscribe(PartitionKeys("online", FIRST).prefix)
+    harness.claims.unsubscribe(PartitionKeys("online", FIRST).prefix)
     turn_until(scripts[1].token, harness, timeout_s=5)
 
 
 def test_singleton_queues_do_not_withhold_the_wakeups_of_others(
-    scripts: list[PartitionScripts], harness: FetcherHarness, monkeypatch: pytest.MonkeyPatch
+    scripts: list[PartitionScripts], harness: ClaimsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetcher, "MAX_HANDOVERS", 1)
+    monkeypatch.setattr(channel_claims, "MAX_HANDOVERS", 1)
     harness.room = 0
-    harness.fetcher.wakeups.groups[0].cancel_wait()
+    harness.claims.wakeups.groups[0].cancel_wait()
     scripts[0].push("a")
     assert scripts[0].take_token()
     alone = Partition(PartitionKeys("online", "alone"), harness.process.scripts)
-    harness.fetcher._ready.rely_on(harness.fetcher.subscribe(Queue("alone", alone, token=1)))
-    harness.fetcher._ready.rely_on(harness.fetcher.subscriptions[0])
+    harness.claims.ready.rely_on(harness.claims.subscribe(Queue("alone", alone, token=1)))
+    harness.claims.ready.rely_on(harness.claims.subscriptions[0])
     turn_until(scripts[0].token, harness, timeout_s=5)
 
 
@@ -155,7 +135,7 @@ def make_limited(scripts: list[PartitionScripts]) -> None:
         each.partition.set_default_quota(make_quota(concurrency=50)).run(each.client)
 
 
-def make_longer(harness: FetcherHarness, source: Subscription) -> None:
+def make_longer(harness: ClaimsHarness, source: Subscription) -> None:
     """Let the back-off last longer than the test."""
     source.backoff_until, source.timer_at = time.monotonic() + 600, float("inf")
-    harness.fetcher._ready.plan(source)
+    harness.claims.ready.plan(source)

@@ -233,7 +233,7 @@ def test_a_consumer_that_is_cancelled_before_it_began_never_begins(kombu_client:
         publish_each(kombu_client, connection, ["never", "push"])
         drain_until(connection, lambda: got)
         assert [message.delivery_info["routing_key"] for message in got] == ["push"]
-        assert [queue.name for queue in channel.process.heartbeat.queues.values()] == ["push"]
+        assert [queue.name for queue in channel.process.threads.queues.values()] == ["push"]
 
 
 def test_the_others_begin_when_a_refused_consumer_is_cancelled(kombu_client: KombuClient) -> None:

@@ -1,4 +1,4 @@
-"""One consumer of several queues: turns, groups of waits, several claims. No heartbeat thread runs here."""
+"""One consumer of several queues: turns, groups of waits, several claims. Nothing renews a lease here."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import redis
 
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.consuming import claim_limits, wakeups
+from celery_dq.transport.redis.consuming.consumer_threads import ConsumerThreads
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.store import script_batches
 from celery_dq.transport.redis.store.queue import Queue
-from tests.broker.fetcher_harness import LEASE_S, FetcherHarness, turn_until
+from tests.broker.claims_harness import LEASE_S, ClaimsHarness, turn_until
 from tests.broker.kombu_client import KombuClient
 from tests.lua.partition_scripts import PartitionScripts
 
-MakeFetcher = Callable[..., FetcherHarness]
+MakeConsumer = Callable[..., ClaimsHarness]
 
-#: Queues of these tests only, because heartbeat threads of earlier tests may still run.
+#: Queues of these tests only, because threads of earlier tests may still run.
 FIRST, SECOND, THIRD = "first", "second", "third"
 
 
@@ -30,11 +30,11 @@ def scripts(kombu_client: KombuClient) -> list[PartitionScripts]:
 
 
 @pytest.fixture
-def make_fetcher(kombu_client: KombuClient) -> Iterator[MakeFetcher]:
-    made: list[FetcherHarness] = []
+def make_consumer(kombu_client: KombuClient) -> Iterator[MakeConsumer]:
+    made: list[ClaimsHarness] = []
 
-    def make(room: int, *queues: str) -> FetcherHarness:
-        made.append(FetcherHarness(kombu_client.url, room, queues))
+    def make(room: int, *queues: str, process: ConsumerIdentity | None = None) -> ClaimsHarness:
+        made.append(ClaimsHarness(kombu_client.url, room, queues, process))
         return made[-1]
 
     yield make
@@ -42,7 +42,7 @@ def make_fetcher(kombu_client: KombuClient) -> Iterator[MakeFetcher]:
         each.close()
 
 
-def keep_busy(harness: FetcherHarness, scripts: PartitionScripts) -> None:
+def keep_busy(harness: ClaimsHarness, scripts: PartitionScripts) -> None:
     """Begin a backlog that never ends."""
 
     def send_next() -> None:
@@ -55,9 +55,9 @@ def keep_busy(harness: FetcherHarness, scripts: PartitionScripts) -> None:
 
 
 def test_a_backlog_in_one_queue_does_not_hide_a_message_of_another(
-    scripts: list[PartitionScripts], make_fetcher: MakeFetcher
+    scripts: list[PartitionScripts], make_consumer: MakeConsumer
 ) -> None:
-    harness = make_fetcher(10, FIRST, SECOND)
+    harness = make_consumer(10, FIRST, SECOND)
     turn_until(lambda: harness.is_quiet, harness)
     keep_busy(harness, scripts[0])
     turn_until(lambda: len(harness.got) > 5, harness)
@@ -68,12 +68,12 @@ def test_a_backlog_in_one_queue_does_not_hide_a_message_of_another(
 
 
 def test_a_wakeup_of_one_group_leaves_the_wait_of_another(
-    scripts: list[PartitionScripts], make_fetcher: MakeFetcher, monkeypatch: pytest.MonkeyPatch
+    scripts: list[PartitionScripts], make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wakeups, "GROUP_SIZE", 2)
-    harness = make_fetcher(10, FIRST, SECOND, THIRD)
-    other = harness.fetcher.wakeups.groups[1]
-    assert [len(group.members) for group in harness.fetcher.wakeups] == [2, 1]
+    harness = make_consumer(10, FIRST, SECOND, THIRD)
+    other = harness.claims.wakeups.groups[1]
+    assert [len(group.members) for group in harness.claims.wakeups] == [2, 1]
     turn_until(lambda: harness.is_quiet, harness)
     since, connection = other.waiting_since, other.connection.connection
     scripts[0].push("a")
@@ -84,98 +84,72 @@ def test_a_wakeup_of_one_group_leaves_the_wait_of_another(
 
 
 def test_a_group_waits_while_another_one_has_work(
-    scripts: list[PartitionScripts], make_fetcher: MakeFetcher, monkeypatch: pytest.MonkeyPatch
+    scripts: list[PartitionScripts], make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wakeups, "GROUP_SIZE", 1)
-    harness = make_fetcher(10, FIRST, SECOND)
+    harness = make_consumer(10, FIRST, SECOND)
     keep_busy(harness, scripts[0])
-    other = harness.fetcher.wakeups.groups[1]
+    other = harness.claims.wakeups.groups[1]
     turn_until(lambda: len(harness.got) > 20 and other.is_waiting and not other.is_asking, harness)
 
 
-def test_the_wait_of_one_group_is_mended_after_a_cut(
-    scripts: list[PartitionScripts], make_fetcher: MakeFetcher, monkeypatch: pytest.MonkeyPatch
+def test_the_wait_of_one_group_begins_again_after_a_cut(
+    scripts: list[PartitionScripts], make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wakeups, "GROUP_SIZE", 1)
-    harness = make_fetcher(10, FIRST, SECOND)
+    harness = make_consumer(10, FIRST, SECOND)
     turn_until(lambda: harness.is_quiet, harness)
     waiting = [each for each in scripts[0].client.client_list() if each["cmd"] == "blpop"]
     scripts[0].client.client_kill_filter(_id=waiting[1]["id"])
     with pytest.raises(redis.ConnectionError):
         turn_until(lambda: False, harness)
-    harness.fetcher.close()  # as its channel does
+    harness.close()
     scripts[0].push("a")
     scripts[1].push("b")
-    turn_until(lambda: sorted(harness.got) == ["a", "b"] and harness.is_quiet, harness)
+    again = make_consumer(10, FIRST, SECOND, process=harness.process)
+    turn_until(lambda: sorted(again.got) == ["a", "b"] and again.is_quiet, again)
 
 
 def test_claims_under_way_share_the_room(
-    scripts: list[PartitionScripts], make_fetcher: MakeFetcher, monkeypatch: pytest.MonkeyPatch
+    scripts: list[PartitionScripts], make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claim_limits, "MIN_SHARE", 2)
-    harness = make_fetcher(4, FIRST, SECOND, THIRD)
+    harness = make_consumer(4, FIRST, SECOND, THIRD)
     turn_until(lambda: harness.is_quiet, harness)
-    harness.fetcher._claims._mean_brought = 1.0
+    harness.claims._shares._mean_brought = 1.0
     for number, each in enumerate(scripts):
         each.push(*(f"{number}.{count}" for count in range(20)))
-    harness.fetcher.look_again()
-    harness.fetcher.tick()
-    assert len(harness.fetcher.pipeline) == 2
-    harness.fetcher.tick()  # the third queue has to wait for the answers
-    turn_until(lambda: not harness.fetcher.expects_answer, harness)
+    harness.claims.look_again()
+    turn_until(lambda: harness.got, harness)
     assert len(harness.got) == 4
 
 
-def test_two_claims_bring_one_suspect(scripts: list[PartitionScripts], make_fetcher: MakeFetcher) -> None:
+def test_two_claims_bring_one_suspect(scripts: list[PartitionScripts], make_consumer: MakeConsumer) -> None:
     for number, each in enumerate(scripts[:2]):
         each.push(f"suspect {number}")
         (entry,) = each.claim(consumer="dead").entries
         each.partition.release("dead", [(entry.claim, entry.id)], mode="crashed").run(each.client)
-    harness = make_fetcher(64, FIRST, SECOND)
-    harness.fetcher._claims._mean_brought = 1.0
+    harness = make_consumer(64, FIRST, SECOND)
+    harness.claims._shares._mean_brought = 1.0
     turn_until(lambda: harness.got, harness)
-    turn_until(lambda: not harness.fetcher.expects_answer, harness)
     assert len(harness.got) == 1
     harness.process.in_flight.finish(harness.tags[0])
     turn_until(lambda: len(harness.got) == 2, harness)
 
 
-def test_lost_answers_of_several_claims_are_compared(
-    scripts: list[PartitionScripts], make_fetcher: MakeFetcher
-) -> None:
-    harness = make_fetcher(64, FIRST, SECOND)
-    turn_until(lambda: harness.is_quiet, harness)
-    scripts[0].push("a")
-    scripts[1].push("b")
-    harness.fetcher.look_again()
-    harness.fetcher.tick()
-    assert len(harness.fetcher.pipeline) == 2
-    harness.fetcher.close()  # before the answers
-    in_doubt = harness.process.in_doubt
-    assert all(in_doubt.needs_comparison(each.keys.prefix) for each in scripts[:2])
-    # A later claim would bring the messages that are pushed now, too.
-    wait_until(lambda: all(each.state("held") == 1 for each in scripts[:2]))
-    scripts[0].push("c")
-    scripts[1].push("d")
-    turn_until(lambda: {"c", "d"} <= set(harness.got), harness)
-
-
 def test_a_queue_that_refuses_the_heartbeat_costs_no_other_queue_its_lease(
-    scripts: list[PartitionScripts], kombu_client: KombuClient, monkeypatch: pytest.MonkeyPatch
+    scripts: list[PartitionScripts], kombu_client: KombuClient
 ) -> None:
-    monkeypatch.setattr(script_batches, "CALLS_PER_TRIP", 2)
     process = ConsumerIdentity(LEASE_S)
-    for each in scripts:
-        queue = Queue(each.keys.queue, each.partition)
-        process.heartbeat.keep_lease(queue, lambda: lambda: kombu_client.client)
+    threads = process.threads = ConsumerThreads(process)
+    queues = [Queue(each.keys.queue, each.partition) for each in scripts]
     scripts[0].client.set(scripts[0].keys.state, "of another program")
-    process.heartbeat._renew_all()
-    renewed = [process.in_flight.is_lease_trusted(each.keys.prefix) for each in scripts]
-    assert renewed == [False, True, True]
-    for queue in list(process.heartbeat.queues.values()):
-        process.heartbeat.drop_lease(queue, soon=False)
+    for queue in queues:
+        threads.keep_lease(queue, lambda: lambda: redis.Redis.from_url(kombu_client.url))
+    wait_until(lambda: all(process.in_flight.is_lease_trusted(each.keys.prefix) for each in scripts[1:]))
+    assert not process.in_flight.is_lease_trusted(scripts[0].keys.prefix)
     scripts[0].client.delete(scripts[0].keys.state)
-    process.heartbeat._renew_all()
-    assert not process.heartbeat.queues
+    for queue in queues:
+        threads.drop_lease(queue)
+    wait_until(lambda: not threads.queues)
     assert not scripts[1].client.zcard(scripts[1].keys.leases)
-    process.heartbeat.renew_now()

@@ -8,6 +8,7 @@ import kombu
 import pytest
 from kombu.exceptions import OperationalError
 
+from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store import publisher
 from celery_dq.transport.redis.store.home import home_of
 from celery_dq.transport.redis.store.move_calls import set_map
@@ -69,10 +70,9 @@ def test_a_partition_is_subscribed_once_when_the_number_changes(kombu_client: Ko
     with kombu_client.connect() as connection, kombu_client.consuming(connection) as first:
         set_map(kombu_client.partition, PartitionMap(), PartitionMap(4)).run(kombu_client.client)
         with kombu_client.consuming(connection) as second:
-            subscribed = [
-                each.queue.key for each in connection.default_channel.consumer.fetcher.subscriptions
-            ]
-            assert subscribed == [each.prefix for each in keys_of()]
+            claims = connection.default_channel.consumer.claims
+            wait_until(lambda: len(claims.subscriptions) == 4)
+            assert [each.queue.key for each in claims.subscriptions] == [each.prefix for each in keys_of()]
             kombu_client.publish(*range(8), tenant=AT_HOME[0])
             kombu_client.drain_until(connection, lambda: len(first) + len(second) == 8)
         assert len(first) > 0 < len(second), "they take turns"

@@ -8,8 +8,6 @@ import threading
 import time
 from typing import Any
 
-import pytest
-
 from celery_dq.testing.waiting import wait_until
 from tests.broker.kombu_client import KombuClient, bodies, consumer_of
 
@@ -26,11 +24,10 @@ def test_messages_lost_with_the_lease_are_not_delivered(kombu_client: KombuClien
             assert len(taken.entries) == 1
         # A claim that arrives before the next heartbeat must not hide that the lease was lost.
         channel = got[0].channel
-        channel.consumer.fetcher.look_again()
+        claimed_at = channel.consumer.claims.claimed_at
         channel.qos.prefetch_count = 9
-        channel.tick()
-        wait_until(lambda: channel.consumer.fetcher.pipeline.connection.has_answer())
-        channel.consumer.fetcher.pipeline.read()
+        kombu_client.look_again(connection)
+        wait_until(lambda: channel.consumer.claims.claimed_at > claimed_at)
         begun = got.pop()
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0.2)
@@ -65,10 +62,7 @@ def test_claimed_messages_of_a_loud_tenant_do_not_delay_a_quiet_one(kombu_client
         kombu_client.publish("quiet", tenant="quiet")
         got[0].ack()
         channel = got[0].channel
-        channel.tick()
-        wait_until(lambda: kombu_client.client.hlen(kombu_client.keys.held(consumer_of(connection))) == 4)
-        wait_until(lambda: channel.consumer.fetcher.pipeline.connection.has_answer())
-        channel.consumer.fetcher.pipeline.read()
+        wait_until(lambda: kombu_client.depth() == 8 and len(channel.in_flight) == 4)
         kombu_client.drain(connection, got, 5)
         assert "quiet" in bodies(got[1:3])
         assert [body for body in bodies(got) if body != "quiet"] == [0, 1, 2, 3]
@@ -86,31 +80,6 @@ def test_a_busy_consumer_claims_before_its_inbox_is_empty(kombu_client: KombuCli
                 break
             time.sleep(0.02)  # stands for work that lasts longer than a claim, also on a busy machine
         assert len(got) < 90
-
-
-def test_waiting_time_is_no_service_time(kombu_client: KombuClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    came_at: list[float] = []
-    kept_waiting_until: list[float] = []
-    with kombu_client.connect() as connection, kombu_client.consuming(connection, prefetch=4) as got:
-        channel = connection.default_channel
-        clock, consumer = channel.process.clock, channel.consumer
-        was_busy, receive = consumer.was_busy_since, consumer.receive
-
-        def came(*args: Any) -> None:
-            came_at.append(clock.monotonic())
-            receive(*args)
-
-        def ask(since: float) -> bool:
-            if consumer.has_undelivered:
-                kept_waiting_until.append(since)
-            return bool(was_busy(since))
-
-        monkeypatch.setattr(consumer, "receive", came)
-        monkeypatch.setattr(consumer, "was_busy_since", ask)
-        kombu_client.publish(1)
-        connection.drain_events(timeout=30)
-        assert bodies(got) == [1]
-        assert min(kept_waiting_until) >= came_at[0]
 
 
 def test_an_empty_queue_does_not_raise_the_service_time(kombu_client: KombuClient) -> None:
@@ -146,7 +115,7 @@ def test_acks_from_another_thread_while_the_first_one_waits(kombu_client: KombuC
         kombu_client.drain(connection, got, 1)
         waiting = threading.Thread(target=lambda: kombu_client.drain(connection, got, 2, 60))
         waiting.start()
-        wait_until(lambda: connection.transport.context.poller.is_driven)
+        wait_until(lambda: connection.default_channel.consumer.is_asked)
         got[0].ack()
         wait_until(lambda: kombu_client.depth() == 0, 30)
         kombu_client.publish(2)
@@ -334,7 +303,7 @@ def test_messages_of_a_dead_consumer_return_when_its_lease_ends(kombu_client: Ko
     kombu_client.publish(1)
     assert kombu_client.partition.claim("dead", lease_ms=1_000, want=1).run(kombu_client.client).entries
     with kombu_client.connect(lease="240s") as connection, kombu_client.consuming(connection) as got:
-        connection.transport.context.process.heartbeat.renew_now()
+        connection.transport.context.process.threads.renew_now()
         kombu_client.drain(connection, got, 1)
         got[0].ack()
 
@@ -343,7 +312,7 @@ def test_getting_one_by_one_never_gets_a_message_twice(kombu_client: KombuClient
     # The lease ends when no message is in flight, and begins again with the next one.
     kombu_client.publish(*range(300))
     with kombu_client.connect(lease="1s", watchdog=0, claim_ahead="10ms") as connection:
-        heartbeat = connection.transport.context.process.heartbeat
+        heartbeat = connection.transport.context.process.threads
         got = []
         while (message := connection.default_channel.basic_get(kombu_client.queue)) is not None:
             heartbeat.renew_now()
@@ -354,25 +323,21 @@ def test_getting_one_by_one_never_gets_a_message_twice(kombu_client: KombuClient
     assert kombu_client.depth() == 0
 
 
-def test_a_consumer_that_was_busy_for_long_takes_no_sound_connection_for_dead(
-    kombu_client: KombuClient,
-) -> None:
+def test_a_process_that_stood_still_takes_no_sound_connection_for_dead(kombu_client: KombuClient) -> None:
     with kombu_client.connect() as connection, kombu_client.consuming(connection, prefetch=5) as got:
-        fetcher = connection.default_channel.consumer.fetcher
-        kombu_client.drain_until(connection, lambda: fetcher.wakeups.is_waiting)
-        # The state after a callback that took minutes: the answers have arrived and are not read.
-        kombu_client.publish(1)
-        wait_until(fetcher.wakeups.groups[0].connection.has_unread_input)
-        fetcher.wakeups.groups[0].waiting_since -= 120
+        channel = connection.default_channel
+        wakeups = channel.consumer.claims.wakeups
+        kombu_client.drain_until(connection, lambda: wakeups.is_waiting)
+
+        def stand_still() -> None:
+            """Leave the state after a stop of minutes: the answer has arrived and is not read."""
+            kombu_client.publish(1)
+            wait_until(wakeups.groups[0].connection.has_unread_input)
+            wakeups.groups[0].waiting_since -= 120
+
+        assert channel.process.threads.run_between_trips(stand_still, 30)
         kombu_client.drain(connection, got, 1)
-        fetcher.look_again()
-        connection.default_channel.tick()
-        wait_until(fetcher.pipeline.connection.has_unread_input)
-        fetcher.pipeline._under_way[0].sent_at -= 120
-        kombu_client.publish(2)
-        kombu_client.drain(connection, got, 2)
-        for message in got:
-            message.ack()
+        got[0].ack()
     assert kombu_client.depth() == 0
 
 

@@ -10,59 +10,20 @@ import pytest
 from celery_dq.clock import ManualClock
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
-from tests.broker.kombu_client import KombuClient, bodies, consumer_of
+from tests.broker.kombu_client import KombuClient, consumer_of
 from tests.broker.proxy import Proxy
 
 #: No heartbeat comes by itself before the end of the test.
 LONG: dict[str, Any] = {"lease": "60s", "watchdog": 0, "claim_ahead": "10ms"}
 
 
-def unread_claim(kombu_client: KombuClient, connection: Any) -> Any:
-    """Stop the loop after Redis has answered a claim, with the answer unread; return the channel."""
-    kombu_client.drain_until(connection, lambda: kombu_client.client.zcard(kombu_client.keys.leases))
-    channel = connection.default_channel
-    channel.consumer.fetcher.look_again()
-    kombu_client.publish(1)
-    channel.tick()
-    wait_until(lambda: kombu_client.client.hlen(kombu_client.keys.held(consumer_of(connection))) == 1)
-    return channel
-
-
 def heartbeat(process: Any) -> None:
-    """Let the heartbeat thread run once."""
+    """Let the consumer thread renew its leases once."""
     rounds: list[float] = []
-    process.heartbeat.add_check(rounds.append)
-    process.heartbeat.renew_now()
+    process.threads.add_check(rounds.append)
+    process.threads.renew_now()
     wait_until(lambda: rounds)
-    process.heartbeat.remove_check(rounds.append)
-
-
-def test_an_answer_read_after_the_heartbeat_found_the_lease_lost_is_void(kombu_client: KombuClient) -> None:
-    with kombu_client.connect(**LONG) as connection, kombu_client.consuming(connection, prefetch=1) as got:
-        channel = unread_claim(kombu_client, connection)
-        assert kombu_client.lose_lease() == 1
-        heartbeat(channel.process)
-        kombu_client.drain(connection, got, 1)
-        # The answer of the old claim has 0 deliveries; a claim under the new lease has 1.
-        assert [message.deliveries for message in got] == [1]
-        got[0].ack()
-        kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
-
-
-def test_a_void_claim_leaves_the_message_to_the_worker_that_has_it(kombu_client: KombuClient) -> None:
-    with kombu_client.connect(**LONG) as connection, kombu_client.consuming(connection, prefetch=1) as got:
-        channel = unread_claim(kombu_client, connection)
-        assert kombu_client.lose_lease() == 1
-        (taken,) = (
-            kombu_client.partition.claim("other", lease_ms=60_000, want=1).run(kombu_client.client).entries
-        )
-        heartbeat(channel.process)
-        kombu_client.publish(2)
-        kombu_client.drain(connection, got, 1)
-        assert bodies(got) == [2]
-        assert kombu_client.partition.ack("other", finish=[taken.tag]).run(kombu_client.client) == 0
-        got[0].ack()
-        kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
+    process.threads.remove_check(rounds.append)
 
 
 def test_a_claim_made_under_the_new_lease_is_not_void(kombu_client: KombuClient) -> None:
@@ -71,7 +32,8 @@ def test_a_claim_made_under_the_new_lease_is_not_void(kombu_client: KombuClient)
         process = connection.default_channel.process
         kombu_client.lose_lease()
         heartbeat(process)
-        unread_claim(kombu_client, connection)
+        kombu_client.publish(1)
+        wait_until(lambda: kombu_client.client.hlen(kombu_client.keys.held(consumer_of(connection))) == 1)
         heartbeat(process)
         kombu_client.drain(connection, got, 1)
         assert [message.deliveries for message in got] == [0]

@@ -15,7 +15,7 @@ from celery import Celery
 from kombu import Connection, Consumer, Producer, Queue
 
 from celery_dq.testing.servers import RedisServer, wait_until
-from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
+from celery_dq.transport.redis.consuming.consumer_thread import ConsumerThread
 from tests.broker_variants.conftest import OpenCeleryApp
 from tests.brokers import DQ
 from tests.conformance.kombu_queue import drain_until
@@ -72,7 +72,7 @@ def test_closed_connections_leave_no_resource(
     memory = psutil.Process().memory_info().rss
     for _ in range(times):
         use(url)
-    # Each connection here has a heartbeat thread, which ends a moment after its last consumer.
+    # Each connection here has a consumer thread, which ends a moment after its last consumer.
     wait_until(lambda: clients(server) <= 1, 30, what=lambda: f"{clients(server)} connections")
     wait_until(lambda: open_files() <= files + 4, 30, what=lambda: f"{open_files()} files, had {files}")
     wait_until(lambda: threading.active_count() <= threads, 30)
@@ -134,16 +134,16 @@ def test_a_worker_that_reconnects_twenty_times_does_not_grow(
         wait_until(lambda: "Traceback" not in worker.log.rpartition("Connected to dq-redis")[2], 30)
 
 
-def runs(heartbeat: Heartbeat) -> bool:
-    """Return whether the thread of this heartbeat runs; other heartbeats of the process do not count."""
+def runs(thread: ConsumerThread) -> bool:
+    """Return whether this consumer thread runs; other ones of the process do not count."""
     return any(
-        frame.f_code is Heartbeat._run.__code__ and frame.f_locals["self"] is heartbeat
+        frame.f_code is ConsumerThread._run.__code__ and frame.f_locals["self"] is thread
         for newest in sys._current_frames().values()
         for frame, _ in traceback.walk_stack(newest)
     )
 
 
-def test_the_heartbeat_thread_ends_when_its_broker_stays_away() -> None:
+def test_the_consumer_thread_ends_when_its_broker_stays_away() -> None:
     # Given a consumer with a message in flight, whose server has stopped for good
     with RedisServer() as server:
         conf = {"broker_url": server.url(scheme="dq-redis"), "dq_lease": 1, "task_default_queue": "resources"}
@@ -152,12 +152,12 @@ def test_the_heartbeat_thread_ends_when_its_broker_stays_away() -> None:
             got: list[object] = []
             channel = connection.channel()
             transport: Any = connection.transport
-            heartbeat = transport.context.process.heartbeat
+            thread = transport.context.process.threads.main
             Producer(channel).publish("x", routing_key="resources", serializer="json")
             with Consumer(channel, queues=[Queue("resources")], on_message=got.append):
                 drain_until(connection, lambda: got)
-                wait_until(lambda: runs(heartbeat), 30)
+                wait_until(lambda: runs(thread), 30)
                 server.kill()
-        # Then the heartbeat thread ends.
-        wait_until(lambda: not runs(heartbeat), 30)
+        # Then the consumer thread ends.
+        wait_until(lambda: not runs(thread), 30)
         app.close()

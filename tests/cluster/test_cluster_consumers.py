@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 from kombu import Connection, Consumer, Message, Producer, Queue
-from kombu.transport import TRANSPORT_ALIASES
 
 from celery_dq.inspector.queues import queue_snapshots
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.redis_cluster import ClusterNode, RedisCluster
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.aliases import ONE_THREAD, SCHEMES
 from celery_dq.transport.redis.store.cluster_client import ClusterClient
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.script_calls import load_scripts
-from celery_dq.wiring import register_transports
 
 #: Seconds of a lease in the tests with a master that hangs, so that many renewals get no answer.
 LEASE_S = 2.0
@@ -173,16 +170,6 @@ def test_a_fail_over_is_waited_out(
 # -- several masters ---------------------------------------------------------------------
 
 
-@pytest.fixture
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Consume by a thread for each master."""
-    for scheme, transport in SCHEMES:  # as they are after the test
-        monkeypatch.setitem(TRANSPORT_ALIASES, scheme, transport)
-    monkeypatch.setattr("kombu.transport._transport_cache", {})
-    monkeypatch.setenv(ONE_THREAD, "1")
-    register_transports()
-
-
 @pytest.fixture(scope="module")
 def patient_cluster() -> Iterator[RedisCluster]:
     """A cluster in which no replica takes over while a master hangs."""
@@ -199,7 +186,6 @@ def queue_on_each_master(cluster: RedisCluster) -> dict[ClusterNode, str]:
     return found
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_master_that_hangs_stops_its_own_queues_only(patient_cluster: RedisCluster) -> None:
     queues = queue_on_each_master(patient_cluster)
     hanging, *others = queues
@@ -224,7 +210,6 @@ def test_a_master_that_hangs_stops_its_own_queues_only(patient_cluster: RedisClu
     assert sorted(listener.received) == list(range(64))
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_masters_share_a_prefetch_count(
     redis_cluster: RedisCluster, connection: Connection, client: ClusterClient
 ) -> None:

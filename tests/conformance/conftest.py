@@ -11,10 +11,8 @@ from tempfile import gettempdir
 
 import pytest
 from kombu import Connection
-from kombu.transport import TRANSPORT_ALIASES
 
 from celery_dq.testing.servers import RedisServer
-from celery_dq.transport.aliases import ONE_THREAD, SCHEMES
 from tests.brokers import BROKERS, CONFORMING, Broker
 from tests.conformance.celery_app import CeleryApp
 from tests.conformance.kombu_queue import KOMBU_DB, KombuQueue
@@ -29,13 +27,6 @@ IN_PART: Mapping[str, tuple[str, ...]] = {
         "test_delayed_tasks_survive_a_shutdown",
         "test_messages_of_the_first_protocol",
         "test_publishing_from_threads",
-        "test_shutdown_by_remote_control",
-    ),
-    "thread": (
-        "test_cold_shutdown_releases_running_tasks",
-        "test_delayed_tasks_survive_a_shutdown",
-        "test_delivery",
-        "test_queues",
         "test_shutdown_by_remote_control",
     ),
     "sqlite": (
@@ -82,18 +73,6 @@ def broker(request: pytest.FixtureRequest) -> Broker:
     chosen = BROKERS[request.param]
     chosen.prepare()
     return chosen
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread(broker: Broker) -> Iterator[None]:
-    """Consume by the consumer thread in the tests of this broker, and in no module after it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if broker.one_thread:
-            for scheme, transport in SCHEMES:  # as they are after this broker
-                patch.setitem(TRANSPORT_ALIASES, scheme, transport)
-            patch.setenv(ONE_THREAD, "1")
-            broker.prepare()
-        yield
 
 
 @pytest.fixture

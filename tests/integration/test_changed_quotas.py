@@ -11,7 +11,7 @@ import redis
 from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.quotas import place_held_back
-from tests.broker.fetcher_harness import FetcherHarness, turn_until
+from tests.broker.claims_harness import ClaimsHarness, turn_until
 from tests.integration.partitioned_shop import C
 from tests.integration.shop import send
 from tests.lua.partition_scripts import PartitionScripts, make_quota, make_record
@@ -24,12 +24,12 @@ Change = Callable[[Any], Any]
 
 
 @pytest.fixture
-def consumer(wide: Any, redis_url: str) -> Iterator[FetcherHarness]:
+def consumer(wide: Any, redis_url: str) -> Iterator[ClaimsHarness]:
     """A consumer of all partitions, with a slot for each message of the backlog."""
-    consumer = FetcherHarness(redis_url, BACKLOG, ())
+    consumer = ClaimsHarness(redis_url, BACKLOG, ())
     with wide.dq._broker.open("push", declare=True) as (partitions, _):
         for each in partitions:
-            consumer.fetcher.subscribe(Queue("push", each))
+            consumer.claims.subscribe(Queue("push", each))
     yield consumer
     consumer.close()
 
@@ -71,7 +71,7 @@ def resumed(quotas: Any) -> None:
     ],
 )
 def test_a_higher_quota_reaches_a_consumer(
-    wide: Any, consumer: FetcherHarness, before: Change, change: Change, got: int, is_busy: bool
+    wide: Any, consumer: ClaimsHarness, before: Change, change: Change, got: int, is_busy: bool
 ) -> None:
     """Its next look is an hour away, if it has one, so that only a wake-up makes it look."""
     before(wide.dq.quotas)
@@ -80,10 +80,10 @@ def test_a_higher_quota_reaches_a_consumer(
     assert len(consumer.got) < got
     if is_busy:
         consumer.room = len(consumer.got)
-        consumer.turn()
+        turn_until(lambda: True, consumer)
     change(wide.dq.quotas)
     if is_busy:
-        turn_until(lambda: not consumer.fetcher.expects_answer, consumer)
+        turn_until(lambda: True, consumer)
         consumer.room = BACKLOG
     turn_until(lambda: len(consumer.got) == got, consumer)
 
@@ -100,12 +100,12 @@ def test_a_higher_quota_reaches_a_consumer(
     ],
 )
 def test_a_lower_quota_holds_for_the_next_claim(
-    wide: Any, consumer: FetcherHarness, before: Change, change: Change, got: int
+    wide: Any, consumer: ClaimsHarness, before: Change, change: Change, got: int
 ) -> None:
     before(wide.dq.quotas)
     send(wide, *[C] * BACKLOG)
     consumer.room = 1
-    turn_until(lambda: consumer.got and not consumer.fetcher.expects_answer, consumer)
+    turn_until(lambda: consumer.got, consumer)
     change(wide.dq.quotas)
     consumer.room = BACKLOG
     turn_until(lambda: consumer.is_quiet, consumer)

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 import pytest
-import redis
-from kombu import Connection, Consumer, Queue
 
 from celery_dq.clock import SystemClock
-from celery_dq.context import APP_CONTEXT, AppContext
-from celery_dq.options.resolve import resolve
 from celery_dq.protocols import TermPermit
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.pending_acks import InFlightMessage
-from celery_dq.transport.redis.consuming import singleton_delivery
-from celery_dq.wiring import register_transports
-from tests.broker.proxy import Proxy as CuttingProxy
 from tests.chaos.proxy import Proxy
-from tests.singleton.posting_app import QUEUE
 from tests.singleton.posting_workers import DEADLINE_S, PostingWorkers
 
 #: The last messages are sent after the leader was cut off, however long that takes.
@@ -156,58 +146,6 @@ class FirmTerm:
         """Do nothing: no leader resigns."""
 
     report_fenced = report_doubt = add_listener = remove_listener = attach_consumer
-
-
-def test_an_ack_that_the_heartbeat_is_sending_is_not_confirmed(
-    redis_server: RedisServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A late ack is under way on another connection than the one on which the loop reads answers."""
-    monkeypatch.setattr(singleton_delivery, "UNCONFIRMED_S", 0)  # on a machine of any speed
-    register_transports()
-    context = AppContext(QUEUE, lambda: resolve({}))
-    context.leaderships = FirmTerm()  # type: ignore[assignment]  # as much of it as is asked for
-    with (
-        CuttingProxy(redis_server.port) as proxy,
-        Connection(f"dq-{redis_url}", transport_options={APP_CONTEXT: context}) as connection,
-    ):
-        channel: Any = connection.default_channel
-        got: list[Any] = []
-        queue = Queue(QUEUE)(channel)
-        queue.declare()
-        producer = connection.Producer()
-        for number in range(2):
-            producer.publish(number, routing_key=QUEUE)
-        assert channel.partition(QUEUE).fence(1).run(channel.client).accepted
-        with Consumer(channel, [queue], on_message=got.append):
-            while not got:
-                connection.drain_events(timeout=DEADLINE_S)
-            process, ledger = channel.process, channel.in_flight
-            tag = got[0].delivery_tag
-            key = ledger.get(tag).partition
-            ledger.finish(tag)
-            proxy.black_hole.set()
-            far = redis.Redis.from_url(proxy.url(redis_url).removeprefix("dq-"))
-            sending = threading.Thread(
-                target=send_pending_acks, args=(process.heartbeat, process.heartbeat.queues[key], far)
-            )
-            sending.start()
-            wait_until(lambda: not ledger.pending_acks(key), DEADLINE_S)
-            with suppress(TimeoutError):
-                while True:
-                    connection.drain_events(timeout=0.5)
-            assert [message.payload for message in got] == [0]
-            proxy.cut_all()
-            sending.join(DEADLINE_S)
-            while len(got) < 2:
-                connection.drain_events(timeout=DEADLINE_S)
-            assert not ledger.pending_acks(key)
-            got[1].ack()
-
-
-def send_pending_acks(heartbeat: Any, queue: Any, client: Any) -> None:
-    """Send the acks as the heartbeat thread does, which survives a lost connection."""
-    with suppress(redis.RedisError):
-        heartbeat.send_pending_acks(queue, client)
 
 
 def test_a_message_that_is_seen_done_is_seen_pending() -> None:

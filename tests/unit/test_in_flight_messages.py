@@ -12,7 +12,7 @@ import pytest
 from celery_dq.clock import ManualClock, SystemClock
 from celery_dq.transport.in_flight import in_flight_messages
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
+from celery_dq.transport.redis.consuming.leases import Leases
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 
 ENDS: dict[str, Callable[[InFlightMessages, str], None]] = {
@@ -51,27 +51,27 @@ def ledger() -> InFlightMessages:
 
 
 @pytest.fixture
-def heartbeat(ledger: InFlightMessages) -> Heartbeat:
+def leases(ledger: InFlightMessages) -> Leases:
     process: Any = SimpleNamespace(in_flight=ledger, in_doubt=InDoubtClaims(SystemClock()))
-    return Heartbeat(process)
+    return Leases(process)
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_the_lease_is_in_use_at_each_step_of_an_end(
-    ledger: InFlightMessages, heartbeat: Heartbeat, end: str
+    ledger: InFlightMessages, leases: Leases, end: str
 ) -> None:
-    """Otherwise the heartbeat ends the lease, and Redis delivers the message again."""
+    """Otherwise the consumer thread ends the lease, and Redis delivers the message again."""
     held = ledger.add("p", "m", "1")
     assert held is not None
     tag, seen = held.tag, list[bool]()
-    stepwise(lambda: ENDS[end](ledger, tag), lambda: seen.append(heartbeat.is_in_use("p")))
+    stepwise(lambda: ENDS[end](ledger, tag), lambda: seen.append(leases.is_in_use("p")))
     assert len(seen) > 20
     assert all(seen)
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_the_lease_is_in_use_at_whichever_step_of_the_look_a_message_ends(
-    ledger: InFlightMessages, heartbeat: Heartbeat, end: str
+    ledger: InFlightMessages, leases: Leases, end: str
 ) -> None:
     moment, steps = 0, 1
     while moment < steps:
@@ -85,11 +85,11 @@ def test_the_lease_is_in_use_at_whichever_step_of_the_look_a_message_ends(
                 ENDS[end](ledger, tag)
             passed += 1
 
-        assert stepwise(lambda: heartbeat.is_in_use("p"), step)
+        assert stepwise(lambda: leases.is_in_use("p"), step)
         ENDS[end](ledger, tag)
         assert ledger.abandon_partition("p") == 1
         ledger.forget_partition("p")
-        assert not heartbeat.is_in_use("p")
+        assert not leases.is_in_use("p")
         moment, steps = moment + 1, passed
     assert steps > 20
 

@@ -59,9 +59,10 @@ class InFlightMessages:
     Args:
         clock: its monotonic time decides how long a lease is trusted.
         lease_s: length of the lease in seconds.
+        acks_wait: whether each settle may wait for the finish of its message, or for a claim.
     """
 
-    def __init__(self, clock: Clock, lease_s: float) -> None:
+    def __init__(self, clock: Clock, lease_s: float, acks_wait: bool = False) -> None:
         self._clock = clock
         self._trusted_s = lease_s * TRUSTED_SHARE
         self._messages: dict[str, InFlightMessage] = {}
@@ -73,8 +74,7 @@ class InFlightMessages:
         #: which that was read.
         self._void_up_to: dict[str, tuple[int, float]] = {}
         self._listeners: list[Callable[[float], None]] = []
-        #: Whether each settle may wait for the finish of its message, or for a claim.
-        self.acks_wait = False
+        self._acks_wait = acks_wait
         #: Settles, finishes and releases that came too late: another worker had the message by then.
         self.stale = 0
 
@@ -159,7 +159,7 @@ class InFlightMessages:
         """
         if (held := self._messages.get(tag)) is not None and not held.settled:
             held.settled, held.runs_outside, within_s = True, may_wait, RIDE_ALONG_S
-            if may_wait or self.acks_wait:
+            if may_wait or self._acks_wait:
                 held.settle_by, within_s = self._clock.monotonic() + SETTLE_WAIT_S, SETTLE_WAIT_S
             box = self.pending_acks(held.partition)
             box.settles.append(held)

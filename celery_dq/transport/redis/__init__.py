@@ -2,10 +2,10 @@
 
 ``transport``, ``sentinel``, ``cluster``  the kombu transports
 ``connection_context``       what all channels of one connection share
-``channel``, ``event_loop``  the kombu channel, and its part that an event loop calls
+``channel``, ``consuming_channel``  the kombu channel, and its part that consumes
 ``declared_ahead``           the queues of a worker, declared together
 ``consuming``                how messages get from Redis to a consumer
-``in_flight``                messages under a lease, their acks, the heartbeat
+``in_flight``                calls in doubt, lost data, the name of a process
 ``store``                    the data in Redis: partitions, records, replies, publishing
 ``lua``                      one script per action, with ``lua/include``
 

@@ -19,17 +19,16 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_dq.errors import CorruptRecord
-from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, WorkerCapacity
+from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY
 from celery_dq.shown import shown_name
-from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.message import Message, QoS
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
-from celery_dq.transport.redis.consuming.channel_consumer import ChannelConsumer
+from celery_dq.transport.redis.consuming.delivery import ChannelDelivery
+from celery_dq.transport.redis.consuming_channel import ConsumingChannel, waits_for_redis
 from celery_dq.transport.redis.declared_ahead import DeclaredAhead
-from celery_dq.transport.redis.event_loop import HEALTH_CHECK_SECONDS, EventLoopChannel, waits_for_redis
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.full_server import add_member, is_full
 from celery_dq.transport.redis.store.partition import Partition
@@ -44,16 +43,15 @@ from celery_dq.transport.stamped_message import STAMPS
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.connection_context import ConnectionContext
-    from celery_dq.transport.redis.consuming.poller import Poller
 
 logger = logging.getLogger(__name__)
 
 
-class Channel(EventLoopChannel):
+class Channel(ConsumingChannel):
     """A channel whose queues hold tenants."""
 
     QoS = QoS
-    queue_bind = refusals_named()(EventLoopChannel.queue_bind)
+    queue_bind = refusals_named()(ConsumingChannel.queue_bind)
     supports_batch_publish = True
     ahead: DeclaredAhead
     #: Seconds. A hung server must not hang its clients, but by default kombu waits without a limit.
@@ -69,14 +67,12 @@ class Channel(EventLoopChannel):
         self.context: ConnectionContext = args[0].context
         self.process: ConsumerIdentity = self.context.process
         self.in_flight: InFlightMessages = self.process.in_flight
-        self.poller: Poller = self.context.poller
         self.transients = TransientQueues(self.context.list_prefix)
         self._queues: dict[str, PartitionedQueue] = {}
-        self._subscribed: set[str] = set()
+        self._broadcasts = None
         self._starting = {}
         self.ahead = DeclaredAhead(self)
         self._broken = False
-        self._health_check_at = self.process.clock.monotonic() + HEALTH_CHECK_SECONDS
         self._seen_partitions = self.process.partition_maps.changes
         self._gone_partitions: set[str] = set()
         self._resumes_at = -math.inf
@@ -85,7 +81,9 @@ class Channel(EventLoopChannel):
         with refusals_as_outage(), connection_refusals_named():
             super().__init__(*args, **kwargs)
         options = self.context.options
-        self.consumer = self._new_consumer()
+        self.consumer = ChannelDelivery(
+            self, self.process, options.claim_ahead_us / 1e6, options.watchdog_us / 1e6
+        )
         self.publisher = RedisPublisher(
             lambda: self.pool,
             options,
@@ -98,15 +96,6 @@ class Channel(EventLoopChannel):
             self.context.check_server(self.client)
 
     # -- parts, queues ---------------------------------------------------------
-
-    def _new_consumer(self) -> Any:
-        options = self.context.options
-        return ChannelConsumer(self, self.process, options.claim_ahead_us / 1e6, options.watchdog_us / 1e6)
-
-    @property
-    def capacity(self) -> WorkerCapacity | None:
-        """Capacity of the worker that consumes from this channel; None in plain kombu."""
-        return self.context.capacity
 
     def running_tags(self) -> frozenset[str]:
         """Return the delivery tags of messages whose tasks the worker's pool runs or will run."""
@@ -316,51 +305,6 @@ class Channel(EventLoopChannel):
 
     # -- consuming -------------------------------------------------------------
 
-    def basic_consume(
-        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
-    ) -> None:
-        """Consume *queue*; several consumers of one queue on a channel take turns.
-
-        Those with ``nowait``, which kombu sets for all queues of a consumer but the last one, begin together.
-        """
-        self.context.refuse_inherited()
-        if queue in self._fanout_queues:
-            super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
-        elif self.transients.exists(self.client, queue):
-            # Kombu's base class wraps the payload and calls back.
-            VirtualChannel.basic_consume(self, queue, no_ack, callback, consumer_tag, **kwargs)
-            self.consumer.fetcher.listen(
-                self.transients.key(queue),
-                lambda raw: self.handle_transient(
-                    lambda: self.connection._deliver(self.transients.decode(raw), queue), f"queue {queue}"
-                ),
-            )
-        else:
-            self._tag_to_queue[consumer_tag] = queue
-            self._active_queues.append(queue)
-            self._consumers.add(consumer_tag)
-            self._starting[consumer_tag] = (queue, callback, no_ack)
-        if not kwargs.get("nowait"):
-            self.start_consumers()
-            self.ahead.clear()
-        self.poller.wake()
-
-    def basic_cancel(self, consumer_tag: str) -> None:
-        """Stop a consumer, and release its undelivered messages to their places in the queue."""
-        queue = self._tag_to_queue.get(consumer_tag)
-        if queue is None:
-            return
-        if queue in self.active_fanout_queues:
-            self._subscribed.clear()
-            super()._basic_cancel(consumer_tag)
-            return
-        if self.transients.is_declared(queue):
-            self.consumer.fetcher.unlisten(self.transients.key(queue))
-        else:
-            self._starting.pop(consumer_tag, None)
-            self.consumer.stop_consumer(consumer_tag)
-        VirtualChannel.basic_cancel(self, consumer_tag)
-
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Return one message at once, or None. Cancelled and unreadable messages are passed over."""
         self.context.refuse_inherited()
@@ -376,7 +320,7 @@ class Channel(EventLoopChannel):
         return None
 
     def _get_from(self, target: Queue, no_ack: bool) -> Message | None:
-        self.process.heartbeat.keep_lease(target, self.heartbeat_clients)
+        self.process.threads.keep_lease(target, self.thread_clients)
         try:
             while taken := self.process.claim_one(self.client, target):
                 for entry, tag in taken:
@@ -398,7 +342,7 @@ class Channel(EventLoopChannel):
                     self.qos.append(message, tag)
                 return message
         finally:
-            self.process.heartbeat.drop_lease(target, soon=False)
+            self.process.threads.drop_lease(target, soon=False)
         return None
 
     def _get(self, queue: str, timeout: float | None = None) -> Any:
@@ -448,19 +392,18 @@ class Channel(EventLoopChannel):
             return
         if not self.closed and hasattr(self, "consumer"):
             self._closing = True
-            self.poller.discard(self)
             self.consumer.close()
             if self._qos is not None:
                 self._qos.restore_unacked_once()
             if not self._broken:
                 try:
                     self._send_acks()
-                    self.process.heartbeat.end_leases_soon()  # leases end now that nothing is held under them
+                    self.process.threads.end_leases_soon()  # leases end now that nothing is held under them
                     self._delete_transients()
                     self.publisher.retire(self.client)
                 except (redis.RedisError, OSError) as exc:
                     logger.warning(
-                        "Redis did not answer while a channel was closed (%s). The heartbeat thread sends "
+                        "Redis did not answer while a channel was closed (%s). The consumer thread sends "
                         "the pending acks.",
                         exc,
                         extra={"event": "channel_closed_without_answer"},

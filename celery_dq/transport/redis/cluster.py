@@ -28,7 +28,6 @@ if redis.VERSION < (8,):
     )
 
 from celery_dq.transport.redis.consuming.sharded_wakeups import ShardedWakeups
-from celery_dq.transport.redis.in_flight.node_pipelines import NodePipelines
 from celery_dq.transport.redis.store.cluster_client import ClusterClient, cluster_pool
 from celery_dq.transport.redis.transport import Transport
 
@@ -36,7 +35,6 @@ from celery_dq.transport.redis.transport import Transport
 class ClusterChannel(Channel):
     """A channel whose partitions are spread over the nodes of a cluster."""
 
-    pipeline_class = NodePipelines
     wakeups_class = ShardedWakeups
     # Kombu's scripts for bindings name two keys, so all of them share a slot.
     keyprefix_queue = "{_kombu}.binding.%s"

@@ -17,7 +17,7 @@ from celery_dq.options.resolve import resolve
 from celery_dq.options.sections import Options
 from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
 from celery_dq.shown import shell_word
-from celery_dq.transport.redis.consuming.poller import Poller
+from celery_dq.transport.redis.consuming.consumer_threads import ConsumerThreads
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.address import addresses_of, identity, on_cluster
 from celery_dq.transport.redis.store.cluster_client import master_clients
@@ -59,8 +59,6 @@ class ConnectionContext:
         ConfigurationError: A transport option or a setting cannot be used.
     """
 
-    identity_class = ConsumerIdentity
-
     def __init__(self, connection: Any) -> None:
         refuse_key_prefix(connection.transport_options)
         app_context = _app_context_of(connection)
@@ -73,11 +71,11 @@ class ConnectionContext:
         process = processes.get(self.address)
         if process is None:
             slots = SlotMap(addresses_of(connection)) if on_cluster(connection) else None
-            process = processes[self.address] = self.identity_class(self.options.lease_us / 1e6, slots=slots)
+            process = processes[self.address] = ConsumerIdentity(self.options.lease_us / 1e6, slots=slots)
+            process.threads = ConsumerThreads(process)
         self.process: ConsumerIdentity = process
         process.name_after(self.state.worker)
         process.running_tags = self._running_tags
-        self.poller = Poller(process.clock)
 
     @property
     def capacity(self) -> WorkerCapacity | None:
@@ -125,14 +123,6 @@ class ConnectionContext:
             raise redis.ConnectionError(
                 "This connection was opened before a fork: open a new one in the child process"
             )
-
-    def register_consumer(self) -> None:
-        """Send pending acks over this connection from now on."""
-        self.process.in_flight.add_listener(self.poller.wake)
-
-    def unregister_consumer(self) -> None:
-        """Undo :meth:`register_consumer`."""
-        self.process.in_flight.remove_listener(self.poller.wake)
 
     @property
     def broadcast_prefix(self) -> str:

@@ -18,7 +18,7 @@ from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 
 if TYPE_CHECKING:
-    from celery_dq.transport.redis.event_loop import EventLoopChannel
+    from celery_dq.transport.redis.consuming_channel import ConsumingChannel
     from celery_dq.transport.redis.store.queue import Queue
 
 
@@ -29,7 +29,7 @@ class DeclaredAhead:
         channel: The channel.
     """
 
-    def __init__(self, channel: EventLoopChannel) -> None:
+    def __init__(self, channel: ConsumingChannel) -> None:
         self._channel = channel
         self._is_done = False
         #: Number of waiting messages, by the names of the queues that kombu has not declared yet.

@@ -20,11 +20,16 @@ import logging
 import ssl
 from typing import Any
 
+from kombu.utils.eventio import ERR, READ, poll
+
 from celery_dq.transport.bases import VirtualTransport
+from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
 from celery_dq.transport.redis.bases import RedisTransport
 from celery_dq.transport.redis.channel import Channel
 from celery_dq.transport.redis.connection_context import ConnectionContext
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
+from celery_dq.transport.threaded_transport import ThreadedTransport
+from celery_dq.waker import Waker
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +50,56 @@ def _trust(wanted: Any) -> dict[str, Any]:
     return {"ssl_cert_reqs": ssl.CERT_NONE}
 
 
-class Transport(RedisTransport):
+class Cycle:
+    """The part of kombu's poller that its Redis channels call."""
+
+    _in_protected_read = False
+
+    def __init__(self) -> None:
+        self.after_read: set[Any] = set()
+
+    def add(self, channel: Any) -> None:
+        """Do nothing: the channel is consumed by a thread."""
+
+    discard = add
+
+    def close(self) -> None:
+        """Do nothing: each channel ends its own part."""
+
+
+class SocketFlag:
+    """A flag for which one thread or greenlet waits, and that any thread or signal handler sets."""
+
+    def __init__(self) -> None:
+        self._waker = Waker(lambda: None)
+        self._poller: Any = None
+        self._is_set = False
+
+    def set(self) -> None:
+        """Set the flag, and wake the waiter."""
+        self._is_set = True
+        self._waker.wake()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the flag is set, and reset it; return False after `timeout_s` seconds."""
+        if self._poller is None:
+            self._poller = poll()
+            self._poller.register(self._waker.fileno(), READ | ERR)
+        if not self._is_set:
+            self._poller.poll(timeout_s)
+        self._waker.clear()
+        was_set, self._is_set = self._is_set, False
+        return was_set
+
+    def close(self) -> None:
+        """Close the sockets."""
+        if self._poller is not None:
+            self._poller.close()
+            self._poller = None
+        self._waker.close()
+
+
+class Transport(ThreadedTransport, RedisTransport):
     """The kombu transport of the tenant broker.
 
     Args:
@@ -54,7 +108,6 @@ class Transport(RedisTransport):
     """
 
     Channel = Channel
-    context_class = ConnectionContext
     #: Celery compares this name; mingle, gossip and --disable-prefetch depend on it.
     driver_type = "redis"
     driver_name = "redis"
@@ -69,28 +122,82 @@ class Transport(RedisTransport):
     supports_batch_publish = True
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
-        self.context = self.context_class(client)
+        self.context = ConnectionContext(client)
         super().__init__(client, **kwargs)
-        self.cycle = self.context.poller
+        self._woken: Any = SocketFlag()
+        self.cycle = Cycle()
         # Kombu encrypts only with options, so a dict without any counts as one that is not set.
         if (client.ssl or client.transport_cls == "dq-rediss") and not (
             client.ssl and isinstance(client.ssl, dict)
         ):
             client.ssl = _trust(client.ssl)
 
-    def qos_semantics_matches_spec(self, connection: Any) -> bool:
-        """Return False, so that Celery reduces the prefetch count after a reconnect."""
-        return False
+    def start_fetcher(self) -> Any:
+        """Do nothing: the thread starts with the first consumer."""
+
+    def refuse_inherited(self) -> None:
+        """Refuse to use a connection that was inherited through a fork; raises a connection error."""
+        self.context.refuse_inherited()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """Let the event loop *loop* drive this transport from now on."""
-        self.context.poller.register(loop)
+        """Deliver messages in the event loop *loop* from now on."""
+        self._loop = loop
+        self._attach()
+        loop.on_tick.add(self._tick)
+
+    def _tick(self) -> None:
+        if self._has_undelivered():
+            # Not delivered in the tick: the tick of the pool may already be over in this turn. The pool
+            # would then write the task to its child only after the next event.
+            self._waker.wake()
+
+    def _has_undelivered(self) -> bool:
+        return any(channel.consumer.has_undelivered for channel in tuple(self.channels))
+
+    def acks_changed(self, within_s: float = RIDE_ALONG_S) -> None:
+        """Deliver, if a message may be delivered now that an ack is pending or confirmed."""
+        if self._has_undelivered():
+            self.wake_delivery()
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """See the base class."""
+        channels = tuple(self.channels)
+        for channel in channels:
+            channel.consumer.begin_asking()
+        try:
+            super().drain_events(connection, timeout)
+        finally:
+            for channel in channels:
+                channel.consumer.is_asked = False
+
+    def _deliver_all(self) -> None:
+        for channel in tuple(self.channels):
+            channel.tick()
+            channel.consumer.start_ready()
+        super()._deliver_all()
+
+    def _deliver_one(self) -> bool:
+        for channel in tuple(self.channels):
+            if channel.consumer.failure is not None or self._loop is None:
+                channel.tick()
+            if channel.consumer.deliver_one():
+                if len(self.channels) > 1 and channel in self.channels:  # the callback may have closed it
+                    self.channels.remove(channel)
+                    self.channels.append(channel)
+                return True
+        return False
 
     def close_connection(self, connection: Any) -> None:
-        """Close all channels; see :meth:`Channel.close`."""
-        self.context.unregister_consumer()
+        """Close all channels."""
+        self.context.process.in_flight.remove_listener(self.acks_changed)
         VirtualTransport.close_connection(self, connection)
-        self.context.poller.close()
+        if self._loop is not None:
+            self._loop.on_tick.discard(self._tick)
+        self._waker.close()
+        self._woken.close()
+
+    def flush(self) -> None:
+        """Do nothing: each channel waits for its own acks."""
 
     def _collect(self, connection: Any) -> None:
         """Close a lost connection without sending anything to the server."""

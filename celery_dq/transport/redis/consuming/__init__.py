@@ -1,17 +1,21 @@
 """How claimed messages get from Redis to the consumers of a channel.
 
+``consumer_threads``    one thread per process and server, and one more per master of a cluster
+``consumer_thread``     collects, makes one trip, and waits; owns all sockets of the consuming side
+``trip``                the calls that one write sends, and their answers
+``leases``              the leases of a process, renewed by calls in trips
+``channel_claims``      the claims of one channel: which queues are due, and what came of it
 ``subscriptions``       the state of each queue, their turns, and the times at which they are due
 ``claim_limits``        how much a claim asks for: a window or the pace of callbacks, shares, discards
-``wakeups``             waits for wake-ups with one ``BLPOP`` per group of queues, and hands them over
+``wakeups``             waits for wake-ups with one ``BLPOP`` per group of queues
 ``sharded_wakeups``     waits for wake-ups on a Redis Cluster, by PUB/SUB
-``fetcher``             claims messages without polling and without blocking
+``broadcasts``          the subscription of a channel to broadcasts
+``delivery``            the delivering half of a channel; measures free capacity
 ``inbox``               claimed messages before their delivery, in fair order
 ``partition_consumers`` which partitions are consumed, and by which consumer
 ``singleton_delivery``  singleton queues: claimed in a term, delivered one after the other
 ``watchdog``            notices a consumer that no longer claims beside a backlog
-``channel_consumer``    the consuming half of a channel; measures free capacity
-``poller``              watches the sockets of all channels of a connection
-``consuming_channel``   what this package asks of a channel, as a protocol
+``green_wait``          waits for the consumer thread, in a thread or a greenlet
 
-``transport.redis.channel`` makes a ``ChannelConsumer``; ``transport.redis.transport`` makes the ``Poller``.
+``transport.redis.channel`` makes a ``ChannelDelivery``; ``connection_context`` makes the ``ConsumerThreads``.
 """

@@ -135,7 +135,6 @@ class ChannelClaims:
         self,
         queue: Queue,
         limit: Callable[[], int] | None = None,
-        claimed: Callable[[], None] | None = None,
         is_empty: bool = False,
     ) -> Subscription:
         """Start claiming from *queue*.
@@ -143,7 +142,6 @@ class ChannelClaims:
         Args:
             queue: The queue.
             limit: Returns the maximum number of messages to claim; see :class:`Subscription`.
-            claimed: Called after each claim; see :class:`Subscription`.
             is_empty: Whether the queue stored no message a moment ago, so that its next message comes with a
                 wake-up. A claim from each of thousands of empty queues would delay those of the others.
 
@@ -152,7 +150,7 @@ class ChannelClaims:
         """
         source = self._subscriptions.get(queue.prefix)
         if source is None:
-            self._subscriptions[queue.prefix] = source = Subscription(queue, limit, claimed)
+            self._subscriptions[queue.prefix] = source = Subscription(queue, limit)
             self._restart_wait(self.wakeups.join(source))
             if is_empty:
                 self._thread.leases.renew_soon([queue])
@@ -292,7 +290,7 @@ class ChannelClaims:
             wakeups = self._wakeups
             is_needed = wakeups.needs_capacity
             before = [group.connection.connection for group in wakeups]
-            wakeups.wait(now, may_wait=is_needed and self._capacity()[0] > 0, in_loop=False)
+            wakeups.wait(now, may_wait=is_needed and self._capacity()[0] > 0)
             if [group.connection.connection for group in wakeups] != before:
                 self._thread.sockets_changed = True
         for listener in self._listeners.values():
@@ -443,8 +441,6 @@ class ChannelClaims:
         if not is_lost(exc):
             pause_s = self._thread.refused("claim", queue, exc)
             self.ready.pause(source, identity.clock.monotonic() + pause_s)
-        if source.on_claimed is not None:
-            source.on_claimed()
 
     def _claimed(
         self, source: Subscription, acks: Acks, want: int, leads: bool, sent_at: float, claimed: ClaimReply
@@ -513,8 +509,6 @@ class ChannelClaims:
             if claimed.suspect:
                 self._inboxes.suspect = held.tag
             self._inboxes.receive(source, entry, held.tag)
-        if source.on_claimed is not None:
-            source.on_claimed()
 
     def _fenced(self, source: Subscription, last_claim: int) -> None:
         """Handle a fenced claim: the queue has a later leader, or one that this process does not know."""

@@ -215,9 +215,8 @@ class ConsumerThread:
         self.wake()
 
     def renew_now(self) -> None:
-        """Begin a round of renewals now."""
-        self.leases.round_at = -math.inf
-        self.wake()
+        """Begin a round of renewals now, also where one is under way."""
+        self.request(self.leases.begin_again)
 
     def is_in_use(self, name: str) -> bool:
         """Return whether the partition has in-flight messages, pending acks or calls without an answer."""

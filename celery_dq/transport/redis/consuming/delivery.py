@@ -77,7 +77,7 @@ class ChannelDelivery:
         self._identity = identity
         self._claim_ahead_s = claim_ahead_s
         self.watchdog = Watchdog(identity, watchdog_s)
-        self._threads: ConsumerThreads = identity.heartbeat
+        self._threads: ConsumerThreads = identity.threads
         #: Held while a thread decides how many messages to claim.
         self.lock = unpatched("_thread", "allocate_lock")()
         #: Decides how many discards a claim takes besides its messages.
@@ -126,19 +126,21 @@ class ChannelDelivery:
             # The worker sets its capacity before it consumes. Each look-up would cost a system call.
             self._capacity = self._channel.capacity
             self._runs_in_loop = self._capacity is None or self._capacity.runs_tasks_in_loop
-            self._threads.main.attach(self.claims, self._channel.heartbeat_clients)
+            self._threads.main.attach(self.claims, self._channel.thread_clients)
 
-    def start_consumer(self, consumer: QueueConsumer) -> None:
-        """Start a consumer of a queue; several consumers of one partition take turns."""
+    def start_consumers(self, consumers: Sequence[QueueConsumer]) -> None:
+        """Start consumers of queues; several consumers of one partition take turns."""
         self.attach()
         allocation = self._channel.context.allocation
-        if allocation is not None:
-            if self.allocated_partitions is None:
-                maps = self._identity.partition_maps
-                self.allocated_partitions = AllocatedPartitions(allocation, maps)
-                allocation.add_listener(self._channel.wake_delivery)
-            self.allocated_partitions.report(consumer.queue)
-        self._start_claims(self._consumers.add(consumer, self._partitions_of(consumer.queue)))
+        if allocation is not None and self.allocated_partitions is None:
+            self.allocated_partitions = AllocatedPartitions(allocation, self._identity.partition_maps)
+            allocation.add_listener(self._channel.wake_delivery)
+        begun: list[Queue] = []
+        for consumer in consumers:
+            if self.allocated_partitions is not None:
+                self.allocated_partitions.report(consumer.queue)
+            begun += self._consumers.add(consumer, self._partitions_of(consumer.queue))
+        self._start_claims(begun)
 
     def _partitions_of(self, queue: PartitionedQueue) -> Sequence[Queue]:
         """Return the partitions of a queue to consume: all of them, or those allocated to this worker."""
@@ -147,22 +149,30 @@ class ChannelDelivery:
 
     def _start_claims(self, partitions: Sequence[Queue]) -> None:
         leaderships = self._channel.context.leaderships
+        begun: dict[ConsumerThread, list[tuple[Queue, bool]]] = {}
         for each in partitions:
             if leaderships is not None and leaderships.is_singleton(each.name):
                 self._threads.request(partial(self._start_singleton, leaderships, each))
             else:
                 self._leased[each.prefix] = each
-                thread = self._threads.keep_lease(each, self._channel.heartbeat_clients)
-                is_empty = self._channel.ahead.was_empty(each)
-                thread.request(partial(self._subscribe, thread, each, is_empty))
+                thread = self._threads.keep_lease(each, self._channel.thread_clients)
+                begun.setdefault(thread, []).append((each, self._channel.ahead.was_empty(each)))
+        for thread, queues in begun.items():
+            # Together: each queue that joins a wait under way ends it, and costs a claim of each other one.
+            thread.request(partial(self._subscribe, thread, queues))
 
-    def _subscribe(self, thread: ConsumerThread, queue: Queue, is_empty: bool) -> None:
-        """Start claiming from a partition, in the thread that is to have it."""
-        wanted = self._threads.of(queue)
-        if wanted is not thread:
-            thread.follow_slots_soon()
-        if self._consumers.has(queue.prefix):  # it may have ended meanwhile
-            self._claims_of(thread).subscribe(queue, is_empty=is_empty)
+    def _subscribe(self, thread: ConsumerThread, queues: Sequence[tuple[Queue, bool]]) -> None:
+        """Start claiming from partitions, in the thread that is to have them.
+
+        Args:
+            thread: This thread.
+            queues: The partitions, each with whether it stored no message a moment ago.
+        """
+        for queue, is_empty in queues:
+            if self._threads.of(queue) is not thread:
+                thread.follow_slots_soon()
+            if self._consumers.has(queue.prefix):  # it may have ended meanwhile
+                self._claims_of(thread).subscribe(queue, is_empty=is_empty)
 
     def _claims_of(self, thread: ConsumerThread) -> ChannelClaims:
         claims = self._claims.get(thread)
@@ -177,7 +187,7 @@ class ChannelDelivery:
         thread, queue = self._threads.of(source.queue), source.queue
         if thread is not claims.thread:
             claims.give_up(source)
-            thread.request(partial(self._subscribe, thread, queue, False))
+            thread.request(partial(self._subscribe, thread, [(queue, False)]))
             if not claims.subscriptions and claims is not self.claims:
                 self._end_claims_of(claims)
 
@@ -204,7 +214,7 @@ class ChannelDelivery:
             if now is not None and changed:
                 consumer.queue = now
                 for each in partitions:  # the consumer thread learns their number
-                    self._threads.keep_lease(each, self._channel.heartbeat_clients)
+                    self._threads.keep_lease(each, self._channel.thread_clients)
                     self._threads.drop_lease(each, soon=False)
             self._start_claims(begun)
             if ended:
@@ -251,8 +261,8 @@ class ChannelDelivery:
             self.singleton_delivery = SingletonDelivery(
                 self._identity,
                 leaderships,
-                fetcher=lambda: SingletonFetcher(self.claims),  # type: ignore[arg-type, return-value]
-                clients=self._channel.heartbeat_clients,
+                claims=self.claims,
+                clients=self._channel.thread_clients,
                 deliver=self._put_in_inbox,
                 release=self._release,
                 claim_ahead_s=self._claim_ahead_s,
@@ -544,7 +554,8 @@ class ChannelDelivery:
     def _overdue_after(self) -> float:
         """Return the monotonic time until which messages may wait in the inbox."""
         longest_s = self._identity.lease_s / 2
-        if self._capacity is not None:
+        # A program without a worker may pause between two messages, but waits for none during a callback.
+        if self._capacity is not None or self._handing is not None:
             longest_s = min(longest_s, 2 * self._claim_ahead_s + OVERDUE_S)
         return max(self.pace.delivered_at, self._filled_at) + longest_s
 
@@ -600,25 +611,3 @@ class ChannelDelivery:
         if self._is_attached:
             for thread, claims in tuple(self._claims.items()):
                 thread.run_between_trips(partial(self._end_claims_of, claims), END_TIMEOUT_S)
-
-
-class SingletonFetcher:
-    """The claims of a channel, as :class:`SingletonDelivery` uses them: between two trips."""
-
-    def __init__(self, claims: ChannelClaims) -> None:
-        self.subscribe = claims.subscribe
-        self.unsubscribe = claims.unsubscribe
-        self.turn_at = claims.turn_at
-        self.pipeline = self
-        self._thread = claims.thread
-
-    def has_claim_under_way(self, queue: Queue) -> bool:
-        """Return False: no trip is under way."""
-        return False
-
-    has_end_under_way = has_claim_under_way
-
-    def send_pending_acks(self, now: float, urgent: str = "") -> None:
-        """Let the acks of a queue wait no longer."""
-        if urgent:
-            self._thread.send_acks_soon(urgent)

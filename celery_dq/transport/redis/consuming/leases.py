@@ -129,6 +129,10 @@ class Leases:
         """Renew these leases with the next trips."""
         self._to_renew.update(dict.fromkeys(queue.key for queue in queues))
 
+    def begin_again(self) -> None:
+        """Begin a round with the next trip, also where one is under way."""
+        self._in_round, self.round_at = False, -math.inf
+
     def plan(self, trip: Trip) -> bool:
         """Add the renewals that are due to a trip; return whether a round begins."""
         begins = not self._in_round and trip.now >= self.round_at and bool(self.queues)

@@ -280,7 +280,7 @@ class ShardedWakeups(WakeupGroups):
         group.leave(source.queue.partition.keys.wake.encode())
         super().leave(source)
 
-    def wait(self, now: float, *, may_wait: bool, in_loop: bool) -> None:
+    def wait(self, now: float, *, may_wait: bool) -> None:
         """Subscribe to messages, and try to take the wake-ups that they tell of.
 
         A group whose node fails does not stop the others.
@@ -288,7 +288,6 @@ class ShardedWakeups(WakeupGroups):
         Args:
             now: Monotonic time.
             may_wait: Whether the channel could take a message now.
-            in_loop: Whether messages run in the event loop; it makes no difference here.
         """
         self.asks_at = math.inf
         for group in list(self.groups):

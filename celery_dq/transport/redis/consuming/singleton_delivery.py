@@ -33,8 +33,7 @@ from celery_dq.transport.redis.store.queue import Queue
 
 if TYPE_CHECKING:
     from celery_dq.transport.in_flight.message import Message
-    from celery_dq.transport.redis.consuming.fetcher import RedisFetcher
-    from celery_dq.transport.redis.in_flight.script_pipeline import ScriptPipeline
+    from celery_dq.transport.redis.consuming.channel_claims import ChannelClaims
 
 #: Maximum number of claimed messages of one singleton queue that wait for their delivery.
 MAX_WAITING = 64
@@ -79,9 +78,6 @@ class SingletonSubscription:
         self.awaits_earlier_acks = False
         #: Whether a message has come that may be delivered beside those under way.
         self.changed = False
-        #: Whether claims are under way that were sent before a message returned, so that they bring messages
-        #: out of order.
-        self.discards_claims = False
 
     def is_firm(self) -> bool:
         """Return whether the term of the queue is firm."""
@@ -98,26 +94,26 @@ class SingletonSubscription:
 
 
 class SingletonDelivery:
-    """The singleton queues that one channel consumes. Used by the thread that fetches.
+    """The singleton queues that one channel consumes. Used by the consumer thread, between two trips.
 
     Args:
         process: Consumer identity of the process, with its in-flight messages.
         leaderships: The leaderships of this worker.
-        fetcher: Returns the fetcher of the channel.
-        clients: Returns a factory of Redis clients for the heartbeat thread.
+        claims: The claims of the channel.
+        clients: Returns a factory of Redis clients for the consumer thread.
         deliver: Called with the next message, to put it into the inbox.
         release: Called with a claimed message that must be released.
         claim_ahead_s: Service time that may be claimed ahead, in seconds.
         in_turn: Returns the maximum number of messages of one queue that the worker takes, to run one after
             the other.
-        in_loop: Whether the worker runs tasks in the event loop, so that no answer is read between them.
+        in_loop: Whether the worker runs tasks in the event loop, so that none starts between two deliveries.
     """
 
     def __init__(
         self,
         process: ConsumerIdentity,
         leaderships: Leaderships,
-        fetcher: Callable[[], RedisFetcher],
+        claims: ChannelClaims,
         clients: Callable[[], Callable[[], redis.Redis]],
         deliver: Callable[[Message], None],
         release: Callable[[Message], None],
@@ -127,7 +123,7 @@ class SingletonDelivery:
     ) -> None:
         self._process = process
         self._leaderships = leaderships
-        self._fetcher = fetcher
+        self._claims = claims
         self._clients = clients
         self._deliver = deliver
         self._release = release
@@ -174,8 +170,8 @@ class SingletonDelivery:
         process, key = self._process, replace(self._bases[name], token=token).key
         in_flight = process.in_flight
         if in_flight.pending_acks(key) and (name not in self._subscriptions or not in_flight.has_listener):
-            # No event loop or no connection is left to send the acks, and the next heartbeat is seconds away.
-            process.heartbeat.wake()
+            # No connection is left to send the acks, and the next heartbeat is seconds away.
+            process.threads.wake()
         # Messages of an unanswered claim do not count: the fence of the next term releases them.
         return in_flight.has_any(key) or process.in_doubt.has_call_under_way(key)
 
@@ -189,7 +185,7 @@ class SingletonDelivery:
         process, key = self._process, replace(self._bases[name], token=token).key
         return process.in_flight.seconds_since_renewal(key, process.clock.monotonic()) > process.lease_s
 
-    # -- called by the event loop ----------------------------------------------
+    # -- called by the consumer thread ----------------------------------------------
 
     def follow_leaderships(self) -> None:
         """Open and close the queues with their terms, and deliver the next messages. Called often."""
@@ -222,7 +218,7 @@ class SingletonDelivery:
     def add_message(self, message: Message) -> None:
         """Accept a claimed message."""
         own = self._subscriptions.get(message.queue)
-        if own is None or own.queue is None or own.permit is None or own.discards_claims:
+        if own is None or own.queue is None or own.permit is None:
             self._release(message)
         else:
             message.enter_term(own.queue.token, own.permit)
@@ -247,25 +243,22 @@ class SingletonDelivery:
         # Acks of messages that ended since then may still be pending.
         own.out_of_order, own.window, own.awaits_earlier_acks = False, 1, True
         own.started_at = self._process.clock.monotonic()
-        self._process.heartbeat.keep_lease(queue, self._clients)
-        own.subscription = self._fetcher().subscribe(
-            queue, lambda: self._claim_limit(own), lambda: self._claimed(own)
-        )
+        self._process.threads.keep_lease(queue, self._clients)
+        own.subscription = self._claims.subscribe(queue, lambda: self._claim_limit(own))
 
     def _close(self, own: SingletonSubscription) -> None:
         queue, own.queue = own.queue, None
         if queue is not None:
             self._release_waiting(own)
-            own.discards_claims = False
-            self._fetcher().unsubscribe(queue.prefix)
-            self._process.heartbeat.drop_lease(queue)
+            self._claims.unsubscribe(queue.prefix)
+            self._process.threads.drop_lease(queue)
 
     def _claim_limit(self, own: SingletonSubscription) -> int:
         """Return how many messages to claim: those that fit the claim-ahead time, and at least one."""
         most = self._claims_that_fit(own)
         # At least half of them at a time, so that each call brings enough messages to pay for itself. This
         # condition comes first, because each turn of the loop asks.
-        if len(own.waiting) * 2 > most or own.discards_claims or not own.is_firm():
+        if len(own.waiting) * 2 > most or not own.is_firm():
             return 0
         # A released message precedes all that a claim would bring now.
         return 0 if self._process.in_flight.is_releasing(own.key) else most - len(own.waiting)
@@ -275,14 +268,8 @@ class SingletonDelivery:
         ahead = 0 if not own.service_s else int(self._claim_ahead_s / max(own.service_s, 1e-6))
         return min(max(ahead, 1), MAX_WAITING)
 
-    def _claimed(self, own: SingletonSubscription) -> None:
-        """Handle the end of a claim, after its messages were added."""
-        if own.discards_claims:
-            own.discards_claims, own.changed = False, True
-            self._fetcher().pipeline.send_pending_acks(self._process.clock.monotonic())
-
     def _deliver_next(self, own: SingletonSubscription, queue: Queue) -> None:
-        own.changed = False
+        own.changed, in_flight = False, self._process.in_flight
         self._collect_finished(own)
         may_begin = self._confirm(own, queue)
         under_way, unconfirmed = own.delivered, own.unconfirmed
@@ -292,22 +279,19 @@ class SingletonDelivery:
             # A message that returned precedes all that was claimed after it.
             own.out_of_order = False
             self._release_waiting(own)
-            own.discards_claims = self._fetcher().pipeline.has_claim_under_way(queue)
-            # The releases must be sent before the next claim.
-            self._fetcher().pipeline.send_pending_acks(self._process.clock.monotonic())
-        if own.discards_claims or not own.waiting or own.permit is None or not own.permit.is_firm:
+        if not own.waiting or own.permit is None or not own.permit.is_firm:
             return
         if own.awaits_earlier_acks:
             # The list of unconfirmed messages does not have them: the broker must answer all of them first.
-            pipeline = self._fetcher().pipeline
-            pipeline.send_pending_acks(self._process.clock.monotonic(), urgent=queue.key)
-            own.awaits_earlier_acks = self._has_unanswered_ack(queue, pipeline)
+            box = in_flight.pending_acks(queue.key)
+            own.awaits_earlier_acks = bool(box.finishes or box.dead_letters)
             if own.awaits_earlier_acks:
+                self._claims.thread.send_acks_soon(queue.key)
                 return
         most = min(self._window(), own.window, self._claims_that_fit(own))
         if len(under_way) * 2 > most:
             return  # at least half of them at a time: each delivery costs a turn of the loop
-        waiting, in_flight = own.waiting, self._process.in_flight
+        waiting = own.waiting
         while waiting and len(under_way) < most:
             if self._in_loop and len(unconfirmed) >= may_begin:
                 return
@@ -343,11 +327,8 @@ class SingletonDelivery:
                 # without a confirmation, and each would wait longer. The queue would stay slow.
                 own.started_at = self._process.clock.monotonic()
         if len(unconfirmed) > most // 2 and unconfirmed[most // 2].done:
-            # Sent without waiting for a claim, because the next messages soon need the confirmation. While
-            # others are under way, the acks wait for that answer: one call for each message costs too much.
-            pipeline = self._fetcher().pipeline
-            if not pipeline.has_end_under_way(queue):
-                pipeline.send_pending_acks(self._process.clock.monotonic(), urgent=queue.key)
+            # Sent without waiting for a claim, because the next messages soon need the confirmation.
+            self._claims.thread.send_acks_soon(queue.key)
         return most
 
     def _collect_finished(self, own: SingletonSubscription) -> None:
@@ -368,21 +349,11 @@ class SingletonDelivery:
             own.service_s = past * (own.service_s or 0.0) + (1 - past) * seen
             own.window = 1 if own.out_of_order else min(own.window + over, MAX_WAITING)
 
-    def _has_unanswered_ack(self, queue: Queue, pipeline: ScriptPipeline) -> bool:
-        """Return whether the broker may not have received the ack of a message that is over."""
-        process = self._process
-        box = process.in_flight.pending_acks(queue.key)
-        if box.finishes or box.dead_letters or pipeline.has_end_under_way(queue):
-            return True
-        # The heartbeat thread may be sending the acks; unanswered ones become pending again.
-        awaited = process.in_doubt.wait_for_acks(queue.key, process.in_flight.notify_listeners)
-        return awaited or bool(box.finishes or box.dead_letters)
-
     def _waits_for_retry(self, own: SingletonSubscription, message: Message) -> bool:
         """Return whether the next message is a retry that is not due yet, so that all others wait."""
         left_s = message.record.due_us / 1e6 - self._process.server_clock.wall()
         if left_s > 0 and own.subscription is not None:
-            self._fetcher().turn_at(own.subscription, self._process.clock.monotonic() + left_s)
+            self._claims.turn_at(own.subscription, self._process.clock.monotonic() + left_s)
         return left_s > 0
 
     def _release_waiting(self, own: SingletonSubscription) -> None:

@@ -50,7 +50,6 @@ class Subscription:
             ends early when more slots are free.
         wake_at: Monotonic time at which the tick must run in any case; None without one.
         claim_limit: Returns the maximum number of messages to claim; None without a limit of its own.
-        on_claimed: Called after each claim, when its messages are delivered or the claim has failed.
         needs_lead: Whether the next claim must be one that may bring a suspect, because the last one has
             passed over all eligible messages.
         waits: The group of queues that share one wait for wake-ups.
@@ -60,7 +59,6 @@ class Subscription:
 
     queue: Queue
     claim_limit: Callable[[], int] | None = None
-    on_claimed: Callable[[], None] | None = None
     may_have_work: bool = False
     is_claiming: bool = False
     is_woken: bool = False

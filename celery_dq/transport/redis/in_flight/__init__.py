@@ -1,9 +1,6 @@
 """Leases in Redis: how the broker learns which messages this process holds, and of their acks.
 
-``script_pipeline``     sends claims and pending acks without waiting for answers
-``node_pipelines``      does so on a Redis Cluster, on one connection per node
 ``in_doubt``            claims without an answer, and how their messages are found again
-``heartbeat``           renews leases from a thread of its own, and sends pending acks
 ``server_clock``, ``data_loss``, ``lost_workers``   what heartbeats and claims reveal
 ``claim_times``         how long claims took, for the metrics
 ``consumer_identity``   one consumer id per process and broker; owns the objects above

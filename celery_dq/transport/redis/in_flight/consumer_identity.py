@@ -1,8 +1,7 @@
 """One process as a consumer of one broker, with one lease per partition.
 
 The lease belongs to the process, not to a channel or a connection. So a broken connection, or an event loop
-that a long task blocks, costs no message. A :class:`~celery_dq.transport.redis.in_flight.heartbeat.Heartbeat`
-renews it.
+that a long task blocks, costs no message. The consumer thread renews it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from celery_dq.transport.in_flight.pending_acks import InFlightMessage, PendingA
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply, HeartbeatReply
 from celery_dq.transport.redis.in_flight import data_loss
 from celery_dq.transport.redis.in_flight.claim_times import ClaimTimes
-from celery_dq.transport.redis.in_flight.heartbeat import Heartbeat
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from celery_dq.transport.redis.in_flight.server_clock import ServerClock
 from celery_dq.transport.redis.store.partition_map import PartitionMap, PartitionMaps
@@ -57,11 +55,12 @@ class ConsumerIdentity:
         self.server_clock = ServerClock(self.clock)
         self.lease_s = lease_s
         self.lease_ms = int(lease_s * 1000)
-        self.in_flight = InFlightMessages(self.clock, lease_s)
+        self.in_flight = InFlightMessages(self.clock, lease_s, acks_wait=True)
         self.in_doubt = InDoubtClaims(self.clock)
         #: Returns the tags of deliveries that run or are about to; set by the worker.
         self.running_tags: Callable[[], frozenset[str]] = frozenset
-        self.heartbeat: Any = self._new_heartbeat()
+        #: The :class:`ConsumerThreads` of the process, which are made with it.
+        self.threads: Any = None
         #: The Lua scripts, read once per process.
         self.scripts: ScriptSet = load_scripts(on_cluster=slots is not None)
         self.slots = slots
@@ -86,9 +85,6 @@ class ConsumerIdentity:
         if worker:
             self.consumer = f"{worker}:{self._unique}"
 
-    def _new_heartbeat(self) -> Any:
-        return Heartbeat(self)
-
     def may_have_claimed(self, queue: Queue) -> bool:
         """Return whether this process may have claimed from *queue* before."""
         return self.in_flight.renewed_at(queue.key) is not None or self.in_doubt.is_unsettled(queue.key)
@@ -101,7 +97,7 @@ class ConsumerIdentity:
         """
         found = []
         if leased is None:
-            leased = self.heartbeat.queues
+            leased = self.threads.queues
         for name, box in self.in_flight.partitions_with_acks():
             queue = leased.get(name)
             if queue is not None:
@@ -152,7 +148,7 @@ class ConsumerIdentity:
             Pairs of message and delivery tag: at most one message, and discards. Empty if none is eligible.
 
         Raises:
-            redis.RedisError: Redis did not answer. The heartbeat thread releases messages of such a claim.
+            redis.RedisError: Redis did not answer. The consumer thread releases messages of such a claim.
         """
         key = queue.key
         while True:

@@ -16,9 +16,6 @@ _ADD = "redis.call('SREM', KEYS[1], '') return redis.call('SADD', KEYS[1], ARGV[
 #: Pops an element of the first list that has one; returns its key and the element.
 POP_FIRST = """for _, key in ipairs(KEYS) do
 local value = redis.call('LPOP', key) if value then return {key, value} end end"""
-#: Makes a list of one element of each key, which expires after the milliseconds of the argument.
-PUSH_EACH_FOR = """for _, key in ipairs(KEYS) do
-redis.call('DEL', key) redis.call('RPUSH', key, '1') redis.call('PEXPIRE', key, ARGV[1]) end"""
 _SET = "redis.call('DEL', KEYS[1]) return redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
 
 
