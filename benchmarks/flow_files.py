@@ -1,8 +1,8 @@
 """The own files that one call runs through, and one message, in the order of their first use.
 
 A reader who wants to follow a call or a message reads these files. Each flow is recorded in a steady state,
-one call or message at a time. A message is recorded in the main process of a worker, which is a process of
-its own: ``python -m benchmarks.flow_files URL ACKS AMOUNT``.
+one call or message at a time. A message is recorded in the main and the consumer thread of a worker, which is
+a process of its own: ``python -m benchmarks.flow_files URL ACKS AMOUNT``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.measure import Report, short
 from benchmarks.shop import DEFAULTS, NAME, add_tasks
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.consuming.consumer_thread import ConsumerThread
 from tests.brokers import BROKERS
 from tests.workers import ROOT, make_app
 
@@ -40,7 +41,9 @@ def flow_files(quick: bool) -> Report:
     report = Report("flow_files")
     report.header = ["flow", "file", "function calls"]
     report.notes.append("in the order of first use; function calls per call or message, one at a time")
-    report.notes.append("call: the calling thread; message: the main process of a prefork worker")
+    report.notes.append(
+        "call: the calling thread; message: the main and the consumer thread of a prefork worker"
+    )
     amount = 50 if quick else 500
     flows: dict[str, dict[str, float]] = {}
     with RedisServer() as server:
@@ -60,7 +63,7 @@ def flow_files(quick: bool) -> Report:
 
 
 class FileRecorder:
-    """A profiler that counts the function calls in the package's files, in the thread that sets it.
+    """A profiler that counts the function calls in the package's files, in the threads that set it.
 
     Attributes:
         recording: whether calls are counted now.
@@ -126,7 +129,7 @@ def files_of_messages(url: str, acks: str, amount: int) -> dict[str, float]:
 
 
 def main(url: str, acks: str, amount: int) -> None:
-    """Run a worker, send it messages one at a time, and print the files of its main thread in JSON."""
+    """Run a worker, send it messages one at a time, and print the files of both its threads in JSON."""
     conf: dict[str, Any] = {
         **DEFAULTS,
         "broker_url": url,
@@ -148,6 +151,14 @@ def main(url: str, acks: str, amount: int) -> None:
         recorder.recording = False
         os.kill(os.getpid(), signal.SIGTERM)
 
+    # The consumer thread is none of the module `threading`, and has no profiler of it.
+    run = ConsumerThread._run
+
+    def run_recorded(thread: ConsumerThread) -> None:
+        sys.setprofile(recorder)
+        run(thread)
+
+    ConsumerThread._run = run_recorded  # type: ignore[method-assign, assignment]
     threading.Thread(target=publish, daemon=True).start()
     worker = app.Worker(
         pool="prefork",

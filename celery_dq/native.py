@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["leave_green_hub", "unpatched"]
+__all__ = ["leave_green_hub", "start_thread", "unpatched"]
 
 
 def unpatched(module: str, name: str) -> Any:
@@ -16,6 +18,35 @@ def unpatched(module: str, name: str) -> Any:
     if "eventlet.patcher" in sys.modules:
         return getattr(sys.modules["eventlet.patcher"].original(module), name)
     return getattr(importlib.import_module(module), name)
+
+
+def start_thread(run: Callable[..., object], *args: Any) -> None:
+    """Start a native thread, which may log.
+
+    Raises:
+        RuntimeError: No thread can start any more, because the interpreter ends.
+    """
+    if "gevent.monkey" in sys.modules or "eventlet.patcher" in sys.modules:
+        _share_logging()
+    unpatched("_thread", "start_new_thread")(run, args)
+
+
+def _share_logging() -> None:
+    """Give logging the locks of the interpreter again.
+
+    A lock of eventlet works within one thread: the release in a second one wakes the waiting greenlet in the
+    wrong loop, and that greenlet waits for ever. One of gevent fails where nothing else is to be waited for.
+    """
+    native_lock = unpatched("_thread", "RLock")
+    loggers = [logging.root, *tuple(logging.root.manager.loggerDict.values())]
+    handlers = {each for logger in loggers for each in getattr(logger, "handlers", ())}
+    for owner, name in [(logging, "_lock"), *((handler, "lock") for handler in handlers)]:
+        lock = getattr(owner, name)
+        is_green = type(lock).__name__ == "_RLock" or type(lock).__module__.startswith("gevent")
+        # One that is held now would be released as another one.
+        if is_green and lock.acquire(blocking=False):
+            setattr(owner, name, native_lock())
+            lock.release()
 
 
 def leave_green_hub() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 from collections.abc import Callable
 from typing import Any
 
+from celery_dq.native import unpatched
 from celery_dq.per_process import OwnerProcess
 
 __all__ = ["Waker"]
@@ -16,18 +16,20 @@ logger = logging.getLogger(__name__)
 
 
 class Waker:
-    """A pair of sockets whose reader a kombu event loop watches.
+    """A pair of sockets whose reader a kombu event loop watches, or another waiter.
 
     A closed socket object refuses a late write. A late write to a pipe could hit a reused file descriptor.
+    The sockets are those of the interpreter: one of gevent or eventlet belongs to the hub of one thread.
 
     Args:
-        on_wake: Called in the loop after each :meth:`wake`; several may cause one call.
+        on_wake: Called in the loop after each :meth:`wake`; several may cause one call. None for a waiter
+            that watches :meth:`fileno` itself.
     """
 
-    def __init__(self, on_wake: Callable[[], object]) -> None:
+    def __init__(self, on_wake: Callable[[], object] | None = None) -> None:
         self._on_wake = on_wake
         self._owner = OwnerProcess()
-        self._pair: tuple[socket.socket, socket.socket] | None = None
+        self._pair: Any = None
         self._loop: Any = None
         #: Whether a wake-up was sent that :meth:`clear` has not read. Only this class changes it.
         self.is_pending = False
@@ -40,12 +42,12 @@ class Waker:
     def fileno(self) -> int:
         """Return the file descriptor to watch, of sockets that are opened at the first call."""
         if self._pair is None:
-            self._pair = socket.socketpair()
+            self._pair = unpatched("_socket", "socketpair")()
             for end in self._pair:
                 end.setblocking(False)
             # Without sockets, an earlier wake had no effect.
             self.is_pending = False
-        return self._pair[0].fileno()
+        return int(self._pair[0].fileno())
 
     def wake(self) -> None:
         """Wake the waiter. Takes no lock, because a signal handler may interrupt the holder of any lock."""
@@ -70,7 +72,8 @@ class Waker:
         # Reset after recv(): the call below serves a wake-up in between, which writes no byte. In the
         # opposite order its byte could be read with the flag still set, and no later one would write.
         self.is_pending = False
-        self._on_wake()
+        if self._on_wake is not None:
+            self._on_wake()
 
     def attach(self, loop: Any) -> None:
         """Watch the sockets in this kombu event loop. A loop forgets its readers at every reconnect."""

@@ -10,7 +10,7 @@ from celery import bootsteps, signals
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.errors import MissingLibrary
-from celery_dq.native import leave_green_hub, unpatched
+from celery_dq.native import leave_green_hub, start_thread, unpatched
 
 __all__ = ["MetricsStep"]
 
@@ -56,7 +56,7 @@ class MetricsStep(bootsteps.StartStopStep):
         self._thread_lock.acquire()
         # Steps end in the reverse order. Thus `stop` would come before the pool has finished its tasks.
         signals.worker_shutdown.connect(self._stop_server, sender=worker)
-        unpatched("_thread", "start_new_thread")(self._run, (worker, MetricsServer, listens))
+        start_thread(self._run, worker, MetricsServer, listens)
         listens.acquire()
 
     def terminate(self, worker: Any) -> None:

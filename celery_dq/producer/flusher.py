@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from celery_dq.errors import described
 from celery_dq.lost_attempts import LostAttempts
-from celery_dq.native import leave_green_hub, unpatched
+from celery_dq.native import leave_green_hub, start_thread, unpatched
 from celery_dq.producer.buffer import BufferedMessage, Lane
 from celery_dq.producer.message_store import MessageStore
 from celery_dq.producer.sender import (
@@ -136,7 +136,7 @@ class Flusher:
         """
         self._ended.acquire()
         try:
-            unpatched("_thread", "start_new_thread")(self._run, ())
+            start_thread(self._run)
         except BaseException:
             self._ended.release()
             raise

@@ -30,7 +30,7 @@ from functools import partial
 from typing import ClassVar
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.native import unpatched
+from celery_dq.native import start_thread, unpatched
 
 __all__ = ["Guard"]
 
@@ -193,7 +193,7 @@ class Guard:
                 self._watch = _Watch()
                 # The thread stops before the interpreter has ended, and the alarm would end the process then.
                 atexit.register(self._disarm, self._watch)
-                unpatched("_thread", "start_new_thread")(self._look_on, (self._watch,))
+                start_thread(self._look_on, self._watch)
             return self._watch
 
     @staticmethod

@@ -46,7 +46,7 @@ class PromptStopStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         # Waking the loop is enough: the loop reads the flag.
-        self._waker = Waker(lambda: None)
+        self._waker = Waker()
         self._transport: Any = None
 
     def start(self, consumer: Any) -> None:

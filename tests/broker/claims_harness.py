@@ -70,7 +70,7 @@ class ClaimsHarness:
         # The test makes its turns, so that no lease starts it.
         self.thread._running = True
         self.thread._connect = lambda: redis.Redis(connection_pool=self._pool)
-        self.thread._waker_fd = self.thread._waker.open()
+        self.thread._waker.fileno()
         self.scripts = self.thread._wire = CountingWire(self._pool)
         self.claims = ChannelClaims(self.process, self.thread, self)
         self.thread.serve(self.claims)

@@ -191,11 +191,11 @@ def test_a_solo_worker_keeps_no_messages_behind_a_long_task(open_app: Open) -> N
 
 def test_brief_tasks_of_a_solo_worker_hand_no_next_look_over(open_app: Open) -> None:
     worker_app = open_app(**FAR)
-    queues = [f"{worker_app.queue}-{number}" for number in range(17)]
+    queues = [f"{worker_app.queue}-{number}" for number in range(9)]
     app: Any = worker_app.app
     for name in queues:
         app.dq.quotas.set(name, "", rate=5)
-        for _ in range(15):
+        for _ in range(20):
             worker_app.send("note", name, queue=name)
     with worker_app.worker("solo", 1, queues=queues):
         worker_app.ran(20)  # the length of the first tasks was not known before

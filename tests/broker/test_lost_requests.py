@@ -148,6 +148,34 @@ def test_the_message_of_a_get_whose_answer_is_lost_is_released_under_a_lasting_l
 # -- releases, acknowledgements
 
 
+@pytest.mark.parametrize("lost", ["request", "answer"])
+@pytest.mark.parametrize("early", [True, False], ids=["settle", "finish"])
+def test_an_acknowledgement_without_an_answer_is_sent_again(
+    kombu_client: KombuClient, proxy: Proxy, early: bool, lost: str
+) -> None:
+    kombu_client.publish(1)
+    with (
+        kombu_client.connect(proxy.url(kombu_client.url), **LONG) as connection,
+        kombu_client.consuming(connection, prefetch=1) as got,
+    ):
+        kombu_client.drain(connection, got, 1)
+        in_flight, tag = connection.default_channel.process.in_flight, got[0].delivery_tag
+        held = in_flight.get(tag)
+        if lost == "request":
+            proxy.cut_requests, proxy.cuts_left = sha(kombu_client.partition.ack("")), 1
+        else:
+            proxy.drop_answers_to, proxy.drops_left = sha(kombu_client.partition.ack("")), 1
+        (in_flight.settle if early else in_flight.finish)(tag)
+        with pytest.raises(connection.connection_errors):
+            kombu_client.drain_until(connection, lambda: False)
+        assert proxy.cut + proxy.dropped == 1
+        wait_until(lambda: held.confirmed, what="the answer to the second one")
+        records = kombu_client.client.hvals(kombu_client.keys.messages)
+        assert [each[:1] for each in records] == ([b"\0"] if early else [])
+        in_flight.finish(tag)
+    wait_until(lambda: kombu_client.depth() == 0)
+
+
 def test_a_release_that_did_not_arrive_is_sent_again(kombu_client: KombuClient, proxy: Proxy) -> None:
     kombu_client.publish(1)
     with (

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from celery_dq.clock import ManualClock
-from celery_dq.transport.redis.consuming.claim_limits import BRIEF_AHEADS, MAX_AHEAD, CallbackPace
+from celery_dq.transport.redis.consuming.claim_limits import MAX_AHEAD, CallbackPace
 
 AHEAD_S = 0.05
-BRIEF_S = BRIEF_AHEADS * AHEAD_S
 
 
 @pytest.fixture
@@ -31,8 +30,7 @@ def run(pace: CallbackPace, clock: ManualClock, *seconds: float) -> None:
         pace.end()
 
 
-def test_an_unknown_callback_is_not_brief(pace: CallbackPace) -> None:
-    assert not pace.is_brief
+def test_one_message_fits_before_the_first_callback(pace: CallbackPace) -> None:
     assert pace.messages_ahead() == 1
 
 
@@ -41,25 +39,6 @@ def test_callbacks_in_a_pool_are_not_timed(pace: CallbackPace, clock: ManualCloc
     clock.advance(1.0)
     pace.end()
     assert pace.mean_s is None
-
-
-def test_a_long_callback_counts_until_many_short_ones_have_followed(
-    pace: CallbackPace, clock: ManualClock
-) -> None:
-    seen = []
-    for lengths in ([0.001], [10.0], [0.001] * 200, [0.001] * 50):
-        run(pace, clock, *lengths)
-        seen.append(pace.is_brief)
-    assert seen == [True, False, False, True]
-
-
-def test_a_callback_that_is_a_little_too_long_counts_for_few_others(
-    pace: CallbackPace, clock: ManualClock
-) -> None:
-    run(pace, clock, 0.001, 1.1 * BRIEF_S)
-    was_brief = pace.is_brief
-    run(pace, clock, *[0.001] * 5)
-    assert (was_brief, pace.is_brief) == (False, True)
 
 
 def test_the_mean_decides_how_many_messages_fit(pace: CallbackPace, clock: ManualClock) -> None:

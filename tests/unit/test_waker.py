@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 from kombu.asynchronous import Hub
@@ -118,3 +122,51 @@ def test_a_forked_child_does_not_disturb_its_parent(hub: Hub) -> None:
     assert readable(waker)
     assert hub.poller.poll(0)
     waker.close()
+
+
+class ClosesMeanwhile:
+    """A tracer that closes a waker before the line `left` of its ``wake``, as another thread may.
+
+    Attributes:
+        pipe: Has got the closed file descriptors; None while that line was not reached.
+    """
+
+    def __init__(self, waker: Waker, left: int) -> None:
+        self.waker = waker
+        self.left = left
+        self.pipe: tuple[int, int] | None = None
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code is not Waker.wake.__code__:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.waker.close()
+                self.pipe = os.pipe()
+        return self
+
+
+def test_a_wake_while_another_thread_closes_writes_to_no_reused_file_descriptor() -> None:
+    line, meets = 1, True
+    while meets:
+        waker = Waker()
+        fd = waker.fileno()
+        before = sys.gettrace()
+        sys.settrace(other := ClosesMeanwhile(waker, line))
+        try:
+            waker.wake()
+        finally:
+            sys.settrace(before)
+        meets = other.pipe is not None
+        if other.pipe is not None:
+            reader, writer = other.pipe
+            assert fd in other.pipe
+            os.set_blocking(reader, False)
+            with pytest.raises(BlockingIOError):
+                os.read(reader, 1)
+            os.close(reader)
+            os.close(writer)
+        waker.close()
+        line += 1
+    assert line > 3

@@ -200,7 +200,7 @@ class StoreFetcher:
         self._thread = threading.Thread(target=self._run, name="dq-store-fetcher", daemon=True)
         self._thread.start()
 
-    def _acks_pending(self, within_s: float) -> None:
+    def _acks_pending(self) -> None:
         self.wake()
 
     def wake(self) -> None:

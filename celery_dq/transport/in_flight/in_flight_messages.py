@@ -42,8 +42,6 @@ C = TypeVar("C")
 
 #: Share of a lease since its last renewal after which no message starts (see ``include/lease.lua``).
 TRUSTED_SHARE = 0.6
-#: Seconds that a finish waits for the next claim, which can carry it.
-RIDE_ALONG_S = 0.01
 #: Seconds that a settle may wait for the finish of its message, where the task already runs in another
 #: process. A task that ends by then costs one ack less, and those of several tasks travel in one call. The
 #: price: if this process is killed meanwhile, tasks that began in these milliseconds run again. Without a
@@ -73,7 +71,7 @@ class InFlightMessages:
         #: By partition: number of the last claim that a lost lease has made void, and the monotonic time at
         #: which that was read.
         self._void_up_to: dict[str, tuple[int, float]] = {}
-        self._listeners: list[Callable[[float], None]] = []
+        self._listeners: list[Callable[[], None]] = []
         self._acks_wait = acks_wait
         #: Settles, finishes and releases that came too late: another worker had the message by then.
         self.stale = 0
@@ -158,14 +156,13 @@ class InFlightMessages:
             may_wait: the broker may learn it up to :data:`SETTLE_WAIT_S` later.
         """
         if (held := self._messages.get(tag)) is not None and not held.settled:
-            held.settled, held.runs_outside, within_s = True, may_wait, RIDE_ALONG_S
+            held.settled, held.runs_outside = True, may_wait
             if may_wait or self._acks_wait:
-                held.settle_by, within_s = self._clock.monotonic() + SETTLE_WAIT_S, SETTLE_WAIT_S
+                held.settle_by = self._clock.monotonic() + SETTLE_WAIT_S
             box = self.pending_acks(held.partition)
             box.settles.append(held)
             self._with_acks[held.partition] = box
-            # The loop sends a settle that may not wait before its next wait, so that needs no earlier timer.
-            self.notify_listeners(within_s)
+            self.notify_listeners()
 
     def finish(self, tag: str) -> None:
         """End this message and free its slot. A second call does nothing."""
@@ -363,15 +360,12 @@ class InFlightMessages:
 
     # -- senders of the acks ----------------------------------------------------
 
-    def add_listener(self, listener: Callable[[float], None]) -> None:
-        """Call *listener* for each new pending ack, and each answer, from any thread.
-
-        Its argument is the time in seconds after which, at the latest, pending acks must be looked at.
-        """
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call *listener* for each new pending ack, and each answer, from any thread."""
         if listener not in self._listeners:
             self._listeners.append(listener)
 
-    def remove_listener(self, listener: Callable[[float], None]) -> None:
+    def remove_listener(self, listener: Callable[[], None]) -> None:
         """Undo :meth:`add_listener`."""
         if listener in self._listeners:
             self._listeners.remove(listener)
@@ -381,7 +375,7 @@ class InFlightMessages:
         """Whether a channel will send the pending acks."""
         return bool(self._listeners)
 
-    def notify_listeners(self, within_s: float = RIDE_ALONG_S) -> None:
+    def notify_listeners(self) -> None:
         """Call the listeners: an ack is new, or the broker has answered acks for which a message may wait."""
         for listener in tuple(self._listeners):
-            listener(within_s)
+            listener()

@@ -23,7 +23,6 @@ from typing import Any
 from kombu.utils.eventio import ERR, READ, poll
 
 from celery_dq.transport.bases import VirtualTransport
-from celery_dq.transport.in_flight.in_flight_messages import RIDE_ALONG_S
 from celery_dq.transport.redis.bases import RedisTransport
 from celery_dq.transport.redis.channel import Channel
 from celery_dq.transport.redis.connection_context import ConnectionContext
@@ -71,7 +70,7 @@ class SocketFlag:
     """A flag for which one thread or greenlet waits, and that any thread or signal handler sets."""
 
     def __init__(self) -> None:
-        self._waker = Waker(lambda: None)
+        self._waker = Waker()
         self._poller: Any = None
         self._is_set = False
 
@@ -154,7 +153,7 @@ class Transport(ThreadedTransport, RedisTransport):
     def _has_undelivered(self) -> bool:
         return any(channel.consumer.has_undelivered for channel in tuple(self.channels))
 
-    def acks_changed(self, within_s: float = RIDE_ALONG_S) -> None:
+    def acks_changed(self) -> None:
         """Deliver, if a message may be delivered now that an ack is pending or confirmed."""
         if self._has_undelivered():
             self.wake_delivery()

@@ -1,7 +1,7 @@
 """How much a claim may ask for: messages ahead of the free slots, a share for each queue, and discards.
 
-In a worker, a window limits the messages ahead. Where callbacks run in the loop, their pace does. It also
-decides whether the process keeps next looks while a callback runs.
+In a worker, a window limits the messages ahead. Where callbacks run in the
+delivering thread, their pace does.
 """
 
 from __future__ import annotations
@@ -35,13 +35,8 @@ MIN_REST_S, MAX_REST_S = 0.002, 1.0
 REST_SHARE = 2
 #: Maximum number of messages that a consumer without a prefetch count receives ahead.
 MAX_AHEAD = 64
-#: Shortest service time, in seconds, beside which the cost of a claim between two messages is negligible.
-LONG_SERVICE_S = 0.0005
 #: Share of the mean service time that the last callback makes up.
 LAST_SHARE = 0.3
-#: Part of the longest callback that still counts after one more callback. After a callback of ten seconds, a
-#: consumer counts as brief again when 230 callbacks were short.
-FADE = 0.98
 #: Longest brief callback, in times of the claim-ahead time: messages may wait for that long in any case.
 BRIEF_AHEADS = 2
 
@@ -207,12 +202,7 @@ class DiscardPace:
 
 
 class CallbackPace:
-    """The time that a consumer takes for one message, where callbacks run in the loop.
-
-    While a callback runs, the loop does not turn, so that this process keeps no next look. Where callbacks
-    are *brief*, it keeps them all the same: to hand every look over before each callback would cost a script
-    for each queue and message. If a callback lasts long after many brief ones, the heartbeats of other
-    consumers find the looks that are overdue.
+    """The time that a consumer takes for one message, where callbacks run in the delivering thread.
 
     Args:
         clock: measures by its monotonic time.
@@ -227,13 +217,12 @@ class CallbackPace:
         self._is_timing = False
         #: Mean service time in seconds; None before the first callback has ended.
         self.mean_s: float | None = None
-        self._longest_s = math.inf
 
     def begin(self, is_timed: bool) -> None:
         """Note a delivery.
 
         Args:
-            is_timed: Whether the callback runs in the loop, so that its time is measured.
+            is_timed: Whether the callback runs in the delivering thread, so that its time is measured.
         """
         self.delivered_at = self._clock.monotonic()
         self._is_timing = is_timed
@@ -245,26 +234,11 @@ class CallbackPace:
         self._is_timing = False
         seen_s = self._clock.monotonic() - self.delivered_at
         if self.mean_s is None:
-            self.mean_s = self._longest_s = seen_s
+            self.mean_s = seen_s
         else:
             self.mean_s += LAST_SHARE * (seen_s - self.mean_s)
-            self._longest_s = max(seen_s, FADE * self._longest_s)
-
-    @property
-    def is_brief(self) -> bool:
-        """Whether no callback was long lately. Before the first one, this is not known."""
-        return self._longest_s <= BRIEF_AHEADS * self._claim_ahead_s
 
     def messages_ahead(self) -> int:
         """Return how many messages fit the claim-ahead time, for a consumer without a prefetch count."""
         ahead = 1 if self.mean_s is None else int(self._claim_ahead_s / max(self.mean_s, 1e-6))
         return min(max(ahead, 1), MAX_AHEAD)
-
-    def was_long_since(self, since: float) -> bool:
-        """Return whether the last message took longer than a claim takes.
-
-        Args:
-            since: Monotonic end of the last wait for sockets. Service time is counted from there or from the
-                last delivery, the later of both.
-        """
-        return self._clock.monotonic() - max(self.delivered_at, since) >= LONG_SERVICE_S

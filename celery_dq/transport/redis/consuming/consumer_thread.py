@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import redis
 
 from celery_dq.compat.redis_sockets import socket_of
-from celery_dq.native import leave_green_hub, unpatched
+from celery_dq.native import leave_green_hub, start_thread, unpatched
 from celery_dq.transport.in_flight.pending_acks import Acks, PendingAcks, ack_calls
 from celery_dq.transport.redis.consuming.green_wait import GreenWait
 from celery_dq.transport.redis.consuming.leases import RENEWALS_PER_LEASE, Leases, text_of
@@ -33,6 +33,7 @@ from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnec
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_batches import is_lost, is_wakeup_stored
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
+from celery_dq.waker import Waker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,43 +94,6 @@ class ServedChannel(Protocol):
         """End the channel with an error."""
 
 
-class _Waker:
-    """Wakes the thread. The sockets are those of the interpreter, which no green library patches."""
-
-    def __init__(self) -> None:
-        self._ends: Any = None
-        self.is_pending = False
-
-    def open(self) -> int:
-        """Open the sockets; return the file descriptor to wait for."""
-        if self._ends is None:
-            self._ends = unpatched("_socket", "socketpair")()
-            for end in self._ends:
-                end.setblocking(False)
-        self.is_pending = False
-        return int(self._ends[0].fileno())
-
-    def close(self) -> None:
-        ends, self._ends = self._ends, None
-        for end in ends or ():
-            end.close()
-
-    def wake(self) -> None:
-        """Wake the thread. Takes no lock, because a signal handler may interrupt the holder of any lock."""
-        ends = self._ends  # the thread may end now
-        if ends is not None and not self.is_pending:
-            self.is_pending = True
-            with contextlib.suppress(OSError):
-                ends[1].send(b"!")
-
-    def clear(self) -> None:
-        if self._ends is not None:
-            with contextlib.suppress(BlockingIOError):
-                self._ends[0].recv(4096)
-        # Reset after recv(): in the opposite order, a byte could be read with the flag still set.
-        self.is_pending = False
-
-
 class ConsumerThread:
     """The consumer thread of a process on one server.
 
@@ -159,8 +123,7 @@ class ConsumerThread:
         self._client: redis.Redis | None = None
         self._wire: PipelinedConnection | None = None
         self._requests: deque[Callable[[], object]] = deque()
-        self._waker = _Waker()
-        self._waker_fd = -1
+        self._waker = Waker()
         self._poll: Any = None
         self._readers: dict[int, Callable[[], object]] = {}
         #: Whether a member may have opened or closed a connection since the last wait.
@@ -280,7 +243,7 @@ class ConsumerThread:
         """Begin the next turn now; callable from any thread and from signal handlers."""
         self._waker.wake()
 
-    def _acks_pending(self, within_s: float) -> None:
+    def _acks_pending(self) -> None:
         if self._identity.slots is None or self._queues_with_acks():
             self._waker.wake()
 
@@ -340,9 +303,10 @@ class ConsumerThread:
             return
         # The thread before this one releases the lock when it ends.
         self._alive.acquire()
-        self._running, self._waker_fd, self.sockets_changed = True, self._waker.open(), True
+        self._waker.fileno()  # opens the sockets, which :meth:`wake` needs
+        self._running, self.sockets_changed = True, True
         atexit.register(self._end_at_exit)
-        unpatched("_thread", "start_new_thread")(self._run, ())
+        start_thread(self._run)
 
     def _should_end(self) -> bool:
         with self.leases.lock:
@@ -539,7 +503,7 @@ class ConsumerThread:
         """Watch the present sockets, and no other ones."""
         self.sockets_changed = False
         self._poll = unpatched("select", "poll")()
-        self._poll.register(self._waker_fd, unpatched("select", "POLLIN"))
+        self._poll.register(self._waker.fileno(), unpatched("select", "POLLIN"))
         self._readers = {}
         for member in self._members:
             for connection, reader in member.sockets():

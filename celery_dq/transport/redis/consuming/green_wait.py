@@ -14,7 +14,7 @@ class GreenWait:
     """Ends when another thread says so. In a greenlet, the others go on."""
 
     def __init__(self) -> None:
-        self._waker = Waker(lambda: None)
+        self._waker = Waker()
         self._waker.fileno()
         self.is_over = self.is_failed = False
 

@@ -173,7 +173,7 @@ class SingletonDelivery:
             # No connection is left to send the acks, and the next heartbeat is seconds away.
             process.threads.wake()
         # Messages of an unanswered claim do not count: the fence of the next term releases them.
-        return in_flight.has_any(key) or process.in_doubt.has_call_under_way(key)
+        return in_flight.has_any(key) or process.in_doubt.has_claim_under_way(key)
 
     def is_cut_off(self, name: str, token: int) -> bool:
         """Return whether the broker has not answered a heartbeat for a whole lease. Thread-safe.

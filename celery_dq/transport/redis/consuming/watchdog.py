@@ -1,7 +1,8 @@
 """Detects that a channel claims nothing despite a backlog and free capacity.
 
-The heartbeat thread suspects, and the event loop decides. Only the loop knows whether its connection is dead
-or whether it was busy itself: a task of the solo pool, or a callback of plain kombu, may take hours.
+The consumer thread suspects, and the delivering thread decides: the event loop of a worker, or the caller of
+``drain_events``. Only that one knows whether it was busy itself: a task of the solo pool, or a callback of
+plain kombu, may take hours.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Longest delay, in seconds, with which an idle event loop turns after a wake-up. A longer one means it was
-#: busy.
+#: Longest delay, in seconds, with which an idle delivering thread turns after a wake-up. A longer one means
+#: that it was busy.
 PROMPT_S = 2.0
 
 
@@ -40,7 +41,7 @@ class Watchdog:
         self._suspected_at: float | None = None
         self._busy = False
 
-    # -- called by the event loop ----------------------------------------------
+    # -- called by the delivering thread ---------------------------------------
 
     def consumer_busy(self) -> None:
         """Record that a callback starts, which may take hours."""
@@ -52,7 +53,7 @@ class Watchdog:
         self._excused_at = self._process.clock.monotonic()
 
     def decide(self, *, may_stop: bool) -> None:
-        """Decide on a suspicion, whenever the event loop asks for messages.
+        """Decide on a suspicion, whenever messages are asked for.
 
         Args:
             may_stop: Whether a worker uses the channel, which stops if a new connection did not help.
@@ -75,18 +76,18 @@ class Watchdog:
             "despite a backlog and free slots: connecting again"
         )
 
-    # -- called by the heartbeat thread ----------------------------------------
+    # -- called by the consumer thread -----------------------------------------
 
     def is_suspicious(
         self, now: float, claimed_at: float, neglects: Callable[[], bool], blocks: bool
     ) -> bool:
-        """Return whether to wake the event loop, so that it decides.
+        """Return whether to wake the delivering thread, so that it decides.
 
         Args:
             now: Monotonic time.
             claimed_at: Monotonic time of the last answered claim.
             neglects: Returns whether there are a backlog and free capacity.
-            blocks: Whether callbacks do their work in the event loop.
+            blocks: Whether callbacks do their work in the delivering thread.
         """
         if not self.period_s or self._busy:
             return False

@@ -1,14 +1,13 @@
-"""Calls without an answer, and the comparison of what the broker and this process have in flight.
+"""Claims without an answer, and the comparison of what the broker and this process have in flight.
 
 A connection may break between a claim and its answer, and Redis may lose acks that it had confirmed: in a
 failover to a replica that was behind, or in a crash. Then the broker has messages for this process that the
-process does not have, and because its lease is renewed they would stay with it. So the heartbeat thread
-compares the two: after a claim without an answer, after each reconnect, when Redis shows that it has lost
-data, and once in some leases in any case.
+process does not have, and because its lease is renewed they would stay with it. So the consumer thread
+compares the two, between its trips, when no ack is under way: after a claim without an answer, after each
+reconnect, when Redis shows that it has lost data, and once in some leases in any case. A message is released
+only when two comparisons, a round of renewals apart, agree.
 
-The consuming thread and the heartbeat thread call this without a lock. A message is released only when two
-comparisons, a heartbeat apart, agree. Between them, each call with acks was answered that was sent before the
-first one, or the comparison waits for it.
+The threads that ``basic_get`` runs in note their claims, too, without a lock.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import logging
 import math
 import struct
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import cast
 
 import redis
@@ -32,9 +30,9 @@ from celery_dq.transport.redis.store.queue import Queue
 
 logger = logging.getLogger(__name__)
 
-#: Heartbeats with a comparison after a lost answer: the claim itself may arrive late.
+#: Rounds of renewals with a comparison after a lost answer: the claim itself may arrive late.
 LOOKS = 3
-#: Leases after which the heartbeat thread compares in any case.
+#: Leases after which a comparison is made in any case.
 COMPARE_EVERY_LEASES = 3
 #: Answered claims that are remembered per partition.
 REMEMBERED = 4096
@@ -45,7 +43,7 @@ FIELDS_PER_SCAN = 200
 
 
 class InDoubtClaims:
-    """The calls of one process without an answer, and the claims whose answer was lost.
+    """The claims of one process without an answer, and those whose answer was lost.
 
     Args:
         clock: measures by its monotonic time.
@@ -55,17 +53,13 @@ class InDoubtClaims:
         self._clock = clock
         # Several threads count by the length: appending and popping are atomic.
         self._claims: dict[str, deque[None]] = {}
-        #: Times at which the calls with acks were sent, oldest first, by partition.
-        self._acks: dict[str, deque[float]] = {}
         self._answered: dict[str, dict[str, None]] = {}
         self._looks_left: dict[str, int] = {}
         self._unknown: dict[str, set[str]] = {}
-        #: Monotonic times of the last comparison and of the next one.
-        self._compared_at: dict[str, float] = {}
+        #: Monotonic time of the next comparison.
         self._due_at: dict[str, float] = {}
         #: Delivery tags that were reported as missing in the broker.
         self._missing: dict[str, set[str]] = {}
-        self._ack_waiters: dict[str, Callable[[], None]] = {}
 
     # -- calls without an answer -------------------------------------------------
 
@@ -92,99 +86,30 @@ class InDoubtClaims:
         self._claims[partition].pop()
         self._looks_left[partition] = LOOKS
 
-    def count_acks_under_way(self, partition: str, change: int, *, answered: bool = True) -> None:
-        """Count a call with acks that is sent (*change* +1), or is over (-1).
-
-        Args:
-            partition: :attr:`Queue.key` of the queue.
-            change: +1 or -1.
-            answered: False when its acks became pending again, before this call.
-        """
-        under_way = self._acks.setdefault(partition, deque())
-        if change > 0:
-            under_way.append(self._clock.monotonic())
-        else:
-            if not answered:
-                self._unknown.pop(partition, None)
-            under_way.popleft()
-            self._end_wait(partition, under_way)
-
-    @contextmanager
-    def taking_acks(self, partition: str) -> Iterator[None]:
-        """Count a call with acks while the calling thread takes acks, whether or not it sends them.
-
-        It counts before it looks for the calls of other threads: of two threads, one or both see the other.
-        Acks are counted before they are taken, so that they are never taken for confirmed.
-        """
-        under_way = self._acks.setdefault(partition, deque())
-        under_way.append(self._clock.monotonic())
-        try:
-            yield
-        except BaseException:
-            self._unknown.pop(partition, None)  # the acks are pending again
-            raise
-        finally:
-            under_way.pop()  # the latest: the time of an earlier call without an answer stays
-            self._end_wait(partition, under_way)
-
-    def _end_wait(self, partition: str, under_way: deque[float]) -> None:
-        if self._ack_waiters and not under_way:
-            answered = self._ack_waiters.pop(partition, None)
-            if answered is not None:
-                answered()
-
-    def acks_under_way(self, partition: str) -> int:
-        """Return how many calls with acks have no answer yet, or are about to be sent."""
-        return len(self._acks.get(partition, ()))
-
-    def awaits_others(self, partition: str, within_s: float) -> bool:
-        """Return whether a call before the latest was sent less than *within_s* seconds ago."""
-        sent_at = self._acks[partition]
-        return len(sent_at) > 1 and self._clock.monotonic() - sent_at[0] < within_s
-
     def is_unsettled(self, partition: str) -> bool:
-        """Return whether a call has no answer yet, or a claim was lost and is not cleared up."""
-        return self.has_call_under_way(partition) or partition in self._looks_left
+        """Return whether a claim has no answer yet, or its answer was lost and that is not cleared up."""
+        return self.has_claim_under_way(partition) or partition in self._looks_left
 
-    def has_call_under_way(self, partition: str) -> bool:
-        """Return whether a call has no answer yet."""
-        return bool(self._claims.get(partition) or self._acks.get(partition))
+    def has_claim_under_way(self, partition: str) -> bool:
+        """Return whether a claim has no answer yet."""
+        return bool(self._claims.get(partition))
 
-    def wait_for_acks(self, partition: str, answered: Callable[[], None]) -> bool:
-        """Return whether a call with acks has no answer yet, or is about to be sent.
-
-        Args:
-            partition: :attr:`Queue.key` of the queue.
-            answered: called once after the last of these answers, if there is one.
-        """
-        # First, because another thread may read the answer now.
-        self._ack_waiters[partition] = answered
-        if self._acks.get(partition):
-            return True
-        self._ack_waiters.pop(partition, None)
-        return False
-
-    # -- the heartbeat thread ----------------------------------------------------
+    # -- the comparison ----------------------------------------------------------
 
     def needs_comparison(self, partition: str) -> bool:
         """Return whether the answer to a claim was lost, and its messages are not cleared up."""
         return partition in self._looks_left
 
     def doubt(self, partition: str) -> None:
-        """Let the next heartbeat compare: the connection was another one, or Redis has lost data."""
+        """Let the next round of renewals compare: the connection was another one, or Redis has lost data."""
         self._due_at[partition] = -math.inf
 
     def is_due(self, partition: str, lease_s: float) -> bool:
-        """Return whether the heartbeat thread must compare now."""
+        """Return whether a comparison must be made now."""
         if partition in self._looks_left or partition in self._unknown:
             return True
         now = self._clock.monotonic()
         return now >= self._due_at.setdefault(partition, now + COMPARE_EVERY_LEASES * lease_s)
-
-    def has_old_acks(self, partition: str) -> bool:
-        """Return whether a call with acks has no answer that was sent before the last comparison."""
-        sent_at = tuple(self._acks.get(partition, ()))
-        return bool(sent_at) and sent_at[0] <= self._compared_at.get(partition, -math.inf)
 
     def find_unknown(
         self, partition: str, held: Collection[str], known_tags: Callable[[], Collection[str] | None]
@@ -193,8 +118,7 @@ class InDoubtClaims:
 
         Args:
             partition: :attr:`Queue.key` of the queue.
-            held: delivery tags of the messages that the broker has, read after :meth:`has_old_acks` was
-                false.
+            held: delivery tags of the messages that the broker has.
             known_tags: returns the delivery tags of the messages that the process has, or whose end is
                 pending; None when it cannot tell now.
 
@@ -208,7 +132,6 @@ class InDoubtClaims:
         if known is None:
             return []
         strangers = {tag for tag in held if tag not in known}
-        self._compared_at[partition] = self._clock.monotonic()
         confirmed = strangers & self._unknown.pop(partition, set())
         if strangers - confirmed:
             self._unknown[partition] = strangers - confirmed
@@ -224,10 +147,8 @@ class InDoubtClaims:
         self._answered.pop(partition, None)
         self._looks_left.pop(partition, None)
         self._unknown.pop(partition, None)
-        self._compared_at.pop(partition, None)
         self._due_at.pop(partition, None)
         self._missing.pop(partition, None)
-        self._ack_waiters.pop(partition, None)
 
     def compare(
         self,
@@ -248,8 +169,7 @@ class InDoubtClaims:
             client: a redis client.
             in_flight: the messages of the process.
             had: delivery tags of those of the queue, read before the broker was asked.
-            count: number of messages that the broker has for the process, read after :meth:`has_old_acks`
-                was false.
+            count: number of messages that the broker has for the process.
 
         Raises:
             redis.RedisError: Redis did not answer.
