@@ -280,6 +280,11 @@ class InFlightMessages:
             box = self._pending_acks.setdefault(partition, PendingAcks())
         return box
 
+    @property
+    def has_acks(self) -> bool:
+        """Whether an ack may be pending."""
+        return bool(self._with_acks)
+
     def partitions_with_acks(self) -> list[tuple[str, PendingAcks]]:
         """Return the partitions with pending acks, and these."""
         found = []

@@ -151,7 +151,10 @@ class Transport(ThreadedTransport, RedisTransport):
             self._waker.wake()
 
     def _has_undelivered(self) -> bool:
-        return any(channel.consumer.has_undelivered for channel in tuple(self.channels))
+        for channel in tuple(self.channels):  # noqa: SIM110 - a generator costs a call for each
+            if channel.consumer.has_undelivered:
+                return True
+        return False
 
     def acks_changed(self) -> None:
         """Deliver, if a message may be delivered now that an ack is pending or confirmed."""

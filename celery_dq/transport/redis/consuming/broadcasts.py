@@ -54,6 +54,8 @@ class Broadcasts:
         Raises:
             redis.RedisError: The connection is broken.
         """
+        if self._wanted is self._subscribed and now < self._check_at:
+            return False
         before = self.connection
         if self._is_refused and now >= self._check_at:
             self._is_refused, self._subscribed = False, frozenset()

@@ -267,7 +267,9 @@ class ChannelClaims:
     def plan(self, trip: Trip) -> None:
         """Add the due claims and hand-overs to a trip."""
         self._look_at = self._inboxes.before_trip(self, trip.now)
-        self.ready.take_due(trip.now, self._runs_suspect)
+        if not self._subscriptions and not self._handovers:
+            return
+        self.ready.take_due(trip.now, self._inboxes.suspect is not None and self._runs_suspect)
         # Most turns are for other things, such as an ack, and change nothing here.
         if self.ready.needs_capacity:
             with self._inboxes.lock:
@@ -287,11 +289,8 @@ class ChannelClaims:
         """Begin the waits for wake-ups, transient messages and broadcasts."""
         self._inboxes.after_trip(self)
         if self._wakeups is not None:
-            wakeups = self._wakeups
-            is_needed = wakeups.needs_capacity
-            before = [group.connection.connection for group in wakeups]
-            wakeups.wait(now, may_wait=is_needed and self._capacity()[0] > 0)
-            if [group.connection.connection for group in wakeups] != before:
+            may_wait = self._wakeups.needs_capacity and self._capacity()[0] > 0
+            if self._wakeups.wait(now, may_wait=may_wait):
                 self._thread.sockets_changed = True
         for listener in self._listeners.values():
             before = listener.connection.connection
@@ -316,17 +315,22 @@ class ChannelClaims:
         """Return the monotonic time from which a trip is due."""
         if self._handovers:
             return 0.0
-        times = [self.ready.next_time(), self._look_at]
+        next_at = self._look_at
+        for listener in self._listeners.values():
+            if listener.waits_after_refusal:
+                next_at = min(next_at, listener.resumes_at)
+        if not self._subscriptions:
+            return next_at
+        next_at = min(next_at, self.ready.next_time())
         if self._wakeups is not None:
-            times.append(self._wakeups.asks_at)
-        times += [each.resumes_at for each in self._listeners.values() if each.waits_after_refusal]
-        if self.ready.has_claimable or self.ready.relied_on:
+            next_at = min(next_at, self._wakeups.asks_at)
+        if (has_claimable := self.ready.has_claimable) or self.ready.relied_on:
             want, _ = self._capacity()
-            if self.ready.has_claimable and want > 0:
+            if has_claimable and want > 0:
                 return 0.0
             if self.ready.relied_on and want <= 0:
-                times.append(self._inboxes.hands_over_at())
-        return min(times)
+                next_at = min(next_at, self._inboxes.hands_over_at())
+        return next_at
 
     def _capacity(self) -> tuple[int, int]:
         """Return how many messages to claim, and how many of them fit free slots."""

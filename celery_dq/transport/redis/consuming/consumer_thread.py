@@ -248,7 +248,9 @@ class ConsumerThread:
             self._waker.wake()
 
     def _queues_with_acks(self) -> list[tuple[Queue, PendingAcks]]:
-        return self._identity.queues_with_acks(self.queues)
+        if not self._identity.in_flight.has_acks:
+            return []
+        return self._identity.queues_with_acks(self.leases.queues)
 
     def request(self, action: Callable[[], object]) -> None:
         """Run an action in this thread, between two trips."""
@@ -310,7 +312,7 @@ class ConsumerThread:
 
     def _should_end(self) -> bool:
         with self.leases.lock:
-            self._running = bool(self.queues or self._members or self._requests) and not self._exiting
+            self._running = bool(self.leases.queues or self._members or self._requests) and not self._exiting
             return not self._running
 
     def _run(self) -> None:
@@ -383,7 +385,7 @@ class ConsumerThread:
         identity, leases = self._identity, self.leases
         if leases.may_end or trip.now >= leases.round_at:
             self._resign()
-        if leases.plan(trip) and any(queue.token for queue in self.queues.values()):
+        if leases.plan(trip) and any(queue.token for queue in leases.queues.values()):
             # A leader itself waits until a retry is due; elsewhere Redis compares the times.
             with self._refused_as_outage("time"):
                 identity.server_clock.ask(self._open_client())
@@ -443,8 +445,10 @@ class ConsumerThread:
             settle_at = box.settle_due_at()
             due_at = math.inf if settle_at is None else settle_at
         if box.finishes:
-            may_wait = any(member.may_wait_for_claim(queue, box) for member in self._members)
-            due_at = min(due_at, box.oldest_finish_at + FINISH_WAIT_S if may_wait else -math.inf)
+            for member in self._members:
+                if member.may_wait_for_claim(queue, box):
+                    return min(due_at, box.oldest_finish_at + FINISH_WAIT_S)
+            return -math.inf
         return due_at
 
     def _acked(self, queue: Queue, acks: Acks, answer: Any) -> None:
@@ -494,10 +498,12 @@ class ConsumerThread:
                 reader()
 
     def _next_time(self) -> float:
-        times = [self.leases.due_at, *(member.next_time() for member in self._members)]
+        next_at = self.leases.due_at
+        for member in self._members:
+            next_at = min(next_at, member.next_time())
         for queue, box in self._queues_with_acks():
-            times.append(max(self._acks_due_at(queue, box), self._acks_resume_at))
-        return min(times, default=math.inf)
+            next_at = min(next_at, max(self._acks_due_at(queue, box), self._acks_resume_at))
+        return next_at
 
     def _watch(self) -> None:
         """Watch the present sockets, and no other ones."""

@@ -247,7 +247,7 @@ class ChannelDelivery:
         """Note that the program waits for messages from now on."""
         self.pace.end()
         self.is_asked, self._rests = True, False
-        if not (self._inbox or self._arrivals):
+        if not (self._arrivals or self._inbox.waiting):
             self._threads.wake()
 
     def flush(self) -> bool:
@@ -375,7 +375,7 @@ class ChannelDelivery:
 
     def _put_in_inbox(self, message: Message) -> None:
         message.claimed_at = self._identity.clock.monotonic()
-        if not (self._arrivals or self._inbox):
+        if not (self._arrivals or self._inbox.waiting):
             self._filled_at = message.claimed_at
         self._arrivals.append(message)
 
@@ -390,7 +390,7 @@ class ChannelDelivery:
             return math.inf
         if self.singleton_delivery is not None:
             self.singleton_delivery.follow_leaderships()
-        if not (self._inbox or self._arrivals):
+        if not (self._arrivals or self._inbox.waiting):
             return math.inf
         if self.singleton_delivery is not None and not self._releasable():
             return math.inf
@@ -402,13 +402,11 @@ class ChannelDelivery:
 
     def after_trip(self, claims: ChannelClaims) -> None:
         """Wake the delivery if a message may be delivered or started."""
+        is_startable = False
         if self.singleton_delivery is not None and claims is self.claims:
             self.singleton_delivery.follow_leaderships()
-        if (
-            self.has_undelivered
-            or (self.singleton_delivery is not None and self.has_startable)
-            or self._channel.has_new_partitions
-        ):
+            is_startable = self.has_startable
+        if self.has_undelivered or is_startable or (self._consumers and self._channel.has_new_partitions):
             self._channel.wake_delivery()
 
     def fail(self, error: Exception) -> None:
@@ -431,11 +429,13 @@ class ChannelDelivery:
     @property
     def has_undelivered(self) -> bool:
         """Whether something may be delivered now. Discards need no prefetch count."""
-        return bool(self._others) or self.failure is not None or self._has_deliverable
+        if self._others or self.failure is not None:
+            return True
+        return bool(self._arrivals or self._inbox.waiting) and self._has_deliverable
 
     @property
     def _has_deliverable(self) -> bool:
-        if not (self._inbox or self._arrivals):
+        if not (self._arrivals or self._inbox.waiting):
             return False
         return self._window.may_deliver(self._capacity, self._channel.qos) or not (
             self._arrived or self._inbox.has_messages
@@ -513,7 +513,7 @@ class ChannelDelivery:
             if capacity is not None:
                 # A program without a worker may use the message after its callback, until it drains again.
                 self.pace.end()
-            if not (self._inbox or self._arrivals):
+            if not (self._arrivals or self._inbox.waiting):
                 self._threads.wake()
         return True
 

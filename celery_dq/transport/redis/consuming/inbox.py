@@ -23,13 +23,14 @@ TURN_S = 0.002
 class Inbox:
     """The messages that one channel has claimed and not yet delivered.
 
-    One thread adds and takes messages. The heartbeat thread may release all of them at the same time. It
+    One thread adds and takes messages. The consumer thread may release all of them at the same time. It
     empties the deques, and removes no entry of the dictionaries.
     """
 
     def __init__(self) -> None:
-        #: Messages by queue, then by tenant (None for discards). The first entry has the next turn.
-        self._waiting: dict[str, dict[str | None, deque[Message]]] = {}
+        #: Messages by queue, then by tenant (None for discards). The first entry has the next turn. Deques
+        #: that the consumer thread has emptied still count, because this is looked at many times per message.
+        self.waiting: dict[str, dict[str | None, deque[Message]]] = {}
         #: By queue, the tenant that had the last turn and has more messages. It moves to the end when the
         #: next message is taken, behind all tenants that were added since.
         self._served: dict[str, str | None] = {}
@@ -37,16 +38,12 @@ class Inbox:
         self._turn: tuple[str, float] = ("", 0.0)
 
     def __len__(self) -> int:
-        return sum(len(line) for lines in tuple(self._waiting.values()) for line in tuple(lines.values()))
-
-    def __bool__(self) -> bool:
-        # Called several times per message, so deques that the heartbeat thread has emptied still count here.
-        return bool(self._waiting)
+        return sum(len(line) for lines in tuple(self.waiting.values()) for line in tuple(lines.values()))
 
     @property
     def has_messages(self) -> bool:
         """Whether the inbox holds a message that is not a discard."""
-        for lines in tuple(self._waiting.values()):
+        for lines in tuple(self.waiting.values()):
             for name, line in tuple(lines.items()):
                 if line and name is not None:
                     return True
@@ -56,7 +53,7 @@ class Inbox:
     def message_count(self) -> int:
         """The number of messages in the inbox, without the discards."""
         count = 0
-        for lines in tuple(self._waiting.values()):
+        for lines in tuple(self.waiting.values()):
             for name, line in tuple(lines.items()):
                 if name is not None:
                     count += len(line)
@@ -64,15 +61,15 @@ class Inbox:
 
     def queues(self) -> tuple[str, ...]:
         """Return the names of the queues of which the inbox holds messages."""
-        return tuple(name for name, lines in tuple(self._waiting.items()) if any(tuple(lines.values())))
+        return tuple(name for name, lines in tuple(self.waiting.items()) if any(tuple(lines.values())))
 
     def add(self, message: Message) -> None:
         """Append *message* to those of its tenant or singleton queue, or to the discards of its queue."""
         tenant = message.record.tenant if message.permit is None else ""
         name = None if message.discard else tenant
-        lines = self._waiting.get(message.queue)
+        lines = self.waiting.get(message.queue)
         if lines is None:
-            lines = self._waiting[message.queue] = {}
+            lines = self.waiting[message.queue] = {}
         line = lines.get(name)
         if line is None:
             line = lines[name] = deque()
@@ -84,11 +81,11 @@ class Inbox:
         Args:
             now: Monotonic time.
         """
-        while self._waiting:
-            queue, lines = next(iter(self._waiting.items()))
-            if queue == self._turn[0] and now >= self._turn[1] + TURN_S and len(self._waiting) > 1:
-                self._waiting[queue] = self._waiting.pop(queue)  # to the end
-                queue, lines = next(iter(self._waiting.items()))
+        while self.waiting:
+            queue, lines = next(iter(self.waiting.items()))
+            if queue == self._turn[0] and now >= self._turn[1] + TURN_S and len(self.waiting) > 1:
+                self.waiting[queue] = self.waiting.pop(queue)  # to the end
+                queue, lines = next(iter(self.waiting.items()))
             served = self._served.pop(queue, None) if len(lines) > 1 else None
             if served is not None:
                 lines[served] = lines.pop(served)
@@ -99,7 +96,7 @@ class Inbox:
                     continue
                 try:
                     message = line.popleft()
-                except IndexError:  # the heartbeat thread has released it
+                except IndexError:  # the consumer thread has released it
                     self._served.pop(queue, None)
                     del lines[tenant]
                     continue
@@ -118,7 +115,7 @@ class Inbox:
 
     def _remove(self, queue: str) -> None:
         """Remove a queue without messages, whose turn is over."""
-        del self._waiting[queue]
+        del self.waiting[queue]
         if queue == self._turn[0]:
             self._turn = ("", 0.0)
 
@@ -128,11 +125,11 @@ class Inbox:
         Args:
             prefixes: The prefixes of the keys of the partitions.
         """
-        for lines in tuple(self._waiting.values()):
+        for lines in tuple(self.waiting.values()):
             for line in tuple(lines.values()):
                 for message in reversed(tuple(line)):
                     if message.prefix in prefixes:
-                        # The heartbeat thread may take it, or change the deque meanwhile.
+                        # The consumer thread may take it, or change the deque meanwhile.
                         with contextlib.suppress(ValueError, IndexError):
                             line.remove(message)
                             yield message
@@ -140,7 +137,7 @@ class Inbox:
     def take_all(self, queue: str | None = None) -> Iterator[Message]:
         """Remove and yield all messages, or those of one queue; per tenant, the youngest first."""
         for name in self.queues() if queue is None else (queue,):
-            for line in tuple(self._waiting.get(name, {}).values()):
+            for line in tuple(self.waiting.get(name, {}).values()):
                 while line:
                     with contextlib.suppress(IndexError):  # the consuming thread was faster
                         yield line.pop()

@@ -280,7 +280,7 @@ class ShardedWakeups(WakeupGroups):
         group.leave(source.queue.partition.keys.wake.encode())
         super().leave(source)
 
-    def wait(self, now: float, *, may_wait: bool) -> None:
+    def wait(self, now: float, *, may_wait: bool) -> bool:
         """Subscribe to messages, and try to take the wake-ups that they tell of.
 
         A group whose node fails does not stop the others.
@@ -288,13 +288,18 @@ class ShardedWakeups(WakeupGroups):
         Args:
             now: Monotonic time.
             may_wait: Whether the channel could take a message now.
+
+        Returns:
+            Whether there may be another connection.
         """
         self.asks_at = math.inf
+        before = [group.connection.connection for group in self.groups]
         for group in list(self.groups):
             try:
                 self.asks_at = min(self.asks_at, group.turn(now, may_wait))
             except _LOST as exc:  # noqa: PERF203 - the other groups go on
                 self.lost(group, exc)
+        return before != [group.connection.connection for group in self.groups]
 
     def lost(self, group: NodeWakeups, exc: Exception) -> list[Subscription]:
         """Let the queues of a node that has failed find their nodes again.

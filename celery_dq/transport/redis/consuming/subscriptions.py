@@ -138,7 +138,10 @@ class ReadyQueues:
     @property
     def has_claimable(self) -> bool:
         """Whether there is a queue from which a claim may be sent now."""
-        return any(map(Subscription.may_claim, self._ready))
+        for source in self._ready:  # noqa: SIM110 - a generator costs a call for each
+            if source.claim_limit is None or source.claim_limit() > 0:
+                return True
+        return False
 
     # -- states ------------------------------------------------------------------
 

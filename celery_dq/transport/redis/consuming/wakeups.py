@@ -181,10 +181,10 @@ class WakeupGroups:
     @property
     def needs_capacity(self) -> bool:
         """Whether the free capacity decides on something: a wait or a question may begin."""
-        return any(
-            each.is_asking or (each.waiting_since is None and each.busy < len(each.members))
-            for each in self.groups
-        )
+        for each in self.groups:
+            if each.is_asking or (each.waiting_since is None and each.busy < len(each.members)):
+                return True
+        return False
 
     def join(self, source: Subscription) -> WakeupListener:
         """Add a queue to the smallest group, or to a new one."""
@@ -212,17 +212,21 @@ class WakeupGroups:
             self.groups.remove(group)
             group.close()
 
-    def wait(self, now: float, *, may_wait: bool) -> None:
+    def wait(self, now: float, *, may_wait: bool) -> bool:
         """Start the waits of the groups without work, and the questions of the others.
 
         Args:
             now: Monotonic time.
             may_wait: Whether the channel could take a message now.
 
+        Returns:
+            Whether there may be another connection.
+
         Raises:
             redis.RedisError: A connection broke, or an answer is overdue.
         """
         self.asks_at = resumes_at = math.inf
+        is_changed = False
         for group in self.groups:
             if group.waiting_since is not None:
                 group.check_alive(now)
@@ -231,20 +235,27 @@ class WakeupGroups:
             elif now < group.resumes_at:
                 resumes_at = min(resumes_at, group.resumes_at)
             elif not group.busy:
+                before = group.connection.connection
                 group.start_wait(now)
+                is_changed = is_changed or group.connection.connection is not before
             else:
                 self.asks_at = min(self.asks_at, group.asks_at)
         if self.asks_at != math.inf:
-            self._ask(now)
+            is_changed = self._ask(now) or is_changed
         self.asks_at = min(self.asks_at, resumes_at)
+        return is_changed
 
-    def _ask(self, now: float) -> None:
-        """Let the group ask that has not asked for the longest time, if that is due."""
+    def _ask(self, now: float) -> bool:
+        """Let the group ask that has not asked for the longest time, if that is due; see :meth:`wait`."""
+        is_changed = False
         if max(self.asks_at, self._asked_at + ASK_SPACING_S) <= now:
             waiting = (each for each in self.groups if not (each.is_waiting or now < each.resumes_at))
-            min(waiting, key=lambda each: each.asks_at).ask(now)
-            self._asked_at = now
+            group = min(waiting, key=lambda each: each.asks_at)
+            before = group.connection.connection
+            group.ask(now)
+            is_changed, self._asked_at = group.connection.connection is not before, now
         self.asks_at = max(self.asks_at, self._asked_at + ASK_SPACING_S)
+        return is_changed
 
     def close(self) -> None:
         """Close all connections."""
