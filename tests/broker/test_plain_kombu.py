@@ -311,7 +311,7 @@ def test_messages_of_a_dead_consumer_return_when_its_lease_ends(kombu_client: Ko
 def test_getting_one_by_one_never_gets_a_message_twice(kombu_client: KombuClient) -> None:
     # The lease ends when no message is in flight, and begins again with the next one.
     kombu_client.publish(*range(300))
-    with kombu_client.connect(lease="1s", watchdog=0, claim_ahead="10ms") as connection:
+    with kombu_client.connect(lease="10s", watchdog=0, claim_ahead="10ms") as connection:
         heartbeat = connection.transport.context.process.threads
         got = []
         while (message := connection.default_channel.basic_get(kombu_client.queue)) is not None:
