@@ -69,7 +69,7 @@ def _low_screen(state: TopState, height: int) -> RenderableType:
 def _title(state: TopState) -> Text:
     queues = state.reading.queues
     waiting, held = sum(each.waiting for each in queues), sum(each.held for each in queues)
-    consumers = {each.name for queue in queues for each in queue.consumers if each.lease_s > 0}
+    consumers = {each.name for queue in queues for each in queue.consumers if each.is_alive}
     clock = f"{datetime.now():%H:%M:%S}"
     text = f"celery dq top  {clock}  queues {len(queues)}  waiting {waiting:,}  held {held:,}"
     return Text(f"{text}  workers {len(consumers)}  sort {state.sort}", style="bold", no_wrap=True)
@@ -138,11 +138,11 @@ def _marked(name: str, is_chosen: bool) -> Text:
 
 def _reason(queue: QueueSnapshot) -> str:
     """Return why the messages of a queue wait; "" when none waits."""
-    if queue.pause is not None:
+    if queue.is_paused:
         return "paused"
     if queue.waiting + queue.delayed + queue.discards == 0:
         return ""
-    if not any(each.lease_s > 0 for each in queue.consumers):
+    if not queue.living_consumers:
         return "a worker"
     counts = {name: getattr(queue, "resource_sets" if name == "resource_set" else name) for name in _WHY}
     most = max(counts, key=lambda name: counts[name])
@@ -169,7 +169,7 @@ def _workers(state: TopState) -> list[str]:
     found.sort(key=lambda each: -each.held)
     return [
         f"worker {cell(each.worker)}  held {each.held:,}  "
-        + (f"lease {each.lease_s:.0f} s" if each.lease_s > 0 else "lost")
+        + (f"lease {each.lease_s:.0f} s" if each.is_alive else "lost")
         for each in found
     ]
 

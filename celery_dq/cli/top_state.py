@@ -156,7 +156,7 @@ class TopState:
     @property
     def _is_paused(self) -> bool:
         if self.tenant is None:
-            return any(each.name == self.queue and each.pause is not None for each in self.reading.queues)
+            return any(each.name == self.queue and each.is_paused for each in self.reading.queues)
         return self.dq.queues[self.queue].tenant(self.tenant).paused_since is not None
 
     def _ask_to_pause(self) -> None:

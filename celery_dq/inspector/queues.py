@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
 from operator import add
-from typing import Any
+from typing import Any, Literal
 
 from celery_dq.inspector.pauses import PAUSE_FIELDS, Pause, pause_of_all, read_queue_pause
 from celery_dq.inspector.queue_counters import COUNTER_FIELDS, PLACES, QueueCounters, oldest_waiting_s
@@ -17,6 +17,9 @@ from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.queue import process_of
 from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_rounds
+
+#: The state of a queue in one word.
+Health = Literal["active", "idle", "no-worker", "throttled", "at-concurrency", "paused"]
 
 #: The counts of tenants, in the order of :data:`~celery_dq.inspector.queue_counters.PLACES`.
 _TENANTS = ("eligible", "resource_sets", "throttled", "at_concurrency", "paused")
@@ -41,6 +44,11 @@ class ConsumerSnapshot:
     def worker(self) -> str:
         """Celery's name of the worker; of another consumer, its host."""
         return _UNIQUE.sub("", self.name)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its lease has not expired."""
+        return self.lease_s > 0
 
 
 #: The end of a consumer's name that differs between the processes of one worker.
@@ -116,6 +124,34 @@ class QueueSnapshot:
         """Number of tenants with a backlog, without the sets of resources."""
         return self.eligible + self.throttled + self.at_concurrency + self.paused
 
+    @property
+    def living_consumers(self) -> int:
+        """Number of consumers whose lease has not expired."""
+        return sum(each.is_alive for each in self.consumers)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the whole queue is paused."""
+        return self.pause is not None
+
+    @property
+    def health(self) -> Health:
+        """The state in one word; of a queue that waits for its tenants, the most common reason of these."""
+        if self.is_paused:
+            return "paused"
+        if not self.living_consumers and (self.waiting or self.delayed or self.discards):
+            return "no-worker"
+        if self.waiting and not self.eligible:
+            reasons: dict[Health, int] = {
+                "throttled": self.throttled,
+                "at-concurrency": self.at_concurrency,
+                "paused": self.paused,
+            }
+            reason = max(reasons, key=lambda each: reasons[each])
+            if reasons[reason]:
+                return reason
+        return "active" if self.waiting or self.held else "idle"
+
 
 @dataclass(frozen=True)
 class ZooKeeperQueueSnapshot:
@@ -138,6 +174,11 @@ class ZooKeeperQueueSnapshot:
     dead: int
     suspects: int
     unreadable: int
+
+    @property
+    def health(self) -> Health:
+        """The state in one word."""
+        return "active" if self.waiting or self.held else "idle"
 
 
 def queue_snapshot(partitions: Sequence[Partition], client: Client, *, ages: bool = True) -> QueueSnapshot:

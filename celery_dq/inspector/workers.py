@@ -49,7 +49,7 @@ def workers_of(
     found = []
     for consumer in merged(each for each, _ in pairs):
         name, lease_s = consumer.worker, consumer.lease_s
-        known = shared.get(name) or WorkerSnapshot(name, "alive" if lease_s > 0 else "lost")
+        known = shared.get(name) or WorkerSnapshot(name, "alive" if consumer.is_alive else "lost")
         consumed = {*known.queues, *(queue for each, queue in pairs if each.name == consumer.name)}
         found.append(
             replace(

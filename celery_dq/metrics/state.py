@@ -47,18 +47,6 @@ class QueueReading:
         """How long the oldest waiting message has waited, in seconds; 0 without one."""
         return (self.snapshot.oldest_waiting_s or 0.0) if isinstance(self.snapshot, QueueSnapshot) else None
 
-    @property
-    def is_paused(self) -> bool | None:
-        """Whether the whole queue is paused."""
-        return self.snapshot.pause is not None if isinstance(self.snapshot, QueueSnapshot) else None
-
-    @property
-    def living_consumers(self) -> int | None:
-        """Number of consumers whose lease has not expired."""
-        if not isinstance(self.snapshot, QueueSnapshot):
-            return None
-        return sum(each.lease_s > 0 for each in self.snapshot.consumers)
-
 
 @dataclass(frozen=True)
 class TenantReading:

@@ -87,7 +87,7 @@ METRICS: tuple[Metric, ...] = (
     _queue(
         "celery_dq_queue_paused",
         "Whether the whole queue is paused (1) or not (0); workers get no message of a paused queue.",
-        "is_paused",
+        "snapshot.is_paused",
     ),
     _queue(
         "celery_dq_queue_oldest_waiting_age_seconds",
@@ -107,7 +107,7 @@ METRICS: tuple[Metric, ...] = (
     _queue(
         "celery_dq_queue_consumers",
         "Living worker processes that consume the queue.",
-        "living_consumers",
+        "snapshot.living_consumers",
     ),
     _messages("published", "Messages that were stored; moved ones count in both queues.", "pushed"),
     _messages("replayed", "Dead letters that were sent again.", "replayed"),
@@ -179,7 +179,7 @@ METRICS: tuple[Metric, ...] = (
     _queue(
         "celery_active_consumer_count",
         "Living worker processes that consume the queue, under the name that celery-exporter uses.",
-        "living_consumers",
+        "snapshot.living_consumers",
         label="queue_name",
     ),
     # Tenants, only with dq_metrics_tenants.

@@ -34,7 +34,7 @@ def forget_queue(broker: BrokerAccess, queue: str) -> bool:
 
 def _refuse_used(found: QueueSnapshot) -> None:
     messages = found.waiting + found.delayed + found.discards + found.held
-    consumers = [each.name for each in found.consumers if each.lease_s > 0]
+    consumers = [each.name for each in found.consumers if each.is_alive]
     counts = {"messages": messages, "dead letters": found.dead, "consumers": len(consumers)}
     used = ", ".join(f"{noun}: {count}" for noun, count in counts.items() if count)
     if used:

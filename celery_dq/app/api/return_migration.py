@@ -154,7 +154,7 @@ class ReturnMigration:
         for each in found.consumers:
             if each.name == consumer:
                 counts.staged += each.held
-            elif each.lease_s <= 0:
+            elif not each.is_alive:
                 counts.waiting += each.held
             elif each.held:
                 counts.unacked += each.held
@@ -238,7 +238,7 @@ def _leads(partition: Partition, opened: OpenQueue) -> bool:
     if not _epoch(partition, opened.client):
         return False
     consumers = queue_snapshot([partition], opened.client, ages=False).consumers
-    return any(each.lease_s > 0 and not each.name.startswith("migration:") for each in consumers)
+    return any(each.is_alive and not each.name.startswith("migration:") for each in consumers)
 
 
 def _staying(queue: str, opened: OpenQueue, found: QueueSnapshot) -> Sequence[NotMigrated]:

@@ -139,7 +139,7 @@ def _is_unused(queue: Any) -> bool:
 
 def _described(queue: Any, others: list[str]) -> str:
     notes = []
-    if any(each.lease_s > 0 for each in queue.consumers):
+    if queue.living_consumers:
         notes.append("a worker consumes it")
     close = get_close_matches(queue.name, others, 1)
     if close:

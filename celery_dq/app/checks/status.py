@@ -187,5 +187,5 @@ def _unconsumed(queue: QueueSnapshot) -> list[QueueSnapshot]:
     return [
         each
         for each in queue.partitions or (queue,)
-        if each.waiting + each.delayed and not any(consumer.lease_s > 0 for consumer in each.consumers)
+        if each.waiting + each.delayed and not each.living_consumers
     ]

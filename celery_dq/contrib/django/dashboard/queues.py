@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from django.http import QueryDict
 
@@ -11,14 +11,12 @@ from celery_dq.app.api.api import DQ
 from celery_dq.contrib.django.dashboard.views import PageView
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queue_counters import WaitingTimes
-from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
+from celery_dq.inspector.queues import Health, QueueSnapshot, ZooKeeperQueueSnapshot
 
 __all__ = ["QueueRow", "QueuesView", "Waits", "page_number"]
 
 #: Queues on one page. Each takes a few commands, and one more round trip per 100 tenants up to 4,000.
 QUEUES_PER_PAGE = 25
-
-Health = Literal["active", "idle", "no-worker", "throttled", "at-concurrency", "paused"]
 
 
 @dataclass(frozen=True)
@@ -67,30 +65,10 @@ class QueueRow:
     def of(cls, queue: QueueSnapshot | ZooKeeperQueueSnapshot) -> QueueRow:
         """Return the row of a queue."""
         if isinstance(queue, ZooKeeperQueueSnapshot):
-            health: Health = "active" if queue.waiting or queue.held else "idle"
-            return cls(queue, health, None, None, None, None)
-        workers = sum(each.lease_s > 0 for each in queue.consumers)
+            return cls(queue, queue.health, None, None, None, None)
         quiet, noisy = queue.counters.waits_alone, queue.counters.waits_in_line
         waits = Waits.of(quiet + noisy), Waits.of(quiet), Waits.of(noisy)
-        return cls(queue, _health(queue, workers), workers, *waits)
-
-
-def _health(queue: QueueSnapshot, workers: int) -> Health:
-    if queue.pause is not None:
-        return "paused"
-    if not workers and (queue.waiting or queue.delayed or queue.discards):
-        return "no-worker"
-    if queue.waiting and not queue.eligible:
-        # The most common reason of the waiting tenants.
-        reasons: dict[Health, int] = {
-            "throttled": queue.throttled,
-            "at-concurrency": queue.at_concurrency,
-            "paused": queue.paused,
-        }
-        reason = max(reasons, key=lambda each: reasons[each])
-        if reasons[reason]:
-            return reason
-    return "active" if queue.waiting or queue.held else "idle"
+        return cls(queue, queue.health, queue.living_consumers, *waits)
 
 
 def page_number(given: QueryDict) -> int:
