@@ -26,7 +26,7 @@ django.setup()
 from datetime import timedelta
 from django.utils import timezone
 from bank.celery import app
-from payments.tasks import fail, pay, report
+from payments.tasks import fail, pay, report, wait_for
 def finished(result):
     end = time.monotonic() + 30
     while not result.is_finished:
@@ -162,6 +162,19 @@ def test_a_result_is_read_although_its_task_ends_meanwhile(script: Script, worke
         "print(json.dumps([one.return_value, pay.get_result(one.id).return_value]))"
     )
     assert value == again is not None
+
+
+def test_a_task_that_runs_has_a_result_from_its_start(script: Script, worker: None, tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    status, again, last = script(
+        f"one = wait_for.enqueue({str(ended)!r})\n"
+        "end = time.monotonic() + 30\n"
+        "while one.status == 'READY': one.refresh(); assert time.monotonic() < end\n"
+        "seen = [one.status, wait_for.get_result(one.id).status]\n"
+        f"open({str(ended)!r}, 'w').close()\n"
+        "print(json.dumps([*seen, finished(one).status]))"
+    )
+    assert [status, again, last] == ["RUNNING", "RUNNING", "SUCCESSFUL"]
 
 
 def test_unknown_results_and_results_without_names_are_refused(script: Script) -> None:

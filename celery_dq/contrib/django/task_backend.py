@@ -7,6 +7,7 @@ it to older ones.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone as zones
 from importlib import import_module
@@ -59,6 +60,9 @@ def _load() -> SimpleNamespace:
 UTC = zones.utc
 #: The attribute of a function with the name by which it is registered in Celery.
 REGISTERED = "dq_registered"
+#: Seconds in which a task has a result that the broker has as settled, without its name: it has just begun or
+#: ended.
+START_S, LOOK_AGAIN_S = 1.0, 0.01
 #: The times of a result that Celery does not keep. The first is a header of the message. A run adds the
 #: others, and makes stamps of all of them, because Celery stores these with the result.
 TIMES = {
@@ -114,7 +118,8 @@ class DqBackend(_TASKS.Backend):  # type: ignore[misc]  # its module depends on 
         if getattr(task.func, REGISTERED, "") == task.module_path:
             return
         setattr(task.func, REGISTERED, task.module_path)
-        options: dict[str, Any] = {}
+        # Of a task that runs, the broker has no name after an early ack.
+        options: dict[str, Any] = {"track_started": True}
         if name := getattr(task.func, TENANT, None):
             options["tenant"] = name
         backend = self
@@ -180,12 +185,15 @@ class DqBackend(_TASKS.Backend):  # type: ignore[misc]  # its module depends on 
         if not self.supports_get_result:
             raise NotImplementedError(_NEEDS_RESULTS)
         app = project_app()
-        meta = app.backend.get_task_meta(result_id)
-        if _STATUS.get(meta["status"]) is None:
-            if waiting := self._waiting(app, result_id):
-                return waiting
-            # The task may have ended between the two answers.
-            meta = app.backend.get_task_meta(result_id)
+        until, is_found = time.monotonic() + START_S, True
+        while _STATUS.get((meta := app.backend.get_task_meta(result_id))["status"]) is None and is_found:
+            found = next(iter(dq_of(app).find(result_id)), None)
+            if found is not None and found.task:
+                return self._waiting(app, found, result_id)
+            # The task may have begun or ended between the two answers.
+            is_found = found is not None and time.monotonic() < until
+            if is_found:
+                time.sleep(LOOK_AGAIN_S)
         status = _STATUS.get(meta["status"])
         if status is None:
             raise _TASKS.DoesNotExist(result_id)
@@ -207,15 +215,13 @@ class DqBackend(_TASKS.Backend):  # type: ignore[misc]  # its module depends on 
             result.errors.append(_error(meta["result"], meta.get("traceback") or ""))
         return result
 
-    def _waiting(self, app: Any, result_id: str) -> Any:
-        """Return the result of a task that the broker has, or None. Its arguments are not known there."""
-        for found in dq_of(app).find(result_id):
-            status = _RUNNING if found.state in ("claimed", "settled") else _READY
-            queue = dq_of(app).queues[found.queue]
-            details = queue.details(result_id) if hasattr(queue, "details") else None  # not on ZooKeeper
-            times = _times({} if details is None else details.headers)
-            return self._result(self._task(found.task, result_id), result_id, status=status, **times)
-        return None
+    def _waiting(self, app: Any, found: Any, result_id: str) -> Any:
+        """Return the result of a task that the broker has. Its arguments are not known there."""
+        status = _RUNNING if found.state in ("claimed", "settled") else _READY
+        queue = dq_of(app).queues[found.queue]
+        details = queue.details(result_id) if hasattr(queue, "details") else None  # not on ZooKeeper
+        times = _times({} if details is None else details.headers)
+        return self._result(self._task(found.task, result_id), result_id, status=status, **times)
 
     def _task(self, name: str, result_id: str) -> Any:
         """Return the task of Django with the name of a Celery task."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import django
@@ -29,3 +31,11 @@ def report(context: Any, name: str) -> list[Any]:
 async def fail(reason: str) -> None:
     """Raise an error, in a coroutine."""
     raise LookupError(reason)
+
+
+@task  # type: ignore[untyped-decorator]  # of one of two packages
+def wait_for(path: str) -> None:
+    """Run until the file is there."""
+    end = time.monotonic() + 60
+    while not Path(path).exists() and time.monotonic() < end:
+        time.sleep(0.01)
