@@ -35,7 +35,8 @@ def _share_logging() -> None:
     """Give logging the locks of the interpreter again.
 
     A lock of eventlet works within one thread: the release in a second one wakes the waiting greenlet in the
-    wrong loop, and that greenlet waits for ever. One of gevent fails where nothing else is to be waited for.
+    wrong loop, and that greenlet waits for ever. With one of gevent, too, greenlets that log beside a thread
+    come to a stand, while their loop goes on.
     """
     native_lock = unpatched("_thread", "RLock")
     loggers = [logging.root, *tuple(logging.root.manager.loggerDict.values())]

@@ -35,6 +35,11 @@ def log_outside(times):
         logging.getLogger(f"native.{{each}}").info("line %d", each)
     ended.release()
 
+def beside():
+    while True:
+        library.sleep(0.001)
+
+library.spawn(beside)  # as in a worker, whose loop never waits for a lock only
 start_thread(log_outside, 300)
 greenlets = [library.spawn(log, 100) for _ in range(3)]
 for each in greenlets:

@@ -1,7 +1,6 @@
 """How much a claim may ask for: messages ahead of the free slots, a share for each queue, and discards.
 
-In a worker, a window limits the messages ahead. Where callbacks run in the
-delivering thread, their pace does.
+In a worker, a window limits the messages ahead. Where callbacks run in the delivering thread, its pace does.
 """
 
 from __future__ import annotations
