@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["leave_green_hub", "start_thread", "unpatched"]
+__all__ = ["is_in_green_hub", "leave_green_hub", "start_thread", "unpatched"]
 
 
 def unpatched(module: str, name: str) -> Any:
@@ -48,6 +48,18 @@ def _share_logging() -> None:
         if is_green and lock.acquire(blocking=False):
             setattr(owner, name, native_lock())
             lock.release()
+
+
+def is_in_green_hub() -> bool:
+    """Return whether the caller runs in the loop of gevent or eventlet, where nothing may wait.
+
+    A signal handler does when all greenlets wait.
+    """
+    if "gevent.hub" in sys.modules:
+        return isinstance(sys.modules["greenlet"].getcurrent(), sys.modules["gevent.hub"].Hub)
+    if "eventlet.hubs" in sys.modules:
+        return sys.modules["eventlet.hubs"].get_hub().greenlet is sys.modules["greenlet"].getcurrent()
+    return False
 
 
 def leave_green_hub() -> None:

@@ -216,6 +216,7 @@ class ThreadedTransport(VirtualTransport):
             if fetcher is not None:
                 fetcher.stop()
             self._waker.close()
+            self._woken.close()
 
     # -- delivering ----------------------------------------------------------------
 

@@ -38,7 +38,6 @@ PURE = (
     "context",
     "per_process",
     "waker",
-    "wake_flag",
     "protocols",
     "options",
     "transport.resource_set",

@@ -228,6 +228,7 @@ class StoreFetcher:
             self._flushes.append(flushed)
             self.wake()
             flushed.wait(FLUSH_S)
+            flushed.close()
 
     def stop(self) -> None:
         """Send the acks, end the leases on queues without running messages, and end the thread."""
@@ -264,6 +265,7 @@ class StoreFetcher:
             self._deliver()
         finally:
             self._end_flushes(len(self._flushes))
+            self._waker.close()
             if client is not None:
                 client.close()
 

@@ -20,15 +20,12 @@ import logging
 import ssl
 from typing import Any
 
-from kombu.utils.eventio import ERR, READ, poll
-
 from celery_dq.transport.bases import VirtualTransport
 from celery_dq.transport.redis.bases import RedisTransport
 from celery_dq.transport.redis.channel import Channel
 from celery_dq.transport.redis.connection_context import ConnectionContext
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 from celery_dq.transport.threaded_transport import ThreadedTransport
-from celery_dq.waker import Waker
 
 logger = logging.getLogger(__name__)
 
@@ -66,38 +63,6 @@ class Cycle:
         """Do nothing: each channel ends its own part."""
 
 
-class SocketFlag:
-    """A flag for which one thread or greenlet waits, and that any thread or signal handler sets."""
-
-    def __init__(self) -> None:
-        self._waker = Waker()
-        self._poller: Any = None
-        self._is_set = False
-
-    def set(self) -> None:
-        """Set the flag, and wake the waiter."""
-        self._is_set = True
-        self._waker.wake()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until the flag is set, and reset it; return False after `timeout_s` seconds."""
-        if self._poller is None:
-            self._poller = poll()
-            self._poller.register(self._waker.fileno(), READ | ERR)
-        if not self._is_set:
-            self._poller.poll(timeout_s)
-        self._waker.clear()
-        was_set, self._is_set = self._is_set, False
-        return was_set
-
-    def close(self) -> None:
-        """Close the sockets."""
-        if self._poller is not None:
-            self._poller.close()
-            self._poller = None
-        self._waker.close()
-
-
 class Transport(ThreadedTransport, RedisTransport):
     """The kombu transport of the tenant broker.
 
@@ -123,7 +88,6 @@ class Transport(ThreadedTransport, RedisTransport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         self.context = ConnectionContext(client)
         super().__init__(client, **kwargs)
-        self._woken: Any = SocketFlag()
         self.cycle = Cycle()
         # Kombu encrypts only with options, so a dict without any counts as one that is not set.
         if (client.ssl or client.transport_cls == "dq-rediss") and not (
@@ -196,7 +160,6 @@ class Transport(ThreadedTransport, RedisTransport):
         if self._loop is not None:
             self._loop.on_tick.discard(self._tick)
         self._waker.close()
-        self._woken.close()
 
     def flush(self) -> None:
         """Do nothing: each channel waits for its own acks."""

@@ -122,6 +122,7 @@ class ZooKeeperFetcher:
         self._requests_for_one.append(errand)
         self.wake()
         is_done = errand.done.wait(2 * self._locks.timeout_s)
+        errand.done.close()
         if self.failure is not None or not is_done:
             raise ZooKeeperUnreachable("No message could be taken: ZooKeeper did not answer")
         taken = list(source.inbox)
@@ -137,6 +138,7 @@ class ZooKeeperFetcher:
         self.wake()
         if self._in_flight.has_outcomes or not self._idle:
             flushed.wait(timeout_s)
+            flushed.close()
 
     def stop(self) -> None:
         """Send the queued acknowledgements and end the thread."""
@@ -183,6 +185,7 @@ class ZooKeeperFetcher:
             if not more and not self._stopping:
                 self._waker.wait(self._answer_timeout_s())
         self._end_flushes()
+        self._waker.close()
 
     def _end_flushes(self) -> None:
         while self._flushes:

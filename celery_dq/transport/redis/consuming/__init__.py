@@ -15,7 +15,6 @@
 ``partition_consumers`` which partitions are consumed, and by which consumer
 ``singleton_delivery``  singleton queues: claimed in a term, delivered one after the other
 ``watchdog``            notices a consumer that no longer claims beside a backlog
-``green_wait``          waits for the consumer thread, in a thread or a greenlet
 
 ``transport.redis.channel`` makes a ``ChannelDelivery``; ``connection_context`` makes the ``ConsumerThreads``.
 """

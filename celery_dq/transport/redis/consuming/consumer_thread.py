@@ -25,7 +25,6 @@ import redis
 from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.native import leave_green_hub, start_thread, unpatched
 from celery_dq.transport.in_flight.pending_acks import Acks, PendingAcks, ack_calls
-from celery_dq.transport.redis.consuming.green_wait import GreenWait
 from celery_dq.transport.redis.consuming.leases import RENEWALS_PER_LEASE, Leases, text_of
 from celery_dq.transport.redis.consuming.trip import RETRY_AFTER_REFUSAL_S, Trip
 from celery_dq.transport.redis.store.cluster_client import twin_of
@@ -33,6 +32,7 @@ from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnec
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_batches import is_lost, is_wakeup_stored
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
+from celery_dq.wake_flag import WakeFlag
 from celery_dq.waker import Waker
 
 if TYPE_CHECKING:
@@ -92,6 +92,24 @@ class ServedChannel(Protocol):
 
     def fail(self, error: Exception) -> None:
         """End the channel with an error."""
+
+
+class Flush:
+    """A wait until the broker has confirmed the acks that are pending."""
+
+    def __init__(self) -> None:
+        self._ended = WakeFlag()
+        self._is_confirmed = False
+
+    def end(self, is_confirmed: bool) -> None:
+        """End the wait, in the consumer thread."""
+        self._is_confirmed = is_confirmed
+        self._ended.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for so many seconds at most; return whether the broker has confirmed the acks."""
+        with contextlib.closing(self._ended):
+            return self._ended.wait(timeout_s) and self._is_confirmed
 
 
 class ConsumerThread:
@@ -262,9 +280,17 @@ class ConsumerThread:
         if not self._running or self._thread_id == unpatched("_thread", "get_ident")():
             action()
             return True
-        pause = GreenWait()
-        self.request(lambda: pause.end_after(action))
-        return pause.wait(timeout_s)
+        ended = WakeFlag()
+
+        def run() -> None:
+            try:
+                action()
+            finally:
+                ended.set()
+
+        self.request(run)
+        with contextlib.closing(ended):
+            return ended.wait(timeout_s)
 
     def begin_flush(self) -> Callable[[float], bool]:
         """Send the acks that are pending now.
@@ -275,21 +301,18 @@ class ConsumerThread:
         """
         if not self._running:
             return lambda timeout_s: not self._queues_with_acks()
-        pause = GreenWait()
-        self.request(lambda: self._flush(pause))
-        return lambda timeout_s: pause.wait(timeout_s) and not pause.is_failed
+        flush = Flush()
+        self.request(partial(self._flush, flush))
+        return flush.wait
 
-    def _flush(self, pause: GreenWait) -> None:
+    def _flush(self, flush: Flush) -> None:
         waiting = [queue.key for queue, _ in self._queues_with_acks()]
-        pause.is_failed = bool(waiting) and (
-            self._has_lost or self._identity.clock.monotonic() < self._acks_resume_at
-        )
-        if not waiting or pause.is_failed:
-            pause.end()
+        if not waiting or self._has_lost or self._identity.clock.monotonic() < self._acks_resume_at:
+            flush.end(is_confirmed=not waiting)
             return
         self._urgent.update(waiting)
         # After the next trip, it is looked at again: a part of the acks may wait for the answer to another.
-        self._requests_after_trip.append(lambda: self._flush(pause))
+        self._requests_after_trip.append(partial(self._flush, flush))
 
     def send_acks_soon(self, key: str) -> None:
         """Let the acks of a queue wait no longer; for this thread only."""
