@@ -93,6 +93,8 @@ class ClaimsHarness:
     def capacity(self, claims: ChannelClaims) -> tuple[int, int]:
         return self.left, self.left
 
+    awaits_ends = False
+
     def hands_over_at(self) -> float:
         return float("-inf")
 

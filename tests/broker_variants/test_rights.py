@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 from celery import chord
-from kombu import Exchange, Producer, Queue
+from kombu import Connection, Exchange, Producer, Queue
 
 from celery_dq.beat import ElectedScheduler
 from celery_dq.dedup.coordinator import HeldDedupLock
@@ -141,6 +141,7 @@ def test_a_worker(server: RedisServer, place_of: Callable[[str], CeleryApp]) -> 
             assert caller.ask("ping") == {"ok": "pong"}
             assert "may not use" not in worker.log
             wait_until(lambda: len(operator.dead_letters["rights"]) == 1, 30)
+        unsubscribe_on_an_open_connection(server)
         # The commands of a worker after a lost answer, after a change of quotas, and for dedup keys.
         with redis.Redis.from_url(url(server, "worker", "redis")) as client, client.pubsub() as evictions:
             list(client.hscan_iter("dq:{online/rights/0}:held:w"))
@@ -148,6 +149,18 @@ def test_a_worker(server: RedisServer, place_of: Callable[[str], CeleryApp]) -> 
             evictions.psubscribe(every_evicted("online"))
             evictions.subscribe(every_evicted("online") + ":own")
             wait_until(lambda: evictions.get_message(timeout=1) and evictions.get_message(timeout=1), 30)
+
+
+def unsubscribe_on_an_open_connection(server: RedisServer) -> None:
+    """Cancel a consumer of broadcasts. A worker that ends closes the connection instead, mostly."""
+    broadcasts = Queue("", Exchange("celery.pidbox", type="fanout"), auto_delete=True, exclusive=True)
+    with Connection(url(server, "worker")) as connection, admin(server) as client:
+        consumer = connection.Consumer(broadcasts, on_message=print)
+        before = client.info("commandstats")["cmdstat_psubscribe"]["calls"]
+        consumer.consume()
+        wait_until(lambda: client.info("commandstats")["cmdstat_psubscribe"]["calls"] > before, 30)
+        consumer.cancel()
+        wait_until(lambda: "cmdstat_punsubscribe" in client.info("commandstats"), 30)
 
 
 def test_an_operator(server: RedisServer, place_of: Callable[[str], CeleryApp]) -> None:

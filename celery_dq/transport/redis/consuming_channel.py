@@ -285,7 +285,8 @@ class ConsumingChannel(RedisChannel):
                 self._seen_partitions = -1
             if self._seen_partitions != self.process.partition_maps.changes and self._looks_at_partitions:
                 self.follow_partitions()
-            consumer.watchdog.decide(may_stop=self.capacity is not None)
+            if consumer.watchdog.suspected_at is not None:
+                consumer.watchdog.decide(may_stop=self.capacity is not None)
         except self.connection_errors:
             self._broken = True
             raise

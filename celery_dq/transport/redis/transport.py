@@ -160,6 +160,7 @@ class Transport(ThreadedTransport, RedisTransport):
         if self._loop is not None:
             self._loop.on_tick.discard(self._tick)
         self._waker.close()
+        self._woken.close()
 
     def flush(self) -> None:
         """Do nothing: each channel waits for its own acks."""

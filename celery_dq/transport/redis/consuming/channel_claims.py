@@ -75,6 +75,10 @@ class Inboxes(Protocol):
     def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
         """Take a claimed message, which has this delivery tag."""
 
+    @property
+    def awaits_ends(self) -> bool:
+        """Whether a message may be delivered when another one ends."""
+
     def before_trip(self, claims: ChannelClaims, now: float) -> float:
         """Release what waits too long, follow the leaderships; return when to do so again."""
 
@@ -310,6 +314,14 @@ class ChannelClaims:
                 yield listener.connection.watched, partial(self._read_messages, listener)
         if self.broadcasts is not None and self.broadcasts.connection is not None:
             yield self.broadcasts.connection, self.broadcasts.read
+
+    @property
+    def awaits_room(self) -> bool:
+        """See :class:`ServedChannel`."""
+        if not self._subscriptions:
+            return self._inboxes.awaits_ends
+        is_behind = self.ready.needs_capacity or (self._wakeups is not None and self._wakeups.needs_capacity)
+        return is_behind or self._inboxes.awaits_ends
 
     def next_time(self) -> float:
         """Return the monotonic time from which a trip is due."""

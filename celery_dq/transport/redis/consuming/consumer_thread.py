@@ -3,7 +3,7 @@
 There is one in each process for each server (``consumer_threads.py``). It *collects* what other threads have
 left: acks, consumers that begin or end. It makes one *trip* (``trip.py``), which fills the inboxes of the
 channels and wakes those that deliver from them. Then it *waits*, by ``poll()`` on the wake-ups and on its own
-waker, until an ack, a renewal or a planned look is due.
+waker, until an ack, a renewal or a planned look is due. An ack that may wait begins no turn.
 
 Nothing blocks it but Redis: neither a task of the solo pool nor a callback of plain kombu. It uses primitives
 that gevent and eventlet have not patched. It starts with the first consumer, and ends after the last lease.
@@ -77,6 +77,10 @@ class ServedChannel(Protocol):
 
     def next_time(self) -> float:
         """Return the monotonic time from which :meth:`plan` must be called again; infinity for none."""
+
+    @property
+    def awaits_room(self) -> bool:
+        """Whether the end of a message, or room for one, may let the channel do something."""
 
     def may_wait_for_claim(self, queue: Queue, box: PendingAcks) -> bool:
         """Return whether the pending finishes of a queue may wait for its next claim by this channel."""
@@ -153,6 +157,12 @@ class ConsumerThread:
         self._has_lost = False
         #: The queues whose acks wait no longer.
         self._urgent: set[str] = set()
+        #: Whether another thread asks for a turn.
+        self._is_woken = False
+        #: Whether a message has ended, or there is room for another one, since the turn began.
+        self._has_room = False
+        #: Whether a member awaits that, or may begin to in this turn.
+        self._awaits_room = True
         self._running = False
         self._exiting = False
         self._thread_id = 0
@@ -259,10 +269,18 @@ class ConsumerThread:
 
     def wake(self) -> None:
         """Begin the next turn now; callable from any thread and from signal handlers."""
+        self._is_woken = True
         self._waker.wake()
+
+    def has_room(self) -> None:
+        """Begin the next turn if a member waits for room; callable from any thread."""
+        self._has_room = True
+        if self._awaits_room:
+            self._waker.wake()
 
     def _acks_pending(self) -> None:
         if self._identity.slots is None or self._queues_with_acks():
+            self._has_room = True
             self._waker.wake()
 
     def _queues_with_acks(self) -> list[tuple[Queue, PendingAcks]]:
@@ -370,6 +388,7 @@ class ConsumerThread:
 
     def _turn(self) -> None:
         identity, leases = self._identity, self.leases
+        self._is_woken, self._has_room, self._awaits_room = False, False, True
         self._requests_after_trip = []
         while self._requests:
             self._requests.popleft()()
@@ -508,17 +527,24 @@ class ConsumerThread:
         is_fed = len(self._identity.in_flight) >= FED
         if is_fed and (left_s := self._trip_at + PACE_S - now) > 0 and not self._exiting:
             self._sleep(left_s)
-        until = min(self._next_time(), now + MAX_WAIT_S)
-        timeout_s = max(until - self._identity.clock.monotonic(), 0.0)
         if self.sockets_changed:
             self._watch()
-        # A millisecond is the unit: rounded up, because a wait that ends early would be repeated at once.
-        for fd, _ in self._poll.poll(math.ceil(timeout_s * 1000)):
-            reader = self._readers.get(fd)
-            if reader is None:
-                self._waker.clear()
-            else:
-                reader()
+        self._awaits_room = any([member.awaits_room for member in self._members])  # noqa: C419 - cheaper
+        clock, last_at = self._identity.clock, now + MAX_WAIT_S
+        needs_turn = False
+        while not needs_turn:
+            timeout_s = max(min(self._next_time(), last_at) - clock.monotonic(), 0.0)
+            # A millisecond is the unit: rounded up, because a wait that ends early would be repeated at once.
+            ready = self._poll.poll(math.ceil(timeout_s * 1000))
+            needs_turn = not ready  # else an ack may have come that can wait
+            for fd, _ in ready:
+                reader = self._readers.get(fd)
+                if reader is None:
+                    self._waker.clear()
+                else:
+                    needs_turn = True
+                    reader()
+            needs_turn = needs_turn or self._is_woken or (self._awaits_room and self._has_room)
 
     def _next_time(self) -> float:
         next_at = self.leases.due_at

@@ -400,6 +400,11 @@ class ChannelDelivery:
         self._release_overdue()
         return math.inf
 
+    @property
+    def awaits_ends(self) -> bool:
+        """Whether a message may be delivered when another one ends."""
+        return self.singleton_delivery is not None
+
     def after_trip(self, claims: ChannelClaims) -> None:
         """Wake the delivery if a message may be delivered or started."""
         is_startable = False
@@ -514,7 +519,8 @@ class ChannelDelivery:
                 # A program without a worker may use the message after its callback, until it drains again.
                 self.pace.end()
             if not (self._arrivals or self._inbox.waiting):
-                self._threads.wake()
+                for thread in tuple(self._claims):
+                    thread.has_room()
         return True
 
     def _look_again(self, prefix: str) -> None:

@@ -38,7 +38,8 @@ class Watchdog:
         self.period_s = period_s
         #: Monotonic time until which the consumer had a reason not to claim.
         self._excused_at = process.clock.monotonic()
-        self._suspected_at: float | None = None
+        #: Monotonic time of a suspicion on which :meth:`decide` has not decided; None without one.
+        self.suspected_at: float | None = None
         self._busy = False
 
     # -- called by the delivering thread ---------------------------------------
@@ -53,7 +54,7 @@ class Watchdog:
         self._excused_at = self._process.clock.monotonic()
 
     def decide(self, *, may_stop: bool) -> None:
-        """Decide on a suspicion, whenever messages are asked for.
+        """Decide on a suspicion.
 
         Args:
             may_stop: Whether a worker uses the channel, which stops if a new connection did not help.
@@ -61,7 +62,7 @@ class Watchdog:
         Raises:
             redis.ConnectionError: The connection is dead.
         """
-        suspected_at, self._suspected_at = self._suspected_at, None
+        suspected_at, self.suspected_at = self.suspected_at, None
         if suspected_at is None:
             return
         now = self._process.clock.monotonic()
@@ -91,16 +92,16 @@ class Watchdog:
         """
         if not self.period_s or self._busy:
             return False
-        suspected_at = self._suspected_at
+        suspected_at = self.suspected_at
         if suspected_at is not None:
             # A loop that runs tasks itself decides when it turns again, however late that is.
             if not blocks and now - suspected_at >= self.period_s:
-                self._suspected_at = now
+                self.suspected_at = now
                 self._stop("The event loop does not turn")
             return False
         if now - max(claimed_at, self._excused_at) < self.period_s or not neglects():
             return False
-        self._suspected_at = now
+        self.suspected_at = now
         return True
 
     def _stop(self, why: str) -> None:
