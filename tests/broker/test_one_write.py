@@ -42,9 +42,7 @@ def test_commands_that_are_sent_together_are_one_write(
         send(pieces, **options)
 
     monkeypatch.setattr(connection.connection, "send_packed_command", recorded)
-    with connection.together:
-        for number in range(500):
-            connection.send(("ECHO", b"%d" % number * 100))
+    connection.send_all([("ECHO", b"%d" % number * 100) for number in range(500)])
     assert [connection.read() for _ in range(500)] == [b"%d" % number * 100 for number in range(500)]
     assert connection.ask(("ECHO", *WORDS[5:6])) == WORDS[5]
     assert len(writes) == 2

@@ -203,9 +203,7 @@ def test_a_killed_node_costs_its_own_answers_only(client: ClusterClient, redis_c
     master.pause()
     try:
         for wire in (careful, repeating):
-            with wire.together:
-                for key in KEYS:
-                    wire.send(("GET", key))
+            wire.send_all([("GET", key) for key in KEYS])
         threading.Timer(0.3, master.kill).start()
         answers = [_answer(careful) for _ in KEYS]
         assert [key for key, each in zip(KEYS, answers, strict=True) if each == b"kept"] == [

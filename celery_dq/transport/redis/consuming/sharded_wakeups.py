@@ -121,28 +121,25 @@ class NodeWakeups(WakeupListener):
             self._pinged_at = now
         if self._sent and now - self._sent[0].at > OVERDUE_S and not self.connection.has_unread_input():
             raise redis.ConnectionError(f"no answer for {now - self._sent[0].at:.0f} s")
-        with self.connection.together:
-            for key in self.members.keys() - self._subscribed:
-                self._subscribed.add(key)
-                self._ask_node("SSUBSCRIBE", key, now)
-                self.due[key] = now  # a wake-up may have been stored before
-            if now - self._pinged_at >= PING_EVERY_S:
-                self._pinged_at = now
-                self._ask_node("PING", b"", now)
-            next_at = self._pinged_at + PING_EVERY_S
-            for key, at in list(self.due.items()) if may_take else ():
-                if key not in self.members or (at <= now and not self.members[key].may_have_work):
-                    del self.due[key]
-                    if key in self.members:
-                        self._ask_node("LPOP", key, now)
-                elif not self.members[key].may_have_work:
-                    next_at = min(next_at, at)
+        commands = [("SSUBSCRIBE", key) for key in self.members.keys() - self._subscribed]
+        for _, key in commands:
+            self._subscribed.add(key)
+            self.due[key] = now  # a wake-up may have been stored before
+        if now - self._pinged_at >= PING_EVERY_S:
+            self._pinged_at = now
+            commands.append(("PING", b""))
+        next_at = self._pinged_at + PING_EVERY_S
+        for key, at in list(self.due.items()) if may_take else ():
+            if key not in self.members or (at <= now and not self.members[key].may_have_work):
+                del self.due[key]
+                if key in self.members:
+                    commands.append(("LPOP", key))
+            elif not self.members[key].may_have_work:
+                next_at = min(next_at, at)
+        if commands:
+            self._sent.extend(_Sent(name, key, now) for name, key in commands)
+            self.connection.send_all([_command(name, key) for name, key in commands])
         return next_at
-
-    def _ask_node(self, name: str, key: bytes, now: float) -> None:
-        self._sent.append(_Sent(name, key, now))
-        channel = [_channel_of(key)] if name == "SSUBSCRIBE" else [key] if key else []
-        self.connection.send((name, *channel))
 
     # -- the interface of the base class
 
@@ -330,6 +327,10 @@ class ShardedWakeups(WakeupGroups):
     def _regroup(self, source: Subscription) -> None:
         super().leave(source)
         self.join(source)
+
+
+def _command(name: str, key: bytes) -> tuple[str | bytes, ...]:
+    return (name, _channel_of(key)) if name == "SSUBSCRIBE" else (name, key) if key else (name,)
 
 
 def _channel_of(key: bytes) -> bytes:

@@ -1,7 +1,6 @@
-"""A pipelined connection to Redis that an event loop can watch.
+"""A connection to Redis on which commands are sent without waiting for their answers.
 
-A command is sent without waiting for its answer, and the answer is read when the socket is readable. The
-event loop watches :attr:`PipelinedConnection.watched`.
+A thread may wait at the socket of :attr:`PipelinedConnection.watched` for an answer.
 """
 
 from __future__ import annotations
@@ -58,28 +57,6 @@ def pack(commands: Iterable[Sequence[Argument]]) -> bytes:
     return b"".join(parts)
 
 
-class SentTogether:
-    """A block of code whose commands are sent together. Each turn of the event loop enters one.
-
-    Args:
-        connection: the connection of the commands.
-    """
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, connection: PipelinedConnection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        self._connection.collected = []
-
-    def __exit__(self, *exc_info: object) -> None:
-        # Also after an exception, because the caller counts on an answer to each of them.
-        commands, self._connection.collected = self._connection.collected, None
-        if commands and self._connection.connection is not None:
-            self._connection.send_all(commands)
-
-
 class PipelinedConnection:
     """A connection that is taken out of a pool and kept until :meth:`close`.
 
@@ -96,14 +73,10 @@ class PipelinedConnection:
         self.connection: Any = None
         #: Whether commands are packed here. A connection to a cluster takes them as they are, for many nodes.
         self._packs = True
-        #: Commands that :attr:`together` sends; None outside of it.
-        self.collected: list[tuple[Any, ...]] | None = None
-        #: A context that sends the commands of its block at the end, in one system call where they are short.
-        self.together = SentTogether(self)
 
     @property
     def watched(self) -> Any:
-        """The redis-py connection whose socket an event loop watches for an answer; None without one."""
+        """The redis-py connection at whose socket an answer arrives; None without one."""
         return getattr(self.connection, "awaited", self.connection)
 
     def open(self) -> None:
@@ -126,18 +99,14 @@ class PipelinedConnection:
 
     def send(self, command: tuple[Any, ...]) -> None:
         """Send *command*; its answer is the next one that :meth:`read` returns."""
-        if self.collected is not None:
-            self.collected.append(command)
-        else:
-            self.send_all((command,))
+        self.send_all((command,))
 
     def send_all(self, commands: Sequence[tuple[Argument, ...]], check_health: bool = False) -> None:
         """Send commands at once, in one write if they are short.
 
         Args:
             commands: the commands.
-            check_health: redis-py may check the connection's health before. The check waits for its PONG and
-                blocks the event loop.
+            check_health: redis-py may check the connection's health before, which waits for a PONG.
         """
         packed = (pack(commands),) if self._packs else commands
         self.connection.send_packed_command(packed, check_health=check_health)

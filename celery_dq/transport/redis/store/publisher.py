@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import redis
-from redis.exceptions import NoScriptError
 
 from celery_dq.clock import Clock
 from celery_dq.errors import TooFewReplicas
@@ -31,7 +30,8 @@ from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnec
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.refusals import PartitionsChanging, PushInterrupted, refusals_named
 from celery_dq.transport.redis.store.replies import read_push_reply
-from celery_dq.transport.redis.store.script_calls import ScriptCall, commands_with_sources
+from celery_dq.transport.redis.store.script_batches import run_on
+from celery_dq.transport.redis.store.script_calls import ScriptCall
 from celery_dq.transport.redis.store.slot_map import NodeClosedConnection
 from celery_dq.transport.stamped_message import StampedMessage, stamp
 
@@ -371,17 +371,9 @@ class RedisPublisher:
 
 def _ask_together(connection: PipelinedConnection, calls: Sequence[ScriptCall[Any]]) -> list[Any]:
     """Send the calls together. When one is refused, its error is raised, and the others were executed."""
-    connection.send_all([call.command() for call in calls], check_health=True)
-    answers = [_read(connection) for _ in calls]
-    # Each node of a cluster may lack the script, and each pass brings it to one more.
-    while unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
-        with connection.together:
-            for command in commands_with_sources([calls[place] for place in unknown]):
-                connection.send(command)
-        for place in unknown:
-            answers[place] = _read(connection)
+    answers = run_on(calls, connection, check_health=True)
     for answer in answers:
-        if isinstance(answer, redis.ResponseError):
+        if isinstance(answer, Exception):
             raise answer
     return answers
 
@@ -390,10 +382,3 @@ def _ask_last(connection: PipelinedConnection, commands: Sequence[tuple[Any, ...
     """Send the commands one after another, and return the last answer, a number."""
     answers = [connection.ask(command) for command in commands]
     return int(answers[-1])
-
-
-def _read(connection: PipelinedConnection) -> Any:
-    try:
-        return connection.read()
-    except redis.ResponseError as error:
-        return error

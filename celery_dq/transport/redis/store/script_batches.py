@@ -45,17 +45,24 @@ def run_together(calls: Sequence[ScriptCall[Any]], client: redis.Redis) -> list[
     return answers
 
 
-def run_on(calls: Sequence[ScriptCall[Any]], wire: PipelinedConnection) -> list[Any]:
+def run_on(
+    calls: Sequence[ScriptCall[Any]], wire: PipelinedConnection, check_health: bool = False
+) -> list[Any]:
     """Return the answers to these calls, which one write sends; each answer may be an exception.
 
     When the connection breaks, the answers that have arrived are kept, because a lost lease is reported only
     once. A pipeline of redis-py discards them, and may send all calls again.
 
+    Args:
+        calls: The calls.
+        wire: The connection.
+        check_health: See :meth:`PipelinedConnection.send_all`.
+
     Raises:
         redis.RedisError: no connection; no call was sent.
     """
     wire.open()
-    answers = _exchange([call.command() for call in calls], wire)
+    answers = _exchange([call.command() for call in calls], wire, check_health)
     # Each node of a cluster may lack a script, and each pass brings it to one more.
     while unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
         again = _exchange(commands_with_sources([calls[place] for place in unknown]), wire)
@@ -82,10 +89,12 @@ def is_lost(answer: Any) -> bool:
     return isinstance(answer, (redis.RedisError, OSError)) and not isinstance(answer, redis.ResponseError)
 
 
-def _exchange(commands: Sequence[tuple[Any, ...]], wire: PipelinedConnection) -> list[Any]:
+def _exchange(
+    commands: Sequence[tuple[Any, ...]], wire: PipelinedConnection, check_health: bool = False
+) -> list[Any]:
     answers: list[Any] = []
     try:
-        wire.send_all(commands)
+        wire.send_all(commands, check_health)
         while len(answers) < len(commands):
             answers.append(_read(wire))
     except (redis.RedisError, OSError) as exc:

@@ -11,7 +11,7 @@ from redis.exceptions import AskError, MovedError, TryAgainError
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import ServerError
-from celery_dq.hash_slots import SLOTS, slot_of
+from celery_dq.hash_slots import SLOTS
 
 #: Shortest time in seconds between two questions for the map.
 REFRESH_EVERY_S = 0.05
@@ -75,10 +75,6 @@ class SlotMap:
     def node_of(self, slot: int) -> NodeAddress | None:
         """Return the master of a slot; None when the cluster has none for it."""
         return self._slots[slot]
-
-    def node_of_key(self, key: str | bytes) -> NodeAddress | None:
-        """Return the master of the slot of a key; None when the cluster has none for it."""
-        return self._slots[slot_of(key)]
 
     def moved(self, slot: int, node: NodeAddress) -> None:
         """Note that a node has named the master of a slot."""
