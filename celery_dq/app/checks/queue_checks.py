@@ -133,10 +133,6 @@ def former_singleton_queues(app: Any, channel: Any) -> Iterator[Finding]:
         )
 
 
-def _is_unused(queue: Any) -> bool:
-    return isinstance(queue, QueueSnapshot) and not queue.counters.pushed + queue.dead
-
-
 def _described(queue: Any, others: list[str]) -> str:
     notes = []
     if queue.living_consumers:
