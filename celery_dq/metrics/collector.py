@@ -22,7 +22,7 @@ from celery_dq.inspector.queue_counters import WaitingTimes
 from celery_dq.metrics.shared_state import SharedState
 from celery_dq.metrics.state import BrokerState, StateReader
 from celery_dq.metrics.table import METRICS, Metric
-from celery_dq.transport.redis.in_flight.claim_times import ClaimTimes
+from celery_dq.transport.redis.in_flight.consumer_identity import ClaimTimes
 
 __all__ = ["DQCollector", "make_registry"]
 

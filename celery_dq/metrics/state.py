@@ -20,8 +20,7 @@ from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
 from celery_dq.inspector.spill import SpillFiles, spill_files
 from celery_dq.metrics.table import OTHER_TENANTS
 from celery_dq.producer.buffered_producer import ProducerSnapshot
-from celery_dq.transport.redis.in_flight.claim_times import ClaimTimes
-from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.in_flight.consumer_identity import ClaimTimes, ConsumerIdentity
 
 __all__ = ["BrokerState", "LeaderReading", "QueueReading", "StateReader", "TenantReading", "WorkerReading"]
 

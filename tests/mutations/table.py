@@ -53,9 +53,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "recovery",
-        "a socket that a connection opens again is not watched",
-        "compat/redis_sockets.py",
-        "            opens()\n",
+        "the socket of a connection for wake-ups is not watched",
+        "transport/redis/consuming/wakeups.py",
+        "                is_changed = is_changed or group.connection.connection is not before\n",
         "",
         ("tests/broker/test_plain_kombu.py", "tests/broker/test_waking.py", "-x"),
     ),

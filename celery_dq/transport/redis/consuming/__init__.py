@@ -3,6 +3,7 @@
 ``consumer_threads``    one thread per process and server, and one more per master of a cluster
 ``consumer_thread``     collects, makes one trip, and waits; owns all sockets of the consuming side
 ``trip``                the calls that one write sends, and their answers
+``ack_sender``          which acks are due, beside those that a claim takes along
 ``leases``              the leases of a process, renewed by calls in trips
 ``channel_claims``      the claims of one channel: which queues are due, and what came of it
 ``subscriptions``       the state of each queue, their turns, and the times at which they are due

@@ -24,13 +24,14 @@ import redis
 
 from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.native import leave_green_hub, start_thread, unpatched
-from celery_dq.transport.in_flight.pending_acks import Acks, PendingAcks, ack_calls
+from celery_dq.transport.in_flight.pending_acks import PendingAcks
+from celery_dq.transport.redis.consuming.ack_sender import AckSender
 from celery_dq.transport.redis.consuming.leases import RENEWALS_PER_LEASE, Leases, text_of
 from celery_dq.transport.redis.consuming.trip import RETRY_AFTER_REFUSAL_S, Trip
 from celery_dq.transport.redis.store.cluster_client import twin_of
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.script_batches import is_lost, is_wakeup_stored
+from celery_dq.transport.redis.store.script_batches import is_wakeup_stored
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 from celery_dq.wake_flag import WakeFlag
 from celery_dq.waker import Waker
@@ -48,8 +49,6 @@ logger = logging.getLogger(__name__)
 PACE_S = 0.003
 #: Messages in flight from which on a process has enough to do for so long.
 FED = 8
-#: Seconds that a finish waits for the next claim, which can carry it: with 100 messages a second, most do.
-FINISH_WAIT_S = 0.015
 #: Longest wait in seconds, after which connections and capacity are looked at.
 MAX_WAIT_S = 1.0
 #: Shortest time in seconds to wait for an answer, for any lease: a busy server is not a dead connection.
@@ -151,12 +150,10 @@ class ConsumerThread:
         #: Whether a member may have opened or closed a connection since the last wait.
         self.sockets_changed = True
         self._trip_at = -math.inf
-        self._acks_resume_at = 0.0
+        self._acks = AckSender(identity, self.leases, self._comes_with_claim, self.refused)
         self._requests_after_trip: list[Callable[[], None]] = []
         #: Whether the last connection was lost, and no trip has succeeded since.
         self._has_lost = False
-        #: The queues whose acks wait no longer.
-        self._urgent: set[str] = set()
         #: Whether another thread asks for a turn.
         self._is_woken = False
         #: Whether a message has ended, or there is room for another one, since the turn began.
@@ -279,14 +276,9 @@ class ConsumerThread:
             self._waker.wake()
 
     def _acks_pending(self) -> None:
-        if self._identity.slots is None or self._queues_with_acks():
+        if self._identity.slots is None or self._acks.queues:
             self._has_room = True
             self._waker.wake()
-
-    def _queues_with_acks(self) -> list[tuple[Queue, PendingAcks]]:
-        if not self._identity.in_flight.has_acks:
-            return []
-        return self._identity.queues_with_acks(self.leases.queues)
 
     def request(self, action: Callable[[], object]) -> None:
         """Run an action in this thread, between two trips."""
@@ -318,23 +310,19 @@ class ConsumerThread:
             returns whether it has. It waits no longer than the broker is reachable.
         """
         if not self._running:
-            return lambda timeout_s: not self._queues_with_acks()
+            return lambda timeout_s: not self._acks.queues
         flush = Flush()
         self.request(partial(self._flush, flush))
         return flush.wait
 
     def _flush(self, flush: Flush) -> None:
-        waiting = [queue.key for queue, _ in self._queues_with_acks()]
-        if not waiting or self._has_lost or self._identity.clock.monotonic() < self._acks_resume_at:
+        waiting = [queue.key for queue, _ in self._acks.queues]
+        if not waiting or self._has_lost or self._identity.clock.monotonic() < self._acks.resumes_at:
             flush.end(is_confirmed=not waiting)
             return
-        self._urgent.update(waiting)
+        self._acks.send_soon(waiting)
         # After the next trip, it is looked at again: a part of the acks may wait for the answer to another.
         self._requests_after_trip.append(partial(self._flush, flush))
-
-    def send_acks_soon(self, key: str) -> None:
-        """Let the acks of a queue wait no longer; for this thread only."""
-        self._urgent.add(key)
 
     # -- the thread --------------------------------------------------------------
 
@@ -401,7 +389,7 @@ class ConsumerThread:
         if self.node is None or not (self._has_lost and trip):
             for member in self._members:
                 member.plan(trip)
-        self._add_acks(trip)
+        self._acks.plan(trip)
         if trip:
             self._trip_at = now
             wire = self._open_wire()
@@ -460,50 +448,15 @@ class ConsumerThread:
 
     # -- acks --------------------------------------------------------------------
 
-    def _add_acks(self, trip: Trip) -> None:
-        """Add the acks that are due, of the queues from which the trip does not claim."""
-        identity = self._identity
-        if trip.now < self._acks_resume_at:
-            return
-        for queue, box in self._queues_with_acks():
-            if queue.key in trip.claims or self._acks_due_at(queue, box) > trip.now:
-                continue
-            if not trip.room:
-                return
-            calls = ack_calls(box, identity.consumer, queue)
-            while queue.token and len(calls) > 1:  # each waits for the answer to the one before
-                identity.in_flight.restore_acks(queue.key, calls.pop()[1])
-            for call, acks in calls:
-                answered = partial(self._acked, queue, acks)
-                trip.add(call, queue, answered, partial(self._not_acked, queue, acks))  # type: ignore[arg-type]
-        self._urgent.clear()
+    def _comes_with_claim(self, queue: Queue, box: PendingAcks) -> bool:
+        for member in self._members:  # noqa: SIM110 - a generator costs a call for each
+            if member.may_wait_for_claim(queue, box):
+                return True
+        return False
 
-    def _acks_due_at(self, queue: Queue, box: PendingAcks) -> float:
-        """Return the monotonic time at which the acks of a queue are sent, if no claim takes them before."""
-        if box.releases or box.dead_letters or queue.key in self._urgent:
-            return -math.inf
-        due_at = math.inf
-        if box.settles:
-            settle_at = box.settle_due_at()
-            due_at = math.inf if settle_at is None else settle_at
-        if box.finishes:
-            for member in self._members:
-                if member.may_wait_for_claim(queue, box):
-                    return min(due_at, box.oldest_finish_at + FINISH_WAIT_S)
-            return -math.inf
-        return due_at
-
-    def _acked(self, queue: Queue, acks: Acks, answer: Any) -> None:
-        acks.confirm()
-        if not acks.dead_letters:
-            self._identity.in_flight.stale += answer
-        self._identity.in_flight.confirm_releases(queue.key, len(acks.releases))
-
-    def _not_acked(self, queue: Queue, acks: Acks, exc: Exception) -> None:
-        self._identity.in_flight.restore_acks(queue.key, acks)
-        if not is_lost(exc):
-            pause_s = self.refused("ack", queue, exc)
-            self._acks_resume_at = self._identity.clock.monotonic() + pause_s
+    def send_acks_soon(self, key: str) -> None:
+        """Let the acks of a queue wait no longer; for this thread only."""
+        self._acks.send_soon((key,))
 
     def refused(self, script: str, queue: Queue, exc: Exception) -> float:
         """Handle an error in the place of an answer; return the seconds until the next attempt.
@@ -550,9 +503,7 @@ class ConsumerThread:
         next_at = self.leases.due_at
         for member in self._members:
             next_at = min(next_at, member.next_time())
-        for queue, box in self._queues_with_acks():
-            next_at = min(next_at, max(self._acks_due_at(queue, box), self._acks_resume_at))
-        return next_at
+        return min(next_at, self._acks.next_time())
 
     def _watch(self) -> None:
         """Watch the present sockets, and no other ones."""

@@ -2,7 +2,6 @@
 
 ``in_doubt``            claims without an answer, and how their messages are found again
 ``server_clock``, ``data_loss``, ``lost_workers``   what heartbeats and claims reveal
-``claim_times``         how long claims took, for the metrics
 ``consumer_identity``   one consumer id per process and broker; owns the objects above
 
 The messages and their pending acks are those of ``transport/in_flight``. ``consuming`` adds messages,

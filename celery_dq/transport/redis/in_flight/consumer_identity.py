@@ -7,11 +7,13 @@ that a long task blocks, costs no message. The consumer thread renews it.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import uuid
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import redis
 
@@ -23,7 +25,6 @@ from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.pending_acks import InFlightMessage, PendingAcks
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply, HeartbeatReply
 from celery_dq.transport.redis.in_flight import data_loss
-from celery_dq.transport.redis.in_flight.claim_times import ClaimTimes
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from celery_dq.transport.redis.in_flight.server_clock import ServerClock
 from celery_dq.transport.redis.store.partition_map import PartitionMap, PartitionMaps
@@ -33,6 +34,32 @@ from celery_dq.transport.redis.store.script_calls import load_scripts
 from celery_dq.transport.redis.store.slot_map import NodeUnreachable, SlotMap
 
 logger = logging.getLogger(__name__)
+
+
+class ClaimTimes:
+    """A histogram of the times from sending a claim of a queue to reading its answer, for the metrics.
+
+    One thread adds, others read.
+
+    Attributes:
+        bounds_s: Upper bounds of the buckets, in seconds.
+        buckets: Number of claims in each bucket.
+        sum_s: Sum of the times, in seconds.
+    """
+
+    bounds_s: ClassVar[tuple[float, ...]] = (
+        *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0),
+        math.inf,
+    )
+
+    def __init__(self) -> None:
+        self.buckets = [0] * len(self.bounds_s)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one claim."""
+        self.buckets[bisect_left(self.bounds_s, seconds)] += 1
+        self.sum_s += seconds
 
 
 class ConsumerIdentity:
