@@ -16,11 +16,11 @@ from celery_dq.inspector.waiting import waiting_of
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import HEADER_SIZE, MessageRecord
-from celery_dq.transport.redis.store.likely_partitions import likely_first
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.queue import process_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
+from celery_dq.transport.redis.store.whole_queue import likely_first
 
 T = TypeVar("T")
 #: The first word in the place of the arguments of a message that cannot be read.

@@ -13,8 +13,7 @@ from celery_dq.transport.redis.store.home import home_of
 from celery_dq.transport.redis.store.move_calls import set_map
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.script_batches import run_all
-from celery_dq.transport.redis.store.script_calls import load_scripts
+from celery_dq.transport.redis.store.script_calls import load_scripts, run_all
 from tests.broker.kombu_client import KombuClient
 from tests.broker.test_partitions import FOUR, declare
 

@@ -14,8 +14,7 @@ from celery_dq.keys import PartitionKeys, queue_registry
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.script_batches import run_all
-from celery_dq.transport.redis.store.script_calls import load_scripts
+from celery_dq.transport.redis.store.script_calls import load_scripts, run_all
 from tests.broker.kombu_client import KombuClient
 from tests.brokers import BROKERS
 from tests.workers import WorkerProcess

@@ -8,7 +8,7 @@ import kombu
 import kombu.exceptions
 import pytest
 
-from celery_dq.transport.redis.store.publish_batch import BATCH_ATTEMPTS
+from celery_dq.transport.redis.store.publisher import BATCH_ATTEMPTS
 from tests.broker.kombu_client import KombuClient
 from tests.broker.proxy import Proxy
 

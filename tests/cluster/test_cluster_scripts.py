@@ -18,8 +18,7 @@ from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.cluster_client import ClusterClient, cluster_pool, slots_of
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.script_batches import run_all
-from celery_dq.transport.redis.store.script_calls import load_scripts
+from celery_dq.transport.redis.store.script_calls import load_scripts, run_all
 
 RECORD = MessageRecord(
     tenant="t", task="shop.send", priority=0, due_us=0, expires_us=0, envelope=b"{}", body=b"[]", dedup=b""

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from celery_dq.errors import TenantMoving
+from celery_dq.transport.redis.store.home import id_rest, id_start
 from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.tenant_in_id import id_rest, id_start
 from tests.integration.partitioned_shop import TENANTS, A, D, claim_in, dead_letter_of, opened
 from tests.integration.shop import send
 

@@ -13,7 +13,7 @@ from celery_dq.errors import InvalidRequest
 from celery_dq.options import Quota
 from celery_dq.transport.redis.store import quotas as settings_quotas
 from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.script_batches import run_all
+from celery_dq.transport.redis.store.script_calls import run_all
 from tests.integration.moving_world import Killed
 from tests.integration.partitioned_shop import TENANTS, A, B, C, D, opened
 from tests.integration.shop import send

@@ -27,7 +27,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "custody",
         "a batch is forgotten before it is answered",
-        "transport/redis/store/publish_batch.py",
+        "transport/redis/store/publisher.py",
         "                self._push(queue, [stamped for _, stamped in self._waiting[:run]])\n"
         "                del self._waiting[:run]\n",
         "                batch = [stamped for _, stamped in self._waiting[:run]]\n"
@@ -310,7 +310,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "once",
         "messages of two lanes leave in one push",
-        "transport/redis/store/publish_batch.py",
+        "transport/redis/store/publisher.py",
         "                    and self._waiting[run][1].sequence == first.sequence\n",
         "",
         ("tests/broker/test_publishing_once.py", "-k", "stamped"),

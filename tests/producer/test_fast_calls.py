@@ -27,8 +27,7 @@ from celery_dq.app.publishing.template_filling import MessageTemplates, plain_ar
 from celery_dq.app.publishing.template_stage import TemplateStage
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import Addressed
-from celery_dq.transport.redis.store.home import tenant_hash
-from celery_dq.transport.redis.store.tenant_in_id import tenant_hash_in
+from celery_dq.transport.redis.store.home import tenant_hash, tenant_hash_in
 from tests.apps import task as make_task
 from tests.producer.conftest import MakeApp, Stored
 

@@ -23,7 +23,7 @@ from celery_dq.transport.aliases import TENANT_SCHEMES, ZOOKEEPER_SCHEME
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.refusals import refusals_named
-from celery_dq.transport.redis.store.script_batches import run_all
+from celery_dq.transport.redis.store.script_calls import run_all
 
 logger = logging.getLogger(__name__)
 

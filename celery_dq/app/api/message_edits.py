@@ -10,10 +10,10 @@ from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.messages import Located, find_located
 from celery_dq.inspector.redis_values import Client
 from celery_dq.transport.message_record import MessageRecord
-from celery_dq.transport.redis.store.likely_partitions import likely_first
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.replies import Edited
-from celery_dq.transport.redis.store.script_batches import run_all
+from celery_dq.transport.redis.store.script_calls import run_all
+from celery_dq.transport.redis.store.whole_queue import likely_first
 
 __all__ = ["CHANGED", "Arguments", "EditMessage", "edit_arguments", "edit_place", "editable_arguments"]
 

@@ -43,7 +43,7 @@ from celery_dq.options.quota import TENANT_QUOTA_KEYS
 from celery_dq.shown import shell_word
 from celery_dq.transport.redis.store.quotas import apply_settings, place_held_back
 from celery_dq.transport.redis.store.rounds import run_chosen, run_one
-from celery_dq.transport.redis.store.script_batches import run_all
+from celery_dq.transport.redis.store.script_calls import run_all
 from celery_dq.transport.tenant import check_single_tenant, check_tenant
 
 

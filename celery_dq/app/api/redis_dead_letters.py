@@ -43,7 +43,7 @@ from celery_dq.transport.message_record import MessageRecord, placing_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
-from celery_dq.transport.redis.store.script_batches import run_all, share
+from celery_dq.transport.redis.store.script_calls import run_all, share
 from celery_dq.transport.tenant import check_priority, check_tenant
 
 #: A filter of all dead letters.

@@ -15,7 +15,7 @@ from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.quotas import place_held_back
 from celery_dq.transport.redis.store.rounds import Rounds, run_one, run_rounds
-from celery_dq.transport.redis.store.script_batches import run_all
+from celery_dq.transport.redis.store.script_calls import run_all
 
 __all__ = [
     "StoredSettings",

@@ -1,7 +1,7 @@
 """The ids of calls for which the caller names none.
 
 Celery's ids are random UUIDs of version 4. In an app with a queue of several partitions, ids name the tenant
-of their call, see :mod:`celery_dq.transport.redis.store.tenant_in_id`. Canvas makes the ids of its tasks
+of their call, see :mod:`celery_dq.transport.redis.store.home`. Canvas makes the ids of its tasks
 before their tenants are known, so those name none.
 """
 
@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.transport.redis.store.tenant_in_id import id_rest, id_start
+from celery_dq.transport.redis.store.home import id_rest, id_start
 
 __all__ = ["Ids"]
 

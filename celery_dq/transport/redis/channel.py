@@ -32,8 +32,7 @@ from celery_dq.transport.redis.declared_ahead import DeclaredAhead
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.full_server import add_member, is_full
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.publish_batch import RedisPublishBatch
-from celery_dq.transport.redis.store.publisher import RedisPublisher
+from celery_dq.transport.redis.store.publisher import RedisPublishBatch, RedisPublisher
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.refusals import refusals_as_outage, refusals_named
 from celery_dq.transport.redis.store.server_checks import connection_refusals_named

@@ -35,7 +35,7 @@ from celery_dq.transport.redis.store.rounds import (
     run_one,
     run_rounds,
 )
-from celery_dq.transport.redis.store.script_batches import run_all
+from celery_dq.transport.redis.store.script_calls import run_all
 from celery_dq.transport.redis.store.server_checks import check_server
 from celery_dq.transport.redis.store.slot_map import SlotMap
 from celery_dq.transport.redis.store.whole_queue import namesake_of

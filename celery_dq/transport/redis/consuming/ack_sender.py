@@ -1,6 +1,6 @@
 """The acks of one consumer thread: when they are due, and what came of those that were sent.
 
-A claim takes the acks of its queue along. The others wait for a claim as long as that costs nobody anything.
+A claim takes the acks of its queue along. The others wait for a claim as long as nothing waits for them.
 Acks that Redis refuses are sent again a second later.
 """
 
@@ -16,7 +16,7 @@ from celery_dq.transport.redis.consuming.leases import Leases
 from celery_dq.transport.redis.consuming.trip import Trip
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.script_batches import is_lost
+from celery_dq.transport.redis.store.script_calls import is_lost
 
 #: Seconds that a finish waits for the next claim, which can carry it: with 100 messages a second, most do.
 FINISH_WAIT_S = 0.015

@@ -34,7 +34,7 @@ from celery_dq.transport.redis.consuming.trip import RETRY_AFTER_REFUSAL_S, Trip
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupListener
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.script_batches import is_lost
+from celery_dq.transport.redis.store.script_calls import is_lost
 from celery_dq.transport.redis.store.transient import TransientListener
 
 #: Seconds after which a claim without an answer uses up no capacity of other masters.

@@ -31,8 +31,8 @@ from celery_dq.transport.redis.consuming.trip import RETRY_AFTER_REFUSAL_S, Trip
 from celery_dq.transport.redis.store.cluster_client import twin_of
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.script_batches import is_wakeup_stored
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
+from celery_dq.transport.redis.store.whole_queue import is_wakeup_stored
 from celery_dq.wake_flag import WakeFlag
 from celery_dq.waker import Waker
 

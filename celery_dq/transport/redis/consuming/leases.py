@@ -23,14 +23,14 @@ from celery_dq.transport.partition_replies import HeartbeatReply
 from celery_dq.transport.redis.consuming.trip import Trip
 from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.script_batches import (
+from celery_dq.transport.redis.store.script_calls import (
     chunks,
-    held_counts,
     result_of,
     run_together,
     share,
 )
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS, recognised_error
+from celery_dq.transport.redis.store.whole_queue import held_counts
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity

@@ -1,15 +1,21 @@
-"""The partition in which a tenant lives, and those of a spread tenant.
+"""The partition in which a tenant lives, those of a spread tenant, and the task ids that name a tenant.
 
 A *jump consistent hash* (Lamping and Veach 2014, "A Fast, Minimal Memory, Consistent Hash Algorithm",
 arXiv:1406.2294) chooses it. When the number of partitions grows from *n* to *m*, only (*m* - *n*) / *m* of
 the tenants move, and each of them to a new partition.
 
 A *spread* tenant has several *shares*, each in another partition.
+
+An id that names the tenant of its message is a UUID of version 8 (RFC 9562): its first 32 bits are the hash
+that decides the home, and all others are random. So a look by the id begins in the right partition. The hash
+does not depend on the number of partitions. Every other id names no tenant, and no answer relies on that of
+an id: a program may have published it again for another one.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import struct
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -93,3 +99,23 @@ class Homes:
                 self._known.clear()
             self._known[tenant] = home
         return home
+
+
+_ID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+
+
+def id_start(tenant: str) -> str:
+    """Return the first eight digits of the task ids of a tenant."""
+    return f"{tenant_hash(tenant):08x}"
+
+
+def id_rest(digits: str) -> str:
+    """Return the rest of a task id, made of 32 random hexadecimal digits, of which the last 24 count."""
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"-{digits[8:12]}-8{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+
+
+def tenant_hash_in(task_id: str) -> int | None:
+    """Return the hash of the tenant that an id names; None for an id that names none."""
+    found = _ID.fullmatch(task_id)
+    return None if found is None else int(found[1], 16)

@@ -15,7 +15,7 @@ from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.replies import read_binary, read_flag, read_text
-from celery_dq.transport.redis.store.script_calls import ScriptCall
+from celery_dq.transport.redis.store.script_calls import ScriptCall, ask_script
 
 T = TypeVar("T")
 
@@ -174,7 +174,7 @@ def run_confirmed(call: ScriptCall[T], partition: Partition, client: Any, replic
     connection, is_reusable = PipelinedConnection(client.connection_pool), False
     try:
         connection.open()
-        answer = call.parse(connection.ask_script(call))
+        answer = call.parse(ask_script(connection, call))
         marker = partition.keys.producer(uuid.uuid4().hex)
         # WAIT waits for the last write of its own connection, and a step that was made before is no write. On
         # a cluster, it goes to the nodes whose answers were read. A check of health could connect again.

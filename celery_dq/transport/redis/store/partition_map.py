@@ -25,8 +25,14 @@ from typing import TypeAlias
 
 from celery_dq.errors import ConfigurationError, InvalidTenant
 from celery_dq.transport.message_record import dedup_key_of, tenant_of
-from celery_dq.transport.redis.store.home import Homes, drawn, jump_hash, share_of, tenant_hash
-from celery_dq.transport.redis.store.tenant_in_id import tenant_hash_in
+from celery_dq.transport.redis.store.home import (
+    Homes,
+    drawn,
+    jump_hash,
+    share_of,
+    tenant_hash,
+    tenant_hash_in,
+)
 from celery_dq.transport.resource_set import resources_of
 
 #: A number that another program has written could be any, and each partition costs a question.

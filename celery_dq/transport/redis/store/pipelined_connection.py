@@ -11,11 +11,9 @@ from typing import Any
 import redis
 from kombu.utils.eventio import ERR, READ, poll
 from redis.connection import AbstractConnection
-from redis.exceptions import NoScriptError
 
 from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.scripts.loader import Argument
-from celery_dq.transport.redis.store.script_calls import ScriptCall
 from celery_dq.transport.redis.store.server_checks import recognised_error
 
 #: Seconds after which an unanswered BLPOP is sent again: long enough to cost
@@ -132,13 +130,6 @@ class PipelinedConnection:
         """
         self.send_all((command,), check_health=True)
         return self.read()
-
-    def ask_script(self, call: ScriptCall[Any]) -> Any:
-        """Send a script, also to a server that lacks it, and wait for its raw answer; see :meth:`ask`."""
-        try:
-            return self.ask(call.command())
-        except NoScriptError:
-            return self.ask(call.command(full=True))
 
     def has_answer(self) -> bool:
         """Return whether an answer, or a part of one, has arrived."""

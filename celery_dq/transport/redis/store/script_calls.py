@@ -1,14 +1,18 @@
-"""The scripts of the tenant broker, and a call of one of them."""
+"""The scripts of the tenant broker, a call of one of them, and calls on many queues in few round trips."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
+import redis
+from redis.exceptions import NoScriptError
+
 from celery_dq.scripts.loader import Argument, Redis, Script, ScriptSet
+from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 
 T = TypeVar("T")
 
@@ -90,3 +94,117 @@ def load_scripts(on_cluster: bool = False) -> ScriptSet:
         on_cluster: Whether they run on a Redis Cluster.
     """
     return ScriptSet(files("celery_dq.transport.redis") / "lua", *SCRIPTS, on_cluster=on_cluster)
+
+
+#: Calls that one round trip carries, each for another queue.
+CALLS_PERTRIP = 100
+#: Fewest messages that each of these calls may move.
+MIN_SHARE = 10
+
+
+def chunks(queues: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield these queues, as many at a time as one round trip serves."""
+    for start in range(0, len(queues), CALLS_PERTRIP):
+        yield queues[start : start + CALLS_PERTRIP]
+
+
+def share(messages: int, calls: int) -> int:
+    """Return how many messages each of these calls moves. Redis serves no other client during a trip."""
+    return max(messages // calls, MIN_SHARE)
+
+
+def run_together(calls: Sequence[ScriptCall[Any]], client: redis.Redis) -> list[Any]:
+    """Return the answers to these calls, of which each may be an exception; see :func:`run_on`.
+
+    Raises:
+        redis.RedisError: no connection; no call was sent.
+    """
+    wire, answers = PipelinedConnection(client.connection_pool), list[Any]()
+    try:
+        answers = run_on(calls, wire)
+    finally:
+        wire.close(reusable=not any(map(is_lost, answers)) and bool(answers))
+    return answers
+
+
+def run_on(
+    calls: Sequence[ScriptCall[Any]], wire: PipelinedConnection, check_health: bool = False
+) -> list[Any]:
+    """Return the answers to these calls, which one write sends; each answer may be an exception.
+
+    When the connection breaks, the answers that have arrived are kept, because a lost lease is reported only
+    once. A pipeline of redis-py discards them, and may send all calls again.
+
+    Args:
+        calls: The calls.
+        wire: The connection.
+        check_health: See :meth:`PipelinedConnection.send_all`.
+
+    Raises:
+        redis.RedisError: no connection; no call was sent.
+    """
+    wire.open()
+    answers = _exchange([call.command() for call in calls], wire, check_health)
+    # Each node of a cluster may lack a script, and each pass brings it to one more.
+    while unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
+        again = _exchange(commands_with_sources([calls[place] for place in unknown]), wire)
+        for place, answer in zip(unknown, again, strict=True):
+            answers[place] = answer
+    return answers
+
+
+def ask_script(wire: PipelinedConnection, call: ScriptCall[Any]) -> Any:
+    """Send a script, also to a server that lacks it, and wait for its raw answer.
+
+    Raises:
+        redis.RedisError: The answer is an error, or the connection broke.
+    """
+    try:
+        return wire.ask(call.command())
+    except NoScriptError:
+        return wire.ask(call.command(full=True))
+
+
+def run_all(calls: Sequence[ScriptCall[T]], client: redis.Redis) -> list[T]:
+    """Return the parsed answers to these calls, in few round trips.
+
+    Raises:
+        redis.RedisError: No connection, or the first error among the answers. Other calls may have run.
+    """
+    results: list[T] = []
+    for start in range(0, len(calls), CALLS_PERTRIP):
+        chunk = calls[start : start + CALLS_PERTRIP]
+        results += map(result_of, chunk, run_together(chunk, client))
+    return results
+
+
+def is_lost(answer: Any) -> bool:
+    """Return whether an answer is the error of a broken connection, on which no further answer comes."""
+    return isinstance(answer, (redis.RedisError, OSError)) and not isinstance(answer, redis.ResponseError)
+
+
+def _exchange(
+    commands: Sequence[tuple[Any, ...]], wire: PipelinedConnection, check_health: bool = False
+) -> list[Any]:
+    answers: list[Any] = []
+    try:
+        wire.send_all(commands, check_health)
+        while len(answers) < len(commands):
+            answers.append(_read(wire))
+    except (redis.RedisError, OSError) as exc:
+        answers += [exc] * (len(commands) - len(answers))
+    return answers
+
+
+def _read(wire: PipelinedConnection) -> Any:
+    try:
+        return wire.read()
+    except redis.ResponseError as exc:
+        return exc
+
+
+def result_of(call: ScriptCall[T], answer: Any) -> T:
+    """Return the parsed answer; raise it if it is an error."""
+    if isinstance(answer, Exception):
+        raise answer
+    return call.parse(answer)

@@ -1,14 +1,17 @@
-"""Calls on all partitions of a queue, in few round trips."""
+"""Reads and calls on many partitions in few round trips, and which of them a look by a task id asks first."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
+import redis
+
 from celery_dq.transport.redis.store.full_server import read_together
-from celery_dq.transport.redis.store.partition import MAX_CHUNK
+from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
-from celery_dq.transport.redis.store.script_batches import run_all, share
+from celery_dq.transport.redis.store.script_calls import chunks, run_all, share
 
 
 def waiting_count(queue: PartitionedQueue, client: Any) -> int:
@@ -51,3 +54,44 @@ def with_messages(queue: PartitionedQueue, client: Any) -> list[Queue]:
     found = [each for each, count in zip(queue.partitions, counts, strict=True) if count]
     random.shuffle(found)
     return found
+
+
+def likely_first(partitions: Sequence[Partition], task_id: str) -> tuple[list[Partition], list[Partition]]:
+    """Divide partitions into those in which the id says that the task is, and the other ones.
+
+    Args:
+        partitions: The partitions of one queue or of several.
+        task_id: The id of the task. If it names no tenant, all partitions come first.
+    """
+    likely: dict[str, set[int]] = {}
+    first: list[Partition] = []
+    others: list[Partition] = []
+    for each in partitions:
+        queue = each.keys.queue
+        if queue not in likely:
+            likely[queue] = each.homes.likely(task_id)
+        numbers = likely[queue]
+        (first if not numbers or each.keys.partition in numbers else others).append(each)
+    return first, others
+
+
+def is_wakeup_stored(queues: Sequence[Queue], client: redis.Redis) -> bool:
+    """Return whether a wake-up of one of these queues is stored that no consumer has taken."""
+    for chunk in chunks(queues):
+        with client.pipeline(transaction=False) as pipe:
+            for queue in chunk:
+                pipe.llen(queue.partition.keys.wake)
+            if any(pipe.execute()):
+                return True
+    return False
+
+
+def held_counts(queues: Sequence[Queue], consumer: str, client: redis.Redis) -> list[Any]:
+    """Return how many messages of each of these queues the broker has for a consumer, in one round trip.
+
+    Each answer may be an exception.
+    """
+    with client.pipeline(transaction=False) as pipe:
+        for queue in queues:
+            pipe.hlen(queue.partition.keys.held(queue.consumer(consumer)))
+        return list(pipe.execute(raise_on_error=False))
