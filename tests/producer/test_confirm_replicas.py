@@ -180,6 +180,8 @@ def test_a_message_that_is_sent_again_over_another_connection_is_confirmed_by_a_
             app.connection_for_write() as connection,
         ):
             wait_until(lambda: "'state': 'online'" in str(client.info("replication")), 30)
+            client.set("loaded", 1)
+            assert client.wait(1, 10_000) == 1  # it is online before it has loaded what it got
             channel = connection.default_channel
             sender = channel.publisher
             sender.push("celery", [sender.number("celery", "first", make_record())])
