@@ -19,7 +19,7 @@ from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_calls import is_lost
 
 #: Seconds that a finish waits for the next claim, which can carry it: with 100 messages a second, most do.
-FINISH_WAIT_S = 0.015
+FINISH_WAIT_S = 0.01
 
 
 class AckSender:
