@@ -98,7 +98,7 @@ class ClaimsHarness:
     def hands_over_at(self) -> float:
         return float("-inf")
 
-    def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+    def receive(self, subscription: Subscription, entry: ClaimedEntry, tag: str) -> None:
         self.got.append(entry.id)
         self.tags.append(tag)
         if self.on_message is not None:
@@ -112,7 +112,7 @@ class ClaimsHarness:
 
     has_room = after_trip
 
-    def place(self, claims: ChannelClaims, source: Subscription) -> None:
+    def place(self, claims: ChannelClaims, subscription: Subscription) -> None:
         """Do nothing: there is one thread."""
 
     def check_consumption(self, claims: ChannelClaims, now: float) -> None:

@@ -80,8 +80,9 @@ class TwoMessages:
 
     def hold_claims_back(self) -> None:
         """Let finishes expect a claim that could carry them and that is not sent."""
-        (source,) = self.channel.consumer.claims.subscriptions
-        source.may_have_work, source.backoff_until, source.free_at_last_claim = True, math.inf, 1 << 31
+        (subscription,) = self.channel.consumer.claims.subscriptions
+        subscription.may_have_work, subscription.backoff_until = True, math.inf
+        subscription.free_at_last_claim = 1 << 31
 
     @property
     def turns_in_s(self) -> float:
@@ -256,12 +257,12 @@ def test_refused_acks_are_not_sent_again_at_once(kombu_client: KombuClient, cons
 def test_a_finish_waits_for_a_claim_that_is_not_planned_where_no_message_waits_for_it(
     consumer: TwoMessages, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    (source,) = consumer.channel.consumer.claims.subscriptions
-    assert not source.may_have_work
-    source.has_limits = why == "limit"
+    (subscription,) = consumer.channel.consumer.claims.subscriptions
+    assert not subscription.may_have_work
+    subscription.has_limits = why == "limit"
     consumer.process.in_flight.get(consumer.first.delivery_tag).has_lock = why == "lock"
     if why == "singleton":
-        monkeypatch.setattr(source, "queue", dataclasses.replace(source.queue, token=1))
+        monkeypatch.setattr(subscription, "queue", dataclasses.replace(subscription.queue, token=1))
     consumer.first.finish()
     if why:
         assert consumer.turn() == 1

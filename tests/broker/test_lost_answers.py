@@ -120,7 +120,7 @@ def test_claimed_messages_are_released_when_their_delivery_fails(kombu_client: K
         consumer = connection.default_channel.consumer
         receive = consumer.receive
 
-        def fail(source: Any, entry: Any, tag: str) -> None:
+        def fail(subscription: Any, entry: Any, tag: str) -> None:
             consumer.receive = receive
             connection.transport.context.process.in_flight._messages.pop(tag)
             raise RuntimeError("out of memory, perhaps")

@@ -45,9 +45,9 @@ def test_the_queue_that_was_served_is_served_last(
         scripts[0].client.rpush(each.keys.wake, "1")
     for _ in scripts:
         getattr(group, call)(time.monotonic())
-        (source,) = group.read_wakeups()
-        assert source is not None
-        served.append(source.queue.name)
+        (subscription,) = group.read_wakeups()
+        assert subscription is not None
+        served.append(subscription.queue.name)
         scripts[0].client.rpush(scripts[0].keys.wake, "1")
     assert served == [FIRST, SECOND]
 
@@ -71,9 +71,9 @@ def test_a_backoff_ends_when_a_slot_becomes_free(
     monkeypatch.setattr(harness, "capacity", lambda _: (4, free))
     make_limited(scripts)
     scripts[0].push("a", tenant="t")
-    source = harness.claims.subscriptions[0]
-    turn_until(lambda: source.backoff_until, harness)
-    make_longer(harness, source)
+    subscription = harness.claims.subscriptions[0]
+    turn_until(lambda: subscription.backoff_until, harness)
+    make_longer(harness, subscription)
     free = 1
     turn_until(lambda: harness.got == ["a"], harness, timeout_s=5)
 
@@ -86,9 +86,9 @@ def test_a_backoff_ends_when_the_claims_of_other_queues_leave_a_slot(
     make_limited(scripts)
     scripts[1].push("a", tenant="t")
     harness.claims.look_again()
-    source = harness.claims.subscriptions[1]
-    turn_until(lambda: source.backoff_until, harness)  # the first claim may use the slot
-    make_longer(harness, source)
+    subscription = harness.claims.subscriptions[1]
+    turn_until(lambda: subscription.backoff_until, harness)  # the first claim may use the slot
+    make_longer(harness, subscription)
     turn_until(lambda: harness.got == ["a"], harness, timeout_s=5)
 
 
@@ -135,7 +135,7 @@ def make_limited(scripts: list[PartitionScripts]) -> None:
         each.partition.set_default_quota(make_quota(concurrency=50)).run(each.client)
 
 
-def make_longer(harness: ClaimsHarness, source: Subscription) -> None:
+def make_longer(harness: ClaimsHarness, subscription: Subscription) -> None:
     """Let the back-off last longer than the test."""
-    source.backoff_until, source.timer_at = time.monotonic() + 600, float("inf")
-    harness.claims.ready.plan(source)
+    subscription.backoff_until, subscription.timer_at = time.monotonic() + 600, float("inf")
+    harness.claims.ready.plan(subscription)

@@ -17,21 +17,21 @@ class _NoQueue:
 
 @pytest.mark.parametrize("leave", [ReadyQueues.rest, ReadyQueues.remove])
 def test_a_queue_at_rest_needs_no_slot(leave: Any) -> None:
-    ready, source = ReadyQueues(), Subscription(_NoQueue())  # type: ignore[arg-type]  # only its state counts
-    ready.wake(source)
-    ready.needing_slots.add(source)
-    leave(ready, source)
+    ready, subscription = ReadyQueues(), Subscription(_NoQueue())  # type: ignore[arg-type]  # only its state counts
+    ready.wake(subscription)
+    ready.needing_slots.add(subscription)
+    leave(ready, subscription)
     assert not ready.needing_slots
 
 
 def test_a_queue_at_its_own_limit_needs_no_capacity() -> None:
     limits = [0]
     ready = ReadyQueues()
-    source = Subscription(_NoQueue(), lambda: limits[-1])  # type: ignore[arg-type]  # only its state counts
-    ready.wake(source)
+    subscription = Subscription(_NoQueue(), lambda: limits[-1])  # type: ignore[arg-type]  # only its state counts
+    ready.wake(subscription)
     without_room = ready.needs_capacity
     assert not without_room
     assert ready.next_claimable(may_lead=True) is None
     limits.append(1)
     assert ready.needs_capacity
-    assert ready.next_claimable(may_lead=True) is source
+    assert ready.next_claimable(may_lead=True) is subscription

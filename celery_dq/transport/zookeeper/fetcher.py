@@ -40,7 +40,7 @@ FLUSH_S = 5.0
 class TakeOne(NamedTuple):
     """A waiting call that takes one message from a queue without a consumer."""
 
-    source: ZooKeeperSubscription
+    subscription: ZooKeeperSubscription
     done: WakeFlag
 
 
@@ -53,7 +53,8 @@ class ZooKeeperFetcher:
         in_flight: The in-flight messages and their queued acknowledgements.
         clock: Monotonic time for the pace of looks and sweeps.
         room: Returns how many messages a subscription may take now.
-        deliver: Called with a source whose inbox has a message; without one when the connection has failed.
+        deliver: Called with a subscription whose inbox has a message; without one when the connection has
+            failed.
         sweep: Deletes abandoned transient queues; called every `SWEEP_S` seconds.
     """
 
@@ -75,9 +76,9 @@ class ZooKeeperFetcher:
         self._deliver = deliver
         self._sweep = sweep
         self._swept_at = clock.monotonic()
-        self._sources: list[ZooKeeperSubscription] = []
+        self._subscriptions: list[ZooKeeperSubscription] = []
         self._requests_for_one: deque[TakeOne] = deque()
-        #: The sources of all calls for one message.
+        #: The subscriptions of all calls for one message.
         self._visited: set[ZooKeeperSubscription] = set()
         self._waker = WakeFlag()
         #: One flag for each waiting :meth:`flush`.
@@ -102,31 +103,31 @@ class ZooKeeperFetcher:
         """Wake the fetcher's thread; callable from signal handlers."""
         self._waker.set()
 
-    def add(self, source: ZooKeeperSubscription) -> None:
+    def add(self, subscription: ZooKeeperSubscription) -> None:
         """Start to consume a subscription."""
-        self._sources = [*self._sources, source]
+        self._subscriptions = [*self._subscriptions, subscription]
         self.wake()
 
-    def remove(self, source: ZooKeeperSubscription) -> None:
+    def remove(self, subscription: ZooKeeperSubscription) -> None:
         """Stop to consume a subscription."""
-        self._sources = [each for each in self._sources if each is not source]
+        self._subscriptions = [each for each in self._subscriptions if each is not subscription]
 
-    def take_now(self, source: ZooKeeperSubscription) -> list[ClaimedItem]:
+    def take_now(self, subscription: ZooKeeperSubscription) -> list[ClaimedItem]:
         """Take one item from a subscription that is not consumed; waits for the fetcher's thread.
 
         Raises:
             ZooKeeperUnreachable: The connection has failed, or ZooKeeper did not answer in time.
         """
-        errand = TakeOne(source, WakeFlag())
-        self._visited.add(source)
+        errand = TakeOne(subscription, WakeFlag())
+        self._visited.add(subscription)
         self._requests_for_one.append(errand)
         self.wake()
         is_done = errand.done.wait(2 * self._locks.timeout_s)
         errand.done.close()
         if self.failure is not None or not is_done:
             raise ZooKeeperUnreachable("No message could be taken: ZooKeeper did not answer")
-        taken = list(source.inbox)
-        source.inbox.clear()
+        taken = list(subscription.inbox)
+        subscription.inbox.clear()
         return taken
 
     def flush(self, timeout_s: float = FLUSH_S) -> None:
@@ -224,22 +225,22 @@ class ZooKeeperFetcher:
     def _answer_timeout_s(self) -> float:
         if self._suspended_at is not None:
             return 0.1
-        waits = [wait for wait in (source.next_look_s() for source in self._sources) if wait is not None]
-        return min([*waits, LOOK_AROUND_S])
+        looks = [each.next_look_s() for each in self._subscriptions]
+        return min([LOOK_AROUND_S, *(look_s for look_s in looks if look_s is not None)])
 
     def _run_once(self) -> bool:
         now = self._clock.monotonic()
         if now - self._looked_at > LOOK_AROUND_S:
             self._looked_at = now
-            for source in self._sources:
-                source.look_around()
+            for subscription in self._subscriptions:
+                subscription.look_around()
         if now - self._swept_at > SWEEP_S:
             self._swept_at = now
             self._sweep()
-        sources, self._rounds = self._sources, self._rounds + 1
+        subscriptions, self._rounds = self._subscriptions, self._rounds + 1
         # Counted before the outcomes are taken: a message that is requeued from now on makes no room for a
         # later one before it is available itself.
-        rooms = [self._room(source) for source in sources]
+        rooms = [self._room(subscription) for subscription in subscriptions]
         returns = self._in_flight.has_returning
         outcomes, begun = self._begin_outcomes()
         if returns:
@@ -250,15 +251,15 @@ class ZooKeeperFetcher:
         try:
             while self._requests_for_one and not self._in_flight.has_returning:
                 errand = self._requests_for_one[0]
-                errand.source.take_turn(self._locks, 1)
+                errand.subscription.take_turn(self._locks, 1)
                 self._requests_for_one.popleft()
                 errand.done.set()
-            first = self._rounds % len(sources) if sources else 0
-            turns = list(zip(sources, rooms, strict=True))
-            for source, room in [*turns[first:], *turns[:first]]:
-                more |= source.take_turn(self._locks, min(room, self._room(source)))
-                if source.inbox:
-                    self._deliver(source)
+            first = self._rounds % len(subscriptions) if subscriptions else 0
+            turns = list(zip(subscriptions, rooms, strict=True))
+            for subscription, room in [*turns[first:], *turns[:first]]:
+                more |= subscription.take_turn(self._locks, min(room, self._room(subscription)))
+                if subscription.inbox:
+                    self._deliver(subscription)
         finally:
             self._end_outcomes(outcomes, begun)
         return more or self._in_flight.has_outcomes
@@ -298,10 +299,10 @@ class ZooKeeperFetcher:
         # Messages that were passed over because of a suspect may be taken now.
         is_clear = had_suspect and not self._in_flight.has_suspect
         returned = {held.nodes for verb, held in outcomes if verb in RETURNING}
-        for source in (*self._sources, *self._visited):
-            if is_clear or source.nodes in returned:
+        for subscription in (*self._subscriptions, *self._visited):
+            if is_clear or subscription.nodes in returned:
                 # No watch fires for the locks of this connection.
-                source.look_again()
+                subscription.look_again()
 
     def _send_outcome(self, verb: ItemOutcome, held: ClaimedItem) -> None:
         """Send the end of one message that is in doubt, or whose request with others was refused."""

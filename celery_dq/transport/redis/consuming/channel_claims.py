@@ -63,7 +63,7 @@ class Inboxes(Protocol):
     def has_room(self, claims: ChannelClaims) -> None:
         """Let other claims use the capacity that these have not used."""
 
-    def place(self, claims: ChannelClaims, source: Subscription) -> None:
+    def place(self, claims: ChannelClaims, subscription: Subscription) -> None:
         """Hand a subscription over to the thread that is to have its queue."""
 
     def check_consumption(self, claims: ChannelClaims, now: float) -> None:
@@ -72,7 +72,7 @@ class Inboxes(Protocol):
     def hands_over_at(self) -> float:
         """Return the monotonic time from which wake-ups without a free slot are handed over."""
 
-    def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+    def receive(self, subscription: Subscription, entry: ClaimedEntry, tag: str) -> None:
         """Take a claimed message, which has this delivery tag."""
 
     @property
@@ -152,35 +152,35 @@ class ChannelClaims:
         Returns:
             The subscription, which exists already for a queue that is claimed from.
         """
-        source = self._subscriptions.get(queue.prefix)
-        if source is None:
-            self._subscriptions[queue.prefix] = source = Subscription(queue, limit)
-            self._restart_wait(self.wakeups.join(source))
+        subscription = self._subscriptions.get(queue.prefix)
+        if subscription is None:
+            self._subscriptions[queue.prefix] = subscription = Subscription(queue, limit)
+            self._restart_wait(self.wakeups.join(subscription))
             if is_empty:
                 self._thread.leases.renew_soon([queue])
-                return source
-            self.ready.wake(source)
+                return subscription
+            self.ready.wake(subscription)
             if self._identity.may_have_claimed(queue):
                 # An earlier connection may have taken a wake-up, or have been assigned the next look.
-                self.ready.rely_on(source)
-        return source
+                self.ready.rely_on(subscription)
+        return subscription
 
     def unsubscribe(self, prefix: str) -> Subscription | None:
         """Stop claiming from a partition; return the subscription that ended, None without one."""
-        source = self._subscriptions.pop(prefix, None)
-        if source is not None:
-            waited = self._leave_wakeups(source)
-            if waited or self.ready.is_awaited(source):
-                self._hand_over_later(source.queue, 2 if waited else 1)
-            self.ready.remove(source)
-        return source
+        subscription = self._subscriptions.pop(prefix, None)
+        if subscription is not None:
+            waited = self._leave_wakeups(subscription)
+            if waited or self.ready.is_awaited(subscription):
+                self._hand_over_later(subscription.queue, 2 if waited else 1)
+            self.ready.remove(subscription)
+        return subscription
 
-    def _leave_wakeups(self, source: Subscription) -> bool:
+    def _leave_wakeups(self, subscription: Subscription) -> bool:
         """Stop waiting for the wake-ups of a queue, and return whether a wait was under way."""
-        if source.waits is None:
+        if subscription.waits is None:
             return False
-        waited = self._restart_wait(self.wakeups.group_of(source))
-        self.wakeups.leave(source)
+        waited = self._restart_wait(self.wakeups.group_of(subscription))
+        self.wakeups.leave(subscription)
         self._thread.sockets_changed = True
         return waited
 
@@ -189,8 +189,8 @@ class ChannelClaims:
         if waited := group.cancel_wait():
             self._thread.sockets_changed = True
             # A wake-up may have been lost with the connection.
-            for source in group.members.values():
-                self.ready.rely_on(source)
+            for subscription in group.members.values():
+                self.ready.rely_on(subscription)
         return waited
 
     def listen(self, key: str, deliver: Callable[[bytes], None]) -> None:
@@ -231,34 +231,34 @@ class ChannelClaims:
             if name in self._subscriptions:
                 self.ready.wake(self._subscriptions[name])
 
-    def turn_at(self, source: Subscription, at: float) -> None:
+    def turn_at(self, subscription: Subscription, at: float) -> None:
         """Let the thread turn at a monotonic time for this queue."""
-        source.wake_at = at
-        self.ready.plan(source)
+        subscription.wake_at = at
+        self.ready.plan(subscription)
 
     # -- the masters of a cluster --------------------------------------------------
 
     def follow_slots(self) -> None:
         """See :class:`ServedChannel`."""
-        for source in self.subscriptions:
-            self._inboxes.place(self, source)
+        for subscription in self.subscriptions:
+            self._inboxes.place(self, subscription)
 
-    def give_up(self, source: Subscription) -> None:
+    def give_up(self, subscription: Subscription) -> None:
         """Stop claiming from a queue that another thread of this process is to have."""
-        del self._subscriptions[source.queue.prefix]
-        self._leave_wakeups(source)
-        self.ready.remove(source)
-        self.ready.needing_slots.discard(source)
+        del self._subscriptions[subscription.queue.prefix]
+        self._leave_wakeups(subscription)
+        self.ready.remove(subscription)
+        self.ready.needing_slots.discard(subscription)
 
     def begin_again(self) -> None:
         """See :class:`ServedChannel`."""
         if self._wakeups is not None:
             self._wakeups.close()
             self._wakeups = None
-        for source in self._subscriptions.values():
-            source.waits = None
+        for subscription in self._subscriptions.values():
+            subscription.waits = None
             # A wake-up may have been lost, and Redis may have assigned the next look.
-            self.ready.rely_on(source)
+            self.ready.rely_on(subscription)
         self._thread.sockets_changed = True
 
     def after_round(self, now: float) -> None:
@@ -281,8 +281,8 @@ class ChannelClaims:
                 if want > 0:
                     self._add_claims(trip, want, free)
             if want <= 0 and self.ready.relied_on and self._inboxes.hands_over_at() <= trip.now:
-                for source in tuple(islice(self.ready.to_hand_over(), MAX_HANDOVERS)):
-                    self._hand_over(source)
+                for subscription in tuple(islice(self.ready.to_hand_over(), MAX_HANDOVERS)):
+                    self._hand_over(subscription)
         while self._handovers and trip.room:
             queue, times = self._handovers.pop()
             call = queue.partition.hand_over_wakeup(queue.consumer(self._identity.consumer))
@@ -352,13 +352,15 @@ class ChannelClaims:
 
     def may_wait_for_claim(self, queue: Queue, box: PendingAcks) -> bool:
         """Return whether the pending finishes of *queue* may wait for its next claim."""
-        source = self._subscriptions.get(queue.prefix)
-        return source is not None and (source.may_have_work or not source.is_end_awaited(box.finishes))
+        subscription = self._subscriptions.get(queue.prefix)
+        return subscription is not None and (
+            subscription.may_have_work or not subscription.is_end_awaited(box.finishes)
+        )
 
     def _read_wakeups(self, group: WakeupListener) -> None:
         with self._refusals("wait for wake-ups", group):
-            for source in group.read_wakeups():
-                self.ready.rely_on(source)
+            for subscription in group.read_wakeups():
+                self.ready.rely_on(subscription)
         if group.connection.connection is None:  # it was idle for longer than the setting `timeout` of Redis
             self._thread.sockets_changed = True
 
@@ -379,10 +381,10 @@ class ChannelClaims:
 
     # -- handing over ------------------------------------------------------------
 
-    def _hand_over(self, source: Subscription) -> None:
+    def _hand_over(self, subscription: Subscription) -> None:
         """Hand the wake-up and the next look over to another consumer, for lack of a free slot."""
-        self.ready.handed_over(source)
-        self._hand_over_later(source.queue)
+        self.ready.handed_over(subscription)
+        self._hand_over_later(subscription.queue)
 
     def _hand_over_later(self, queue: Queue, times: int = 1) -> None:
         if not queue.token:  # a singleton queue has no other consumer
@@ -404,23 +406,23 @@ class ChannelClaims:
         shares, all_free = self._shares, free
         self.ready.end_backoffs(free)
         while trip.room and (share := shares.share(want, len(self.ready))) > 0:
-            source = self.ready.next_claimable(shares.may_lead)
-            if source is None:
+            subscription = self.ready.next_claimable(shares.may_lead)
+            if subscription is None:
                 return
-            if source.queue.key in trip.claims:  # another channel claims from it
-                self.ready.wake(source)
+            if subscription.queue.key in trip.claims:  # another channel claims from it
+                self.ready.wake(subscription)
                 return
-            source.free_at_last_claim = all_free if free else 0
-            asked = self._add_claim(trip, source, share, min(free, share))
+            subscription.free_at_last_claim = all_free if free else 0
+            asked = self._add_claim(trip, subscription, share, min(free, share))
             want, free = want - asked, max(free - asked, 0)
 
-    def _add_claim(self, trip: Trip, source: Subscription, want: int, free: int) -> int:
-        identity, queue = self._identity, source.queue
-        if source.claim_limit is not None:
-            want = min(want, source.claim_limit())
+    def _add_claim(self, trip: Trip, subscription: Subscription, want: int, free: int) -> int:
+        identity, queue = self._identity, subscription.queue
+        if subscription.claim_limit is not None:
+            want = min(want, subscription.claim_limit())
         acks = identity.in_flight.pending_acks(queue.key).take()
         leads = self._shares.add(queue.key, want)
-        source.is_claiming, source.is_woken, source.needs_lead = True, False, False
+        subscription.is_claiming, subscription.is_woken, subscription.needs_lead = True, False, False
         call = queue.partition.claim(
             queue.consumer(identity.consumer),
             lease_ms=identity.lease_ms,
@@ -437,41 +439,47 @@ class ChannelClaims:
         identity.in_doubt.claim_sent(queue.key)
         self._asked_at = trip.now
         trip.claims.add(queue.key)
-        answered = partial(self._claimed, source, acks, want, leads, trip.now)
-        trip.add(call, queue, answered, partial(self._not_claimed, source, acks))
+        answered = partial(self._claimed, subscription, acks, want, leads, trip.now)
+        trip.add(call, queue, answered, partial(self._not_claimed, subscription, acks))
         return want
 
-    def _not_claimed(self, source: Subscription, acks: Acks, exc: Exception) -> None:
-        identity, queue = self._identity, source.queue
-        source.is_claiming = False
+    def _not_claimed(self, subscription: Subscription, acks: Acks, exc: Exception) -> None:
+        identity, queue = self._identity, subscription.queue
+        subscription.is_claiming = False
         self._shares.answered(queue.key, None)
         self._inboxes.has_room(self)
         identity.in_flight.restore_acks(queue.key, acks)
         # The claim may have taken messages, also where Redis has ended its script.
         identity.in_doubt.claim_unanswered(queue.key)
-        if self._subscriptions.get(queue.prefix) is not source:
+        if self._subscriptions.get(queue.prefix) is not subscription:
             self._hand_over_later(queue)
             return
         # Redis may have assigned the next look with the failed claim.
-        self.ready.rely_on(source)
+        self.ready.rely_on(subscription)
         if not is_lost(exc):
             pause_s = self._thread.refused("claim", queue, exc)
-            self.ready.pause(source, identity.clock.monotonic() + pause_s)
+            self.ready.pause(subscription, identity.clock.monotonic() + pause_s)
 
     def _claimed(
-        self, source: Subscription, acks: Acks, want: int, leads: bool, sent_at: float, claimed: ClaimReply
+        self,
+        subscription: Subscription,
+        acks: Acks,
+        want: int,
+        leads: bool,
+        sent_at: float,
+        claimed: ClaimReply,
     ) -> None:
-        identity, ready, queue = self._identity, self.ready, source.queue
+        identity, ready, queue = self._identity, self.ready, subscription.queue
         acks.confirm()
         identity.claim_times[queue.name].add(identity.clock.monotonic() - sent_at)
-        source.is_claiming = False
+        subscription.is_claiming = False
         message_count = sum(not entry.reason for entry in claimed.entries)
         try:
-            self._take(source, want, leads, sent_at, message_count, claimed)
+            self._take(subscription, want, leads, sent_at, message_count, claimed)
         except BaseException:
             # The messages that were not recorded as in flight are released after a comparison.
             identity.in_doubt.claim_unanswered(queue.key)
-            ready.pause(source, identity.clock.monotonic() + 1.0)
+            ready.pause(subscription, identity.clock.monotonic() + 1.0)
             raise
         finally:
             # The inbox has them by now, so that no other thread counts them too little.
@@ -482,59 +490,59 @@ class ChannelClaims:
 
     def _take(
         self,
-        source: Subscription,
+        subscription: Subscription,
         want: int,
         leads: bool,
         sent_at: float,
         message_count: int,
         claimed: ClaimReply,
     ) -> None:
-        identity, ready, queue = self._identity, self.ready, source.queue
-        is_gone = self._subscriptions.get(queue.prefix) is not source
+        identity, ready, queue = self._identity, self.ready, subscription.queue
+        is_gone = self._subscriptions.get(queue.prefix) is not subscription
         if claimed.fenced:
-            self._fenced(source, claimed.lost_up_to or 0)
+            self._fenced(subscription, claimed.lost_up_to or 0)
             return
-        if source.waits is None and not is_gone:
-            self._restart_wait(self.wakeups.join(source))
+        if subscription.waits is None and not is_gone:
+            self._restart_wait(self.wakeups.join(subscription))
         self.claimed_at = now = identity.clock.monotonic()
-        identity.watchdog_strikes, source.has_limits = 0, claimed.has_limits
+        identity.watchdog_strikes, subscription.has_limits = 0, claimed.has_limits
         (ready.needing_slots.discard if is_gone or not claimed.needs_slot else ready.needing_slots.add)(
-            source
+            subscription
         )
         next_look_at = None if claimed.next_look_s is None else now + claimed.next_look_s
         if not is_gone:
-            ready.looked(source, next_look_at)
+            ready.looked(subscription, next_look_at)
             if claimed.more and not claimed.entries:
                 # A claim that does not lead may have passed over suspects only because another one leads.
-                ready.found_none(source, now, self._runs_suspect, needs_lead=not leads)
+                ready.found_none(subscription, now, self._runs_suspect, needs_lead=not leads)
             else:
-                source.reset_backoff()
-                has_more = claimed.more or source.is_woken or message_count >= want
-                (ready.wake if has_more else ready.rest)(source)
+                subscription.reset_backoff()
+                has_more = claimed.more or subscription.is_woken or message_count >= want
+                (ready.wake if has_more else ready.rest)(subscription)
         elif next_look_at is not None:
             self._hand_over_later(queue)
         for entry, held in identity.claimed(queue, claimed, sent_at):
             if held is None:
                 # The entry is void. Another claim may find messages, and the next look may be lost.
                 if not is_gone:
-                    ready.rely_on(source)
+                    ready.rely_on(subscription)
                 continue
             if is_gone:
                 identity.in_flight.release(held.tag, "unstarted")
                 continue
             if claimed.suspect:
                 self._inboxes.suspect = held.tag
-            self._inboxes.receive(source, entry, held.tag)
+            self._inboxes.receive(subscription, entry, held.tag)
 
-    def _fenced(self, source: Subscription, last_claim: int) -> None:
+    def _fenced(self, subscription: Subscription, last_claim: int) -> None:
         """Handle a fenced claim: the queue has a later leader, or one that this process does not know."""
-        self.ready.rest(source)
-        if not source.queue.token:
+        self.ready.rest(subscription)
+        if not subscription.queue.token:
             # Another BLPOP on this queue would take wake-ups away from the leader. The queue may become an
             # ordinary one.
-            self._leave_wakeups(source)
-            self.ready.pause(source, self._identity.clock.monotonic() + self._identity.lease_s)
-        self._identity.record_fenced(source.queue, last_claim)
+            self._leave_wakeups(subscription)
+            self.ready.pause(subscription, self._identity.clock.monotonic() + self._identity.lease_s)
+        self._identity.record_fenced(subscription.queue, last_claim)
 
     # -- closing ---------------------------------------------------------------
 

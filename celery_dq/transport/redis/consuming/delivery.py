@@ -182,11 +182,11 @@ class ChannelDelivery:
             thread.serve(claims)
         return claims
 
-    def place(self, claims: ChannelClaims, source: Subscription) -> None:
+    def place(self, claims: ChannelClaims, subscription: Subscription) -> None:
         """Hand a subscription over to the thread that is to have its queue."""
-        thread, queue = self._threads.of(source.queue), source.queue
+        thread, queue = self._threads.of(subscription.queue), subscription.queue
         if thread is not claims.thread:
-            claims.give_up(source)
+            claims.give_up(subscription)
             thread.request(partial(self._subscribe, thread, [(queue, False)]))
             if not claims.subscriptions and claims is not self.claims:
                 self._end_claims_of(claims)
@@ -356,19 +356,21 @@ class ChannelDelivery:
         limit = self._channel.qos.prefetch_count
         return min(most, limit) if limit else most
 
-    def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+    def receive(self, subscription: Subscription, entry: ClaimedEntry, tag: str) -> None:
         """Make a message of a claimed entry, and put it into the inbox."""
         channel = self._channel
         try:
-            message = Message(MessageRecord.unpack(entry.record), entry, tag, source.queue.name, channel)
-            message.prefix = source.queue.prefix
+            message = Message(
+                MessageRecord.unpack(entry.record), entry, tag, subscription.queue.name, channel
+            )
+            message.prefix = subscription.queue.prefix
         except CorruptRecord as exc:
-            channel.dead_letter_unreadable(source.queue, entry, tag, exc)
+            channel.dead_letter_unreadable(subscription.queue, entry, tag, exc)
             return
         held = channel.in_flight.get(tag)
         if held is not None:
             held.has_lock = bool(message.record.dedup)
-        if source.queue.token and self.singleton_delivery is not None:
+        if subscription.queue.token and self.singleton_delivery is not None:
             self.singleton_delivery.add_message(message)
         else:
             self._put_in_inbox(message)
@@ -597,7 +599,7 @@ class ChannelDelivery:
         """
         if self.capacity(claims)[0] <= 0:
             return False
-        queues = [source.queue for source in claims.subscriptions if not source.queue.token]
+        queues = [subscription.queue for subscription in claims.subscriptions if not subscription.queue.token]
         return claims.thread.has_unclaimed_wakeup(queues)
 
     # -- closing ---------------------------------------------------------------

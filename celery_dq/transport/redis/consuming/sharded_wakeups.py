@@ -257,25 +257,25 @@ class ShardedWakeups(WakeupGroups):
         """Whether the free capacity decides on something: a message may be followed in any turn."""
         return True
 
-    def join(self, source: Subscription) -> WakeupListener:
+    def join(self, subscription: Subscription) -> WakeupListener:
         """Add a queue to the group of the node that serves it."""
-        node = self._slots.node_of(source.queue.partition.keys.slot) or self._slots.masters[0]
+        node = self._slots.node_of(subscription.queue.partition.keys.slot) or self._slots.masters[0]
         group = next((each for each in self.groups if each.node == node), None)
         if group is None:
             group = NodeWakeups(self, node)
             self.groups.append(group)
-        group.members[source.queue.partition.keys.wake.encode()] = source
-        group.busy += source.may_have_work
-        source.waits = group
+        group.members[subscription.queue.partition.keys.wake.encode()] = subscription
+        group.busy += subscription.may_have_work
+        subscription.waits = group
         self.asks_at = 0.0
         return group
 
-    def leave(self, source: Subscription) -> None:
+    def leave(self, subscription: Subscription) -> None:
         """Remove a queue from its group."""
-        group = self.group_of(source)
+        group = self.group_of(subscription)
         assert isinstance(group, NodeWakeups)
-        group.leave(source.queue.partition.keys.wake.encode())
-        super().leave(source)
+        group.leave(subscription.queue.partition.keys.wake.encode())
+        super().leave(subscription)
 
     def wait(self, now: float, *, may_wait: bool) -> bool:
         """Subscribe to messages, and try to take the wake-ups that they tell of.
@@ -307,9 +307,9 @@ class ShardedWakeups(WakeupGroups):
         logger.debug("Node %s sends no wake-ups: %s.", group.node, exc)
         maybe = group.reset(self.monotonic())
         refresh_slots(self.pool, without=group.node)
-        for source in list(group.members.values()):
-            if (self._slots.node_of(source.queue.partition.keys.slot) or group.node) != group.node:
-                self._regroup(source)
+        for subscription in list(group.members.values()):
+            if (self._slots.node_of(subscription.queue.partition.keys.slot) or group.node) != group.node:
+                self._regroup(subscription)
         self.asks_at = min(self.asks_at, self.monotonic() + RECONNECT_S)
         return maybe
 
@@ -320,13 +320,13 @@ class ShardedWakeups(WakeupGroups):
         if slot is not None and node is not None:
             self._slots.moved(slot, node)
         group.forget(key)
-        source = group.members.get(key)
-        if source is not None:
-            self._regroup(source)
+        subscription = group.members.get(key)
+        if subscription is not None:
+            self._regroup(subscription)
 
-    def _regroup(self, source: Subscription) -> None:
-        super().leave(source)
-        self.join(source)
+    def _regroup(self, subscription: Subscription) -> None:
+        super().leave(subscription)
+        self.join(subscription)
 
 
 def _command(name: str, key: bytes) -> tuple[str | bytes, ...]:

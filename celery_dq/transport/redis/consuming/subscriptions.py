@@ -138,89 +138,91 @@ class ReadyQueues:
     @property
     def has_claimable(self) -> bool:
         """Whether there is a queue from which a claim may be sent now."""
-        for source in self._ready:  # noqa: SIM110 - a generator costs a call for each
-            if source.claim_limit is None or source.claim_limit() > 0:
+        for subscription in self._ready:
+            if subscription.claim_limit is None or subscription.claim_limit() > 0:
                 return True
         return False
 
     # -- states ------------------------------------------------------------------
 
-    def wake(self, source: Subscription) -> None:
+    def wake(self, subscription: Subscription) -> None:
         """Note that a message of this queue may be eligible."""
-        if not source.may_have_work:
-            source.may_have_work = True
-            if source.waits is not None:
-                source.waits.busy += 1
-        if not source.is_claiming and source not in self._backing_off:
-            self._ready.setdefault(source)
+        if not subscription.may_have_work:
+            subscription.may_have_work = True
+            if subscription.waits is not None:
+                subscription.waits.busy += 1
+        if not subscription.is_claiming and subscription not in self._backing_off:
+            self._ready.setdefault(subscription)
 
-    def rely_on(self, source: Subscription) -> None:
+    def rely_on(self, subscription: Subscription) -> None:
         """Note that a message may be eligible, and that the other consumers rely on this process."""
-        self.wake(source)
-        self.relied_on[source] = None
-        source.is_woken = source.is_claiming
+        self.wake(subscription)
+        self.relied_on[subscription] = None
+        subscription.is_woken = subscription.is_claiming
 
-    def rest(self, source: Subscription) -> None:
+    def rest(self, subscription: Subscription) -> None:
         """Note that no message of this queue is eligible before its next wake-up."""
-        self._ready.pop(source, None)
-        self._backing_off.pop(source, None)
+        self._ready.pop(subscription, None)
+        self._backing_off.pop(subscription, None)
         # Another consumer may serve the tenant, and this one may not claim from the queue for long.
-        self.needing_slots.discard(source)
-        if source.may_have_work:
-            source.may_have_work = False
-            if source.waits is not None:
-                source.waits.busy -= 1
+        self.needing_slots.discard(subscription)
+        if subscription.may_have_work:
+            subscription.may_have_work = False
+            if subscription.waits is not None:
+                subscription.waits.busy -= 1
 
-    def remove(self, source: Subscription) -> None:
+    def remove(self, subscription: Subscription) -> None:
         """Forget this queue."""
-        self.rest(source)
-        self.handed_over(source)
-        self._slowed.pop(source, None)
-        source.timer_at = math.inf
+        self.rest(subscription)
+        self.handed_over(subscription)
+        self._slowed.pop(subscription, None)
+        subscription.timer_at = math.inf
 
-    def found_none(self, source: Subscription, now: float, runs_suspect: bool, needs_lead: bool) -> None:
+    def found_none(
+        self, subscription: Subscription, now: float, runs_suspect: bool, needs_lead: bool
+    ) -> None:
         """Claim from this queue after a moment: no eligible message was one for this channel.
 
         Args:
-            source: The queue.
+            subscription: The queue.
             now: Monotonic time.
             runs_suspect: Whether the channel runs a suspect.
             needs_lead: Whether the claim could bring no suspect. If none runs, the next one may bring it.
         """
         # Without a free slot, the claim has rather passed over tenants with a concurrency limit.
-        source.needs_lead = needs_lead and source.free_at_last_claim > 0
-        if source.needs_lead and not runs_suspect:
-            self.wake(source)
+        subscription.needs_lead = needs_lead and subscription.free_at_last_claim > 0
+        if subscription.needs_lead and not runs_suspect:
+            self.wake(subscription)
             return
-        source.back_off(now, runs_suspect)
+        subscription.back_off(now, runs_suspect)
         if runs_suspect:
-            self._slowed[source] = None
-        self._back_off(source)
+            self._slowed[subscription] = None
+        self._back_off(subscription)
 
-    def pause(self, source: Subscription, until: float) -> None:
+    def pause(self, subscription: Subscription, until: float) -> None:
         """Claim from this queue at a monotonic time, and not earlier."""
-        source.backoff_until, source.free_at_last_claim = until, UNLIMITED
-        self._back_off(source)
+        subscription.backoff_until, subscription.free_at_last_claim = until, UNLIMITED
+        self._back_off(subscription)
 
-    def _back_off(self, source: Subscription) -> None:
+    def _back_off(self, subscription: Subscription) -> None:
         """Claim from this queue after its ``backoff_until``, or when more slots are free than at its last."""
-        self._ready.pop(source, None)
-        self._backing_off[source] = None
-        self._free = min(self._free, source.free_at_last_claim)
-        self.plan(source)
+        self._ready.pop(subscription, None)
+        self._backing_off[subscription] = None
+        self._free = min(self._free, subscription.free_at_last_claim)
+        self.plan(subscription)
 
-    def resume(self, source: Subscription) -> None:
+    def resume(self, subscription: Subscription) -> None:
         """End the back-off of this queue, if it backs off."""
-        source.backoff_until = 0.0
-        if source in self._backing_off:
-            del self._backing_off[source]
-            self._ready.setdefault(source)
+        subscription.backoff_until = 0.0
+        if subscription in self._backing_off:
+            del self._backing_off[subscription]
+            self._ready.setdefault(subscription)
 
     def _end_slow_backoffs(self) -> None:
         """End the back-offs that a suspect has made longer, because it is over."""
-        for source in self._slowed:
-            source.reset_backoff()
-            self.resume(source)
+        for subscription in self._slowed:
+            subscription.reset_backoff()
+            self.resume(subscription)
         self._slowed.clear()
 
     # -- turns -------------------------------------------------------------------
@@ -233,11 +235,11 @@ class ReadyQueues:
         """
         if free <= self._free:
             return
-        for source in tuple(self._backing_off):
-            if free > source.free_at_last_claim:
-                self.resume(source)
+        for subscription in tuple(self._backing_off):
+            if free > subscription.free_at_last_claim:
+                self.resume(subscription)
                 # Its last claim may have had no slot because those of other queues took all.
-                self._ready.move_to_end(source, last=False)
+                self._ready.move_to_end(subscription, last=False)
         self._free = free
 
     def next_claimable(self, may_lead: bool) -> Subscription | None:
@@ -248,48 +250,48 @@ class ReadyQueues:
                 over.
         """
         for _ in range(len(self._ready)):
-            source, _nothing = self._ready.popitem(last=False)
-            if source.may_claim() and (may_lead or not source.needs_lead):
-                return source
-            self._ready[source] = None
+            subscription, _nothing = self._ready.popitem(last=False)
+            if subscription.may_claim() and (may_lead or not subscription.needs_lead):
+                return subscription
+            self._ready[subscription] = None
         return None
 
     # -- times -------------------------------------------------------------------
 
-    def plan(self, source: Subscription) -> None:
+    def plan(self, subscription: Subscription) -> None:
         """Note that a time of this queue has changed."""
-        at = source.next_time()
-        if at < source.timer_at:
-            source.timer_at = at
-            heapq.heappush(self._times, (at, next(self._numbers), source))
+        at = subscription.next_time()
+        if at < subscription.timer_at:
+            subscription.timer_at = at
+            heapq.heappush(self._times, (at, next(self._numbers), subscription))
             if len(self._times) > 2 * self._used + MAX_STALE:
                 used = {entry[2]: entry for entry in self._times if entry[0] == entry[2].timer_at}
                 self._times = sorted(used.values())
                 self._used = len(self._times)
 
-    def looked(self, source: Subscription, next_look_at: float | None) -> None:
+    def looked(self, subscription: Subscription, next_look_at: float | None) -> None:
         """Note that a claim was answered, which planned the next look or none."""
-        self.handed_over(source)
-        if source.is_woken:
-            self.relied_on[source] = None
+        self.handed_over(subscription)
+        if subscription.is_woken:
+            self.relied_on[subscription] = None
         if next_look_at is not None:
-            source.next_look_at = next_look_at
-            self._looks[source] = None
-            self.plan(source)
+            subscription.next_look_at = next_look_at
+            self._looks[subscription] = None
+            self.plan(subscription)
 
-    def handed_over(self, source: Subscription) -> None:
+    def handed_over(self, subscription: Subscription) -> None:
         """Note that no other consumer waits for this process to look at this queue."""
-        source.next_look_at = None
-        self.relied_on.pop(source, None)
-        self._looks.pop(source, None)
+        subscription.next_look_at = None
+        self.relied_on.pop(subscription, None)
+        self._looks.pop(subscription, None)
 
-    def is_awaited(self, source: Subscription) -> bool:
+    def is_awaited(self, subscription: Subscription) -> bool:
         """Return whether another consumer waits for this process to look at this queue, now or later."""
-        return source in self.relied_on or source in self._looks
+        return subscription in self.relied_on or subscription in self._looks
 
     def to_hand_over(self) -> Iterator[Subscription]:
         """Yield the queues whose wake-ups another consumer could take; a singleton queue has no other one."""
-        return (source for source in self.relied_on if not source.queue.token)
+        return (subscription for subscription in self.relied_on if not subscription.queue.token)
 
     def awaited(self) -> list[Subscription]:
         """Return the queues for which :meth:`is_awaited` is true."""
@@ -303,18 +305,18 @@ class ReadyQueues:
             runs_suspect: Whether the channel runs a suspect, for which some back-offs are longer.
         """
         while self._times and self._times[0][0] <= now:
-            at, _, source = heapq.heappop(self._times)
-            if at != source.timer_at:
+            at, _, subscription = heapq.heappop(self._times)
+            if at != subscription.timer_at:
                 continue
-            source.timer_at = math.inf
-            if source.next_look_at is not None and source.next_look_at <= now:
-                self.handed_over(source)
-                self.rely_on(source)
-            if source.backoff_until and source.backoff_until <= now:
-                self.resume(source)
-            if source.wake_at is not None and source.wake_at <= now:
-                source.wake_at = None
-            self.plan(source)
+            subscription.timer_at = math.inf
+            if subscription.next_look_at is not None and subscription.next_look_at <= now:
+                self.handed_over(subscription)
+                self.rely_on(subscription)
+            if subscription.backoff_until and subscription.backoff_until <= now:
+                self.resume(subscription)
+            if subscription.wake_at is not None and subscription.wake_at <= now:
+                subscription.wake_at = None
+            self.plan(subscription)
         if self._slowed and not runs_suspect:
             self._end_slow_backoffs()
 

@@ -134,10 +134,10 @@ class WakeupListener(WaitGroup):
         if answer is None:
             return []
         key = answer[0].encode() if isinstance(answer[0], str) else bytes(answer[0])
-        source = self.members.pop(key, None)
-        if source is not None:
-            self.members[key] = source
-        return [] if source is None else [source]
+        subscription = self.members.pop(key, None)
+        if subscription is not None:
+            self.members[key] = subscription
+        return [] if subscription is None else [subscription]
 
     def cancel_wait(self) -> bool:
         """Cancel the wait. A wake-up that Redis has already sent is lost then.
@@ -186,7 +186,7 @@ class WakeupGroups:
                 return True
         return False
 
-    def join(self, source: Subscription) -> WakeupListener:
+    def join(self, subscription: Subscription) -> WakeupListener:
         """Add a queue to the smallest group, or to a new one."""
         # The pool has other connections, too, and its user may have limited them.
         most = max(min(MAX_GROUPS, getattr(self._pool, "max_connections", MAX_GROUPS) // 2), 1)
@@ -194,19 +194,19 @@ class WakeupGroups:
         if group is None or (len(group.members) >= GROUP_SIZE and len(self.groups) < most):
             group = WakeupListener(self._pool)
             self.groups.append(group)
-        group.members[source.queue.partition.keys.wake.encode()] = source
-        source.waits = group
+        group.members[subscription.queue.partition.keys.wake.encode()] = subscription
+        subscription.waits = group
         return group
 
-    def group_of(self, source: Subscription) -> WakeupListener:
+    def group_of(self, subscription: Subscription) -> WakeupListener:
         """Return the group of a queue that has joined one."""
-        return next(group for group in self.groups if group is source.waits)
+        return next(group for group in self.groups if group is subscription.waits)
 
-    def leave(self, source: Subscription) -> None:
+    def leave(self, subscription: Subscription) -> None:
         """Remove a queue from its group."""
-        group, source.waits = self.group_of(source), None
-        del group.members[source.queue.partition.keys.wake.encode()]
-        if source.may_have_work:
+        group, subscription.waits = self.group_of(subscription), None
+        del group.members[subscription.queue.partition.keys.wake.encode()]
+        if subscription.may_have_work:
             group.busy -= 1
         if not group.members:
             self.groups.remove(group)
