@@ -124,7 +124,7 @@ class WatchingSink(Sink):
         if self.arrivals[-1][1] == self._tenant:
             arrived: Any = time.time()
             source: Any = message
-            held = self._client.hget(self._keys.held(source.channel.process.consumer), source.message_id)
+            held = self._client.hget(self._keys.held(source.channel.identity.consumer), source.message_id)
             if held is not None:
                 pushed_us, (claimed_us, _) = read_held(held)
                 self.waits.append(((claimed_us - pushed_us) / 1e6, arrived - claimed_us / 1e6))

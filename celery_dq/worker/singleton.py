@@ -182,7 +182,7 @@ class BrokerFence:
         most = self._options.queue(queue).max_deliveries
         with self._channel() as channel:
             # A retry at the front of the queue waits until it is due by the clock of the server.
-            channel.process.server_clock.ask(channel.client)
+            channel.identity.server_clock.ask(channel.client)
             while True:
                 fenced = channel.partition(queue).fence(token, max_deliveries=most).run(channel.client)
                 if not fenced.accepted or not fenced.remaining:

@@ -108,7 +108,7 @@ class KombuClient:
     def look_again(self, connection: Any) -> None:
         """Let the consumer thread claim, although no wake-up came."""
         channel = connection.default_channel
-        channel.process.threads.request(channel.consumer.claims.look_again)
+        channel.identity.threads.request(channel.consumer.claims.look_again)
 
     # -- keys in Redis
 
@@ -138,4 +138,4 @@ def bodies(messages: list[Any]) -> list[Any]:
 
 
 def consumer_of(connection: Any) -> str:
-    return str(connection.transport.context.process.consumer)
+    return str(connection.transport.context.identity.consumer)

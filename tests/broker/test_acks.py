@@ -42,7 +42,7 @@ class TwoMessages:
         self.first, self.second = got
         self.connection = connection
         self.channel = connection.default_channel
-        self.process = self.channel.process
+        self.process = self.channel.identity
         self.thread = self.process.threads.main
         self._kombu_client = kombu_client
         self._client = kombu_client.client
@@ -282,7 +282,7 @@ def test_a_claimed_message_with_a_dedup_key_is_known_to_have_a_lock(kombu_client
     scripts.partition.push([OutgoingRecord(0, "m", keyed.pack())]).run(kombu_client.client)
     with kombu_client.connect(**LONG) as connection, kombu_client.consuming(connection, prefetch=9) as got:
         kombu_client.drain(connection, got, 2)
-        in_flight = connection.default_channel.process.in_flight
+        in_flight = connection.default_channel.identity.in_flight
         assert [in_flight.get(each.delivery_tag).has_lock for each in got] == [False, True]
 
 

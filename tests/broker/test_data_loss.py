@@ -41,7 +41,7 @@ def restart(kombu_client: Any, connection: Any) -> None:
     kombu_client.server.restart()
     me = consumer_of(connection)
     rounds: list[float] = []
-    process = connection.transport.context.process
+    process = connection.transport.context.identity
     process.threads.add_check(rounds.append)
     wait_until(lambda: rounds and kombu_client.client.zscore(kombu_client.keys.leases, me), what="a renewal")
 
@@ -64,7 +64,7 @@ def test_a_restart_without_data_is_logged_once(
         kombu_client.consuming(connection, 1) as got,
     ):
         kombu_client.drain_until(connection, lambda: kombu_client.client.zcard(kombu_client.keys.leases))
-        process = connection.transport.context.process
+        process = connection.transport.context.identity
         wait_until(lambda: process.in_flight.is_lease_trusted(kombu_client.keys.prefix))
         if claimed:
             kombu_client.publish(1, 2)
@@ -90,7 +90,7 @@ def test_a_worker_that_reconnects_logs_the_loss_of_an_idle_queue(
 
     with kombu_client.connect(lease="8s", watchdog=0) as connection:
         with suppress(redis.ConnectionError), kombu_client.consuming(connection, 1) as got:
-            process = connection.transport.context.process
+            process = connection.transport.context.identity
             wait_until(lambda: process.in_flight.is_lease_trusted(kombu_client.keys.prefix))
             kombu_client.drain_until(connection, lambda: kombu_client.client.zcard(kombu_client.keys.leases))
             claims = connection.default_channel.consumer.claims
@@ -124,7 +124,7 @@ def test_a_flush_between_two_consumers_is_no_loss(
             kombu_client.publish(1)
             (message,) = kombu_client.drain(connection, got, 1)
             message.ack()
-            process = connection.transport.context.process
+            process = connection.transport.context.identity
             wait_until(lambda: process.in_flight.is_lease_trusted(kombu_client.keys.prefix))
             with process.threads.main.leases.lock:
                 # The heartbeat waits for this lock. Users empty the server between two tests.
@@ -160,7 +160,7 @@ def test_a_redis_with_older_data_is_logged_to_have_lost_its_latest_writes(
         kombu_client.publish(2)
         kombu_client.drain(connection, got, 2)
         assert bodies(got) == [1, 2]
-        process = connection.transport.context.process
+        process = connection.transport.context.identity
         wait_until(lambda: process.data_loss._known[kombu_client.keys.prefix].number == 2)
         # The state of a replica that has not received the second claim.
         kombu_client.client.hset(kombu_client.keys.state, "claim", 1)

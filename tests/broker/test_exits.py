@@ -29,7 +29,7 @@ register_transports()
 with Connection(sys.argv[1]) as connection:
     queue = connection.SimpleQueue(sys.argv[2])
     queue.get(timeout=30).ack()
-    thread = connection.default_channel.process.threads.main
+    thread = connection.default_channel.identity.threads.main
     queue.close()
 connection.close()
 while thread._running:

@@ -60,7 +60,7 @@ def test_a_heartbeat_after_a_long_pause_reaps_no_other_consumer(kombu_client: Ko
     kombu_client.publish(1)
     kombu_client.partition.claim("other", lease_ms=60_000, want=1).run(kombu_client.client)
     with kombu_client.connect(lease="40s") as connection, kombu_client.consuming(connection):
-        process = connection.transport.context.process
+        process = connection.transport.context.identity
         me = consumer_of(connection)
         process.threads.renew_now()
         wait_until(lambda: kombu_client.client.zscore(kombu_client.keys.leases, me), 30)
@@ -88,7 +88,7 @@ def test_leases_dropped_in_several_threads_are_counted(kombu_client: KombuClient
     with kombu_client.connect(**QUICK) as connection:
         channel: Any = connection.default_channel
         heartbeat, queue, me = (
-            channel.process.threads,
+            channel.identity.threads,
             channel.home(kombu_client.queue, ""),
             consumer_of(connection),
         )

@@ -43,7 +43,7 @@ def test_an_outage_is_logged_once_with_its_consequence_and_its_end(
     with kombu_client.connect(lease="2s", watchdog=0) as connection, kombu_client.consuming(connection, 1):
         me = consumer_of(connection)
         rounds: list[float] = []
-        connection.transport.context.process.threads.add_check(rounds.append)
+        connection.transport.context.identity.threads.add_check(rounds.append)
         wait_until(lambda: rounds)
         server.kill()
         (record,) = wait_until(lambda: lines(caplog, "could not be renewed"))
@@ -65,7 +65,7 @@ def test_a_leader_that_has_handed_over_warns_of_nothing(
     with kombu_client.connect() as connection:
         channel: Any = connection.default_channel
         singleton_queue = dataclasses.replace(channel.home(kombu_client.queue, ""), token=1)
-        process = channel.process
+        process = channel.identity
         process.record_fenced(singleton_queue, 0)
         assert lines(caplog, kombu_client.queue) == []
         # A leader that was cut off still has a message in flight.

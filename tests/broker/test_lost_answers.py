@@ -20,7 +20,7 @@ def publish_for_one_claim(kombu_client: KombuClient, connection: Any) -> None:
         stands.set()
         assert may_go_on.wait(30)
 
-    connection.default_channel.process.threads.main.request(stand)
+    connection.default_channel.identity.threads.main.request(stand)
     assert stands.wait(30)
     kombu_client.publish(1, 2)
     may_go_on.set()
@@ -80,7 +80,7 @@ def test_acks_that_the_heartbeat_could_not_send_go_with_the_next_one(
     ):
         kombu_client.publish(1)
         kombu_client.drain(connection, got, 1, 30)
-        process: Any = connection.default_channel.process
+        process: Any = connection.default_channel.identity
         unsent: list[bool] = []
 
         def look(now: float) -> None:
@@ -122,7 +122,7 @@ def test_claimed_messages_are_released_when_their_delivery_fails(kombu_client: K
 
         def fail(subscription: Any, entry: Any, tag: str) -> None:
             consumer.receive = receive
-            connection.transport.context.process.in_flight._messages.pop(tag)
+            connection.transport.context.identity.in_flight._messages.pop(tag)
             raise RuntimeError("out of memory, perhaps")
 
         consumer.receive = fail

@@ -38,7 +38,7 @@ def heartbeat(process: Any) -> None:
 
 
 def renew(kombu_client: KombuClient, connection: Any) -> None:
-    connection.default_channel.process.threads.renew_now()
+    connection.default_channel.identity.threads.renew_now()
 
 
 def claim(kombu_client: KombuClient, connection: Any) -> None:
@@ -58,7 +58,7 @@ def test_trust_in_a_lease_counts_from_the_sending(
         kombu_client.connect(proxy.url(kombu_client.url), **LONG) as connection,
         kombu_client.consuming(connection, 1),
     ):
-        process, key = connection.default_channel.process, kombu_client.keys.prefix
+        process, key = connection.default_channel.identity, kombu_client.keys.prefix
         kombu_client.drain_until(connection, lambda: process.in_flight.is_lease_trusted(key))
         heartbeat(process)
         process.clock = clock = ManualClock(monotonic=process.clock.monotonic())
@@ -103,7 +103,7 @@ def test_the_message_of_a_claim_in_doubt_is_released_under_a_lasting_lease(
         with kombu_client.consuming(connection, prefetch=5) as got:
             kombu_client.drain_until(connection, lambda: kombu_client.client.zcard(kombu_client.keys.leases))
             process, held = (
-                connection.default_channel.process,
+                connection.default_channel.identity,
                 kombu_client.keys.held(consumer_of(connection)),
             )
             heartbeat(process)
@@ -130,7 +130,7 @@ def test_the_message_of_a_get_whose_answer_is_lost_is_released_under_a_lasting_l
     ):
         # The consumer has a message in flight, so the lease is renewed in any case.
         kombu_client.drain(connection, got, 1)
-        process, held = connection.default_channel.process, kombu_client.keys.held(consumer_of(connection))
+        process, held = connection.default_channel.identity, kombu_client.keys.held(consumer_of(connection))
         kombu_client.publish(2)
         proxy.drop_answers_to, proxy.drops_left = sha(claims), 1
         with pytest.raises(connection.connection_errors):
@@ -159,7 +159,7 @@ def test_an_acknowledgement_without_an_answer_is_sent_again(
         kombu_client.consuming(connection, prefetch=1) as got,
     ):
         kombu_client.drain(connection, got, 1)
-        in_flight, tag = connection.default_channel.process.in_flight, got[0].delivery_tag
+        in_flight, tag = connection.default_channel.identity.in_flight, got[0].delivery_tag
         held = in_flight.get(tag)
         if lost == "request":
             proxy.cut_requests, proxy.cuts_left = sha(kombu_client.partition.ack("")), 1
@@ -183,7 +183,7 @@ def test_a_release_that_did_not_arrive_is_sent_again(kombu_client: KombuClient, 
         kombu_client.consuming(connection, prefetch=1) as got,
     ):
         kombu_client.drain(connection, got, 1)
-        process, held = connection.default_channel.process, kombu_client.keys.held(consumer_of(connection))
+        process, held = connection.default_channel.identity, kombu_client.keys.held(consumer_of(connection))
         proxy.cut_requests, proxy.cuts_left = sha(kombu_client.partition.release("", [], mode="requeue")), 1
         process.in_flight.release(got[0].delivery_tag, "requeue")
         with pytest.raises(connection.connection_errors):
@@ -227,8 +227,8 @@ def test_an_exit_sends_pending_acks_and_ends_the_lease(kombu_client: KombuClient
         channel = connection.default_channel
         message = channel.basic_get(kombu_client.queue)
         with connection.Consumer([kombu.Queue("another")]):
-            channel.process.in_flight.finish(message.delivery_tag)
-            channel.process.threads.main._end_at_exit()
+            channel.identity.in_flight.finish(message.delivery_tag)
+            channel.identity.threads.main._end_at_exit()
             assert kombu_client.depth() == 0
             assert not kombu_client.client.exists(kombu_client.keys.leases)
 

@@ -192,7 +192,7 @@ def test_a_consumer_claims_nothing_from_queues_that_were_empty(kombu_client: Kom
         connection.transport_options["dq"].consumed_queues = lambda _: queues
         got: list[Any] = []
         connection.Consumer(queues, on_message=got.append).consume()
-        claimed_from = connection.default_channel.process.claim_times
+        claimed_from = connection.default_channel.identity.claim_times
         drain_until(connection, lambda: got)
         # The first heartbeat does not wait for its time, a quarter of a lease from now.
         leases = [PartitionKeys("online", name).leases for name in NAMES]
@@ -232,7 +232,7 @@ def test_a_consumer_that_is_cancelled_before_it_began_never_begins(kombu_client:
         publish_each(kombu_client, connection, ["never", "push"])
         drain_until(connection, lambda: got)
         assert [message.delivery_info["routing_key"] for message in got] == ["push"]
-        assert [queue.name for queue in channel.process.threads.queues.values()] == ["push"]
+        assert [queue.name for queue in channel.identity.threads.queues.values()] == ["push"]
 
 
 def test_the_others_begin_when_a_refused_consumer_is_cancelled(kombu_client: KombuClient) -> None:

@@ -303,7 +303,7 @@ def test_messages_of_a_dead_consumer_return_when_its_lease_ends(kombu_client: Ko
     kombu_client.publish(1)
     assert kombu_client.partition.claim("dead", lease_ms=1_000, want=1).run(kombu_client.client).entries
     with kombu_client.connect(lease="240s") as connection, kombu_client.consuming(connection) as got:
-        connection.transport.context.process.threads.renew_now()
+        connection.transport.context.identity.threads.renew_now()
         kombu_client.drain(connection, got, 1)
         got[0].ack()
 
@@ -312,7 +312,7 @@ def test_getting_one_by_one_never_gets_a_message_twice(kombu_client: KombuClient
     # The lease ends when no message is in flight, and begins again with the next one.
     kombu_client.publish(*range(300))
     with kombu_client.connect(lease="10s", watchdog=0, claim_ahead="10ms") as connection:
-        heartbeat = connection.transport.context.process.threads
+        heartbeat = connection.transport.context.identity.threads
         got = []
         while (message := connection.default_channel.basic_get(kombu_client.queue)) is not None:
             heartbeat.renew_now()
@@ -335,7 +335,7 @@ def test_a_process_that_stood_still_takes_no_sound_connection_for_dead(kombu_cli
             wait_until(wakeups.groups[0].connection.has_unread_input)
             wakeups.groups[0].waiting_since -= 120
 
-        assert channel.process.threads.run_between_trips(stand_still, 30)
+        assert channel.identity.threads.run_between_trips(stand_still, 30)
         kombu_client.drain(connection, got, 1)
         got[0].ack()
     assert kombu_client.depth() == 0

@@ -29,7 +29,7 @@ def heartbeat(process: Any) -> None:
 def test_a_claim_made_under_the_new_lease_is_not_void(kombu_client: KombuClient) -> None:
     with kombu_client.connect(**LONG) as connection, kombu_client.consuming(connection, prefetch=1) as got:
         kombu_client.drain_until(connection, lambda: kombu_client.client.zcard(kombu_client.keys.leases))
-        process = connection.default_channel.process
+        process = connection.default_channel.identity
         kombu_client.lose_lease()
         heartbeat(process)
         kombu_client.publish(1)
@@ -46,7 +46,7 @@ def test_claims_that_an_older_copy_of_the_data_numbers_again_are_served(
 ) -> None:
     with kombu_client.connect(**LONG) as connection, kombu_client.consuming(connection, prefetch=1) as got:
         kombu_client.drain_until(connection, lambda: kombu_client.client.zcard(kombu_client.keys.leases))
-        process = connection.default_channel.process
+        process = connection.default_channel.identity
         kombu_client.client.hset(kombu_client.keys.state, "claim", 3)
         kombu_client.lose_lease()
         heartbeat(process)
@@ -84,7 +84,7 @@ def test_basic_get_whose_answer_comes_after_the_loss_claims_again(
             kombu_client.partition.claim("other", lease_ms=60_000, want=1).run(kombu_client.client).entries
         )
         if finder == "heartbeat":
-            heartbeat(channel.process)
+            heartbeat(channel.identity)
         else:
             assert connection.channel().basic_get(kombu_client.queue) is None
         kombu_client.partition.release("other", [taken.tag], mode="requeue").run(kombu_client.client)

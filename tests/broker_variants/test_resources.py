@@ -152,7 +152,7 @@ def test_the_consumer_thread_ends_when_its_broker_stays_away() -> None:
             got: list[object] = []
             channel = connection.channel()
             transport: Any = connection.transport
-            thread = transport.context.process.threads.main
+            thread = transport.context.identity.threads.main
             Producer(channel).publish("x", routing_key="resources", serializer="json")
             with Consumer(channel, queues=[Queue("resources")], on_message=got.append):
                 drain_until(connection, lambda: got)

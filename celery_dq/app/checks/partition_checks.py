@@ -201,9 +201,9 @@ def _named(name: str, numbers: Sequence[int]) -> str:
 
 def nodes(app: Any, channel: Any) -> Iterator[Finding]:
     """Report how many partitions of the queues each node of a cluster serves."""
-    if channel.process.slots is None:
+    if channel.identity.slots is None:
         return
-    counts = dict.fromkeys(map(str, channel.process.slots.masters), 0)
+    counts = dict.fromkeys(map(str, channel.identity.slots.masters), 0)
     try:
         names = BrokerAccess(app, dq_of(app).context).queue_names()
     except (redis.exceptions.NoPermissionError, BrokerRefused):

@@ -120,7 +120,7 @@ def redis_server(app: Any, channel: Any) -> Iterator[Finding]:
 
 def _servers(channel: Any) -> Iterator[tuple[str, Any]]:
     """Yield the server, or each master of a cluster, and a client that asks it."""
-    if channel.process.slots is None:
+    if channel.identity.slots is None:
         yield "the server", channel.client
         return
     for node, client in master_clients(channel.client):

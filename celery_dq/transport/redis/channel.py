@@ -64,15 +64,15 @@ class Channel(ConsumingChannel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.context: ConnectionContext = args[0].context
-        self.process: ConsumerIdentity = self.context.process
-        self.in_flight: InFlightMessages = self.process.in_flight
+        self.identity: ConsumerIdentity = self.context.identity
+        self.in_flight: InFlightMessages = self.identity.in_flight
         self.transients = TransientQueues(self.context.list_prefix)
         self._queues: dict[str, PartitionedQueue] = {}
         self._broadcasts = None
         self._starting = {}
         self.ahead = DeclaredAhead(self)
         self._broken = False
-        self._seen_partitions = self.process.partition_maps.changes
+        self._seen_partitions = self.identity.partition_maps.changes
         self._gone_partitions: set[str] = set()
         self._resumes_at = -math.inf
         self._registered = False
@@ -81,15 +81,15 @@ class Channel(ConsumingChannel):
             super().__init__(*args, **kwargs)
         options = self.context.options
         self.consumer = ChannelDelivery(
-            self, self.process, options.claim_ahead_us / 1e6, options.watchdog_us / 1e6
+            self, self.identity, options.claim_ahead_us / 1e6, options.watchdog_us / 1e6
         )
         self.publisher = RedisPublisher(
             lambda: self.pool,
             options,
-            self.process.clock,
+            self.identity.clock,
             self.queues,
             self.context.queue_of,
-            self.process.partition_maps,
+            self.identity.partition_maps,
         )
         with refusals_as_outage():
             self.context.check_server(self.client)
@@ -112,7 +112,7 @@ class Channel(ConsumingChannel):
             redis.RedisError: Redis did not answer.
         """
         found = None if refresh else self._queues.get(name)
-        if found is None or found.homes is not self.process.partition_maps.get(found.whole_name):
+        if found is None or found.homes is not self.identity.partition_maps.get(found.whole_name):
             found = self._queues[name] = self.context.queues(name, self.client, refresh=refresh)
         return found
 
@@ -319,9 +319,9 @@ class Channel(ConsumingChannel):
         return None
 
     def _get_from(self, target: Queue, no_ack: bool) -> Message | None:
-        self.process.threads.keep_lease(target, self.thread_clients)
+        self.identity.threads.keep_lease(target, self.thread_clients)
         try:
-            while taken := self.process.claim_one(self.client, target):
+            while taken := self.identity.claim_one(self.client, target):
                 for entry, tag in taken:
                     if entry.reason:
                         self.in_flight.finish(tag)
@@ -341,7 +341,7 @@ class Channel(ConsumingChannel):
                     self.qos.append(message, tag)
                 return message
         finally:
-            self.process.threads.drop_lease(target, soon=False)
+            self.identity.threads.drop_lease(target, soon=False)
         return None
 
     def _get(self, queue: str, timeout: float | None = None) -> Any:
@@ -384,7 +384,7 @@ class Channel(ConsumingChannel):
 
     def close(self) -> None:
         """Release all messages that are not running, send all pending acks, and disconnect."""
-        if not self.closed and not self.process.owner.is_current:
+        if not self.closed and not self.identity.owner.is_current:
             # In a forked child, the in-flight messages and the sockets belong to the parent.
             self.closed = True
             self.connection.close_channel(self)
@@ -397,7 +397,7 @@ class Channel(ConsumingChannel):
             if not self._broken:
                 try:
                     self._send_acks()
-                    self.process.threads.end_leases_soon()  # leases end now that nothing is held under them
+                    self.identity.threads.end_leases_soon()  # leases end now that nothing is held under them
                     self._delete_transients()
                     self.publisher.retire(self.client)
                 except (redis.RedisError, OSError) as exc:

@@ -54,7 +54,7 @@ class ClusterChannel(Channel):
         self.keyprefix_fanout: str = self.keyprefix_fanout.format(db=0)
         for name in ("host", "port", "db"):
             del params[name]
-        slots = self.process.slots
+        slots = self.identity.slots
         assert slots is not None
         return cluster_pool(slots, params.pop("connection_class"), **params)
 

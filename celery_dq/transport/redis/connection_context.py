@@ -67,15 +67,14 @@ class ConnectionContext:
         self.state: ProcessState = app_context.in_this_process()
         self.options: Options = app_context.options
         self.address = identity(connection)
-        processes = app_context.in_process(dict[str, ConsumerIdentity])
-        process = processes.get(self.address)
-        if process is None:
+        identities = app_context.in_process(dict[str, ConsumerIdentity])
+        if self.address not in identities:
             slots = SlotMap(addresses_of(connection)) if on_cluster(connection) else None
-            process = processes[self.address] = ConsumerIdentity(self.options.lease_us / 1e6, slots=slots)
-            process.threads = ConsumerThreads(process)
-        self.process: ConsumerIdentity = process
-        process.name_after(self.state.worker)
-        process.running_tags = self._running_tags
+            made = identities[self.address] = ConsumerIdentity(self.options.lease_us / 1e6, slots=slots)
+            made.threads = ConsumerThreads(made)
+        self.identity: ConsumerIdentity = identities[self.address]
+        self.identity.name_after(self.state.worker)
+        self.identity.running_tags = self._running_tags
 
     @property
     def capacity(self) -> WorkerCapacity | None:
@@ -102,16 +101,15 @@ class ConnectionContext:
         Raises:
             ServerError: The server may not hold messages.
         """
-        process = self.process
-        if self.address not in process.checked_servers:
-            if process.slots is None:
+        if self.address not in self.identity.checked_servers:
+            if self.identity.slots is None:
                 check_server(client, self.options.allow_eviction)
             else:
                 for _, master in master_clients(client):
                     # A node that does not answer may be about to lose its slots to its replica.
                     with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
                         check_server(master, self.options.allow_eviction, on_cluster=True)
-            process.checked_servers.add(self.address)
+            self.identity.checked_servers.add(self.address)
 
     def refuse_inherited(self) -> None:
         """Refuse a connection that this process has inherited over a fork, with the identity of its parent.
@@ -119,7 +117,7 @@ class ConnectionContext:
         Raises:
             redis.ConnectionError: The connection was opened before a fork.
         """
-        if not self.process.owner.is_current:
+        if not self.identity.owner.is_current:
             raise redis.ConnectionError(
                 "This connection was opened before a fork: open a new one in the child process"
             )
@@ -179,7 +177,7 @@ class ConnectionContext:
                     f"queue = {_shown(name)}, but queue {whole.name!r} has {whole.count} partitions: name "
                     f"one from {whole.name}/0 to {whole.name}/{whole.count - 1}"
                 )
-        homes = None if refresh else self.process.partition_maps.get(name)
+        homes = None if refresh else self.identity.partition_maps.get(name)
         if homes is None:
             homes, _ = run_one(client, self._declare(name, client, repair=refresh))
         return self.queue_of(name, homes)
@@ -217,7 +215,7 @@ class ConnectionContext:
     def _write_settings_quota(self, queue: PartitionedQueue, client: redis.Redis) -> Rounds[bool]:
         partitions = [each.partition for each in queue.partitions]
         options = self.options.queue(queue.whole_name)
-        return write_settings_quota(partitions, client, options, self.process.consumer)
+        return write_settings_quota(partitions, client, options, self.identity.consumer)
 
     def declared(
         self, name: str, client: redis.Redis, beside: Commands
@@ -229,7 +227,7 @@ class ConnectionContext:
             client: A redis client.
             beside: Puts the commands into the pipeline of the declaration.
         """
-        homes = self.process.partition_maps.get(name)
+        homes = self.identity.partition_maps.get(name)
         if homes is None:
             homes, answers = yield from self._declare(name, client, repair=False, beside=beside)
         else:
@@ -273,7 +271,7 @@ class ConnectionContext:
             repair: Write the map into every partition, because one of them had another one.
             beside: Puts further commands into the same pipeline, whose answers are returned, too.
         """
-        wanted, known = self.options.queue(name).partitions, self.process.partition_maps.get(name)
+        wanted, known = self.options.queue(name).partitions, self.identity.partition_maps.get(name)
         if wanted > 1 and (namesake := namesake_of(name, wanted, self.registry_key, client)) is not None:
             logger.warning(
                 "dq_queues[%r]['partitions'] is %d, but %s is the name of another queue, so that the "
@@ -315,17 +313,17 @@ class ConnectionContext:
                 wanted,
                 extra={"event": "partitions_differ", "queue": name},
             )
-        self.process.partition_maps.learn(name, homes)
-        return self.process.partition_maps.get(name) or homes, answers
+        self.identity.partition_maps.learn(name, homes)
+        return self.identity.partition_maps.get(name) or homes, answers
 
     def _partition(self, name: str, number: int, homes: PartitionMap) -> Queue:
         options = self.options.queue(name)
-        prefix, on_cluster = self.options.key_prefix, self.process.slots is not None
+        prefix, on_cluster = self.options.key_prefix, self.identity.slots is not None
         keys = PartitionKeys(self.options.environment, name, number, prefix, on_cluster)
         aging = options.priority_aging_us
         return Queue(
             name,
-            Partition(keys, self.process.scripts, homes),
+            Partition(keys, self.identity.scripts, homes),
             max_deliveries=options.max_deliveries,
             head_start_us=STRICT_PRIORITY_US if aging is None else aging,
             retention=(

@@ -65,14 +65,14 @@ def waits_for_redis(method: _M) -> _M:
                 has_limits = "errback" in self.connection.client.transport_options
                 if capacity is None or has_limits or isinstance(exc, redis.ConnectionError):
                     raise
-                self.process.refusals.refused(command, exc)
-                tries_at = self.process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
-                while self.process.clock.monotonic() < tries_at:
+                self.identity.refusals.refused(command, exc)
+                tries_at = self.identity.clock.monotonic() + RETRY_AFTER_REFUSAL_S
+                while self.identity.clock.monotonic() < tries_at:
                     if capacity.closing:
                         raise BrokerNotReady(str(exc)) from exc
                     time.sleep(STOP_CHECK_S)
             else:
-                self.process.refusals.accepted(command)
+                self.identity.refusals.accepted(command)
                 return result
 
     return cast("_M", wait)
@@ -113,7 +113,7 @@ class ConsumingChannel(RedisChannel):
 
     wakeups_class = WakeupGroups
     consumer: ChannelDelivery
-    process: ConsumerIdentity
+    identity: ConsumerIdentity
     in_flight: InFlightMessages
     transients: TransientQueues
     _broadcasts: Broadcasts | None
@@ -163,7 +163,7 @@ class ConsumingChannel(RedisChannel):
 
     def thread_clients(self) -> Callable[[], redis.Redis]:
         """Return a factory of Redis clients for the consumer thread."""
-        return self.own_clients(self.process.threads.answer_timeout_s)
+        return self.own_clients(self.identity.threads.answer_timeout_s)
 
     @property
     def capacity(self) -> WorkerCapacity | None:
@@ -184,21 +184,21 @@ class ConsumingChannel(RedisChannel):
         self.consumer.start_consumers(consumers)
         if self.ahead.has_empty:
             # No claim takes the leases there. A heartbeat does, on many partitions in a round trip.
-            self.process.threads.wake()
+            self.identity.threads.wake()
 
     def follow_partitions(self) -> None:
         """Consume the partitions that the queues have now, because the number of some has changed."""
-        maps = self.process.partition_maps
+        maps = self.identity.partition_maps
         doubted = maps.take_doubts()
         self._seen_partitions = maps.changes
-        with self.process.refusals.watch("look at the partitions") as outcome:
+        with self.identity.refusals.watch("look at the partitions") as outcome:
             for name in doubted:
                 with suppress(ConfigurationError):  # logged below, where the queue is consumed
                     self.queues(name, refresh=True)
             self._seen_partitions = maps.changes
             self.consumer.follow_partitions(self._queue_now)
         if outcome.refused:
-            self._resumes_at = self.process.clock.monotonic() + RETRY_AFTER_REFUSAL_S
+            self._resumes_at = self.identity.clock.monotonic() + RETRY_AFTER_REFUSAL_S
             for name in doubted:
                 maps.doubt(name)
             self._seen_partitions = -1
@@ -210,7 +210,7 @@ class ConsumingChannel(RedisChannel):
         except ConfigurationError as exc:
             logger.error(
                 "Worker %s consumes queue %s as before, although its number of partitions has changed: %s.",
-                self.process.consumer,
+                self.identity.consumer,
                 queue.name,
                 exc,
                 extra={"event": "partitions_not_followed", "queue": queue.name},
@@ -222,7 +222,7 @@ class ConsumingChannel(RedisChannel):
             logger.warning(
                 "Worker %s gets no messages of %s any more, because queue %s has %d partitions now (before: "
                 "%d). Start it with -Q %s, which follows the number.",
-                self.process.consumer,
+                self.identity.consumer,
                 queue.name,
                 whole.name,
                 whole.count,
@@ -237,7 +237,7 @@ class ConsumingChannel(RedisChannel):
                 whole.name,
                 whole.count,
                 queue.count,
-                self.process.consumer,
+                self.identity.consumer,
                 now.name,
                 len(now.partitions),
                 extra={"event": "partitions_followed", "queue": whole.name},
@@ -261,14 +261,14 @@ class ConsumingChannel(RedisChannel):
     def has_new_partitions(self) -> bool:
         """Whether the number of partitions of a queue may have changed."""
         allocated = self.consumer.allocated_partitions
-        differs = self._seen_partitions != self.process.partition_maps.changes or (
+        differs = self._seen_partitions != self.identity.partition_maps.changes or (
             allocated is not None and allocated.differs
         )
         return differs and self._looks_at_partitions
 
     @property
     def _looks_at_partitions(self) -> bool:
-        return self.process.clock.monotonic() >= self._resumes_at
+        return self.identity.clock.monotonic() >= self._resumes_at
 
     def tick(self) -> None:
         """Follow what has changed, before messages are delivered."""
@@ -283,7 +283,7 @@ class ConsumingChannel(RedisChannel):
             follows = allocated is not None and allocated.has_changed()
             if follows:
                 self._seen_partitions = -1
-            if self._seen_partitions != self.process.partition_maps.changes and self._looks_at_partitions:
+            if self._seen_partitions != self.identity.partition_maps.changes and self._looks_at_partitions:
                 self.follow_partitions()
             if consumer.watchdog.suspected_at is not None:
                 consumer.watchdog.decide(may_stop=self.capacity is not None)
@@ -303,7 +303,7 @@ class ConsumingChannel(RedisChannel):
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
         """Change the prefetch count, and claim more messages if it allows."""
         super().basic_qos(prefetch_size, prefetch_count, apply_global)
-        self.process.threads.wake()
+        self.identity.threads.wake()
 
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
@@ -321,7 +321,7 @@ class ConsumingChannel(RedisChannel):
             VirtualChannel.basic_consume(self, queue, no_ack, callback, consumer_tag, **kwargs)
             self.consumer.attach()
             listen = partial(self.consumer.claims.listen, self.transients.key(queue))
-            self.process.threads.request(partial(listen, partial(self._receive_transient, queue)))
+            self.identity.threads.request(partial(listen, partial(self._receive_transient, queue)))
         else:
             self._tag_to_queue[consumer_tag] = queue
             self._active_queues.append(queue)
@@ -341,10 +341,10 @@ class ConsumingChannel(RedisChannel):
         return True
 
     def _follow_broadcasts(self) -> None:
-        thread, consumer = self.process.threads, self.consumer
+        thread, consumer = self.identity.threads, self.consumer
         if self._broadcasts is None:
             self._broadcasts = consumer.claims.broadcasts = Broadcasts(
-                thread.new_client, self._receive_broadcast, self.process.refusals
+                thread.new_client, self._receive_broadcast, self.identity.refusals
             )
             consumer.attach()
         topics = [topic for queue in self.active_fanout_queues for topic in self._topics_of(queue)]
@@ -379,7 +379,7 @@ class ConsumingChannel(RedisChannel):
             self._follow_broadcasts()
             return
         if self.transients.is_declared(queue):
-            thread, key = self.process.threads, self.transients.key(queue)
+            thread, key = self.identity.threads, self.transients.key(queue)
             thread.run_between_trips(partial(self.consumer.claims.unlisten, key), 1.0)
         else:
             self._starting.pop(consumer_tag, None)

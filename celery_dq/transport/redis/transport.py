@@ -155,7 +155,7 @@ class Transport(ThreadedTransport, RedisTransport):
 
     def close_connection(self, connection: Any) -> None:
         """Close all channels."""
-        self.context.process.in_flight.remove_listener(self.acks_changed)
+        self.context.identity.in_flight.remove_listener(self.acks_changed)
         VirtualTransport.close_connection(self, connection)
         if self._loop is not None:
             self._loop.on_tick.discard(self._tick)

@@ -97,7 +97,7 @@ class SingletonDelivery:
     """The singleton queues that one channel consumes. Used by the consumer thread, between two trips.
 
     Args:
-        process: Consumer identity of the process, with its in-flight messages.
+        identity: Consumer identity of the process, with its in-flight messages.
         leaderships: The leaderships of this worker.
         claims: The claims of the channel.
         clients: Returns a factory of Redis clients for the consumer thread.
@@ -111,7 +111,7 @@ class SingletonDelivery:
 
     def __init__(
         self,
-        process: ConsumerIdentity,
+        identity: ConsumerIdentity,
         leaderships: Leaderships,
         claims: ChannelClaims,
         clients: Callable[[], Callable[[], redis.Redis]],
@@ -121,7 +121,7 @@ class SingletonDelivery:
         in_turn: Callable[[], int],
         in_loop: bool,
     ) -> None:
-        self._process = process
+        self._identity = identity
         self._leaderships = leaderships
         self._claims = claims
         self._clients = clients
@@ -167,13 +167,13 @@ class SingletonDelivery:
             name: Name of the queue.
             token: Fencing token of the term.
         """
-        process, key = self._process, replace(self._bases[name], token=token).key
-        in_flight = process.in_flight
+        identity, key = self._identity, replace(self._bases[name], token=token).key
+        in_flight = identity.in_flight
         if in_flight.pending_acks(key) and (name not in self._subscriptions or not in_flight.has_listener):
             # No connection is left to send the acks, and the next heartbeat is seconds away.
-            process.threads.wake()
+            identity.threads.wake()
         # Messages of an unanswered claim do not count: the fence of the next term releases them.
-        return in_flight.has_any(key) or process.in_doubt.has_claim_under_way(key)
+        return in_flight.has_any(key) or identity.in_doubt.has_claim_under_way(key)
 
     def is_cut_off(self, name: str, token: int) -> bool:
         """Return whether the broker has not answered a heartbeat for a whole lease. Thread-safe.
@@ -182,14 +182,14 @@ class SingletonDelivery:
             name: Name of the queue.
             token: Fencing token of the term.
         """
-        process, key = self._process, replace(self._bases[name], token=token).key
-        return process.in_flight.seconds_since_renewal(key, process.clock.monotonic()) > process.lease_s
+        identity, key = self._identity, replace(self._bases[name], token=token).key
+        return identity.in_flight.seconds_since_renewal(key, identity.clock.monotonic()) > identity.lease_s
 
     # -- called by the consumer thread ----------------------------------------------
 
     def follow_leaderships(self) -> None:
         """Open and close the queues with their terms, and deliver the next messages. Called often."""
-        in_doubt = self._process.in_doubt
+        in_doubt = self._identity.in_doubt
         for name, own in self._subscriptions.items():
             queue = own.queue
             if queue is not None and own.is_firm() and not in_doubt.needs_comparison(own.key):
@@ -234,7 +234,7 @@ class SingletonDelivery:
     def _open(self, own: SingletonSubscription, queue: Queue) -> None:
         own.queue, own.key = queue, queue.key
         own.permit = self._leaderships.permit(queue.name, queue.token)
-        in_flight = self._process.in_flight
+        in_flight = self._identity.in_flight
         # Messages that were delivered before a lost connection go on, in the order of their claims.
         own.delivered = deque(sorted(in_flight.messages_of(queue.key), key=lambda held: int(held.claim)))
         own.unconfirmed = deque(own.delivered)
@@ -242,8 +242,8 @@ class SingletonDelivery:
         own.dead_letter = None
         # Acks of messages that ended since then may still be pending.
         own.out_of_order, own.window, own.awaits_earlier_acks = False, 1, True
-        own.started_at = self._process.clock.monotonic()
-        self._process.threads.keep_lease(queue, self._clients)
+        own.started_at = self._identity.clock.monotonic()
+        self._identity.threads.keep_lease(queue, self._clients)
         own.subscription = self._claims.subscribe(queue, lambda: self._claim_limit(own))
 
     def _close(self, own: SingletonSubscription) -> None:
@@ -251,7 +251,7 @@ class SingletonDelivery:
         if queue is not None:
             self._release_waiting(own)
             self._claims.unsubscribe(queue.prefix)
-            self._process.threads.drop_lease(queue)
+            self._identity.threads.drop_lease(queue)
 
     def _claim_limit(self, own: SingletonSubscription) -> int:
         """Return how many messages to claim: those that fit the claim-ahead time, and at least one."""
@@ -261,7 +261,7 @@ class SingletonDelivery:
         if len(own.waiting) * 2 > most or not own.is_firm():
             return 0
         # A released message precedes all that a claim would bring now.
-        return 0 if self._process.in_flight.is_releasing(own.key) else most - len(own.waiting)
+        return 0 if self._identity.in_flight.is_releasing(own.key) else most - len(own.waiting)
 
     def _claims_that_fit(self, own: SingletonSubscription) -> int:
         """Return how many messages fit the claim-ahead time, by the mean service time so far."""
@@ -269,7 +269,7 @@ class SingletonDelivery:
         return min(max(ahead, 1), MAX_WAITING)
 
     def _deliver_next(self, own: SingletonSubscription, queue: Queue) -> None:
-        own.changed, in_flight = False, self._process.in_flight
+        own.changed, in_flight = False, self._identity.in_flight
         self._collect_finished(own)
         may_begin = self._confirm(own, queue)
         under_way, unconfirmed = own.delivered, own.unconfirmed
@@ -304,7 +304,7 @@ class SingletonDelivery:
             if under_way:
                 held.predecessor = under_way[-1]
             else:
-                own.started_at = self._process.clock.monotonic()
+                own.started_at = self._identity.clock.monotonic()
             if len(unconfirmed) >= may_begin:
                 held.needs = unconfirmed[-may_begin]
                 own.gated.append((held.needs, held))
@@ -325,7 +325,7 @@ class SingletonDelivery:
             if own.gated.popleft()[1] is (own.delivered[0] if own.delivered else None):
                 # It has waited until now. If the wait counted as service time, fewer messages could begin
                 # without a confirmation, and each would wait longer. The queue would stay slow.
-                own.started_at = self._process.clock.monotonic()
+                own.started_at = self._identity.clock.monotonic()
         if len(unconfirmed) > most // 2 and unconfirmed[most // 2].done:
             # Sent without waiting for a claim, because the next messages soon need the confirmation.
             self._claims.thread.send_acks_soon(queue.key)
@@ -342,7 +342,7 @@ class SingletonDelivery:
                 own.dead_letter = held
             over += 1
         if over:
-            now = self._process.clock.monotonic()
+            now = self._identity.clock.monotonic()
             seen, own.started_at = (now - own.started_at) / over, now
             # The weight is that of single updates, so that one long message does not outweigh many batches.
             past = 0.0 if own.service_s is None else 0.8**over
@@ -351,9 +351,9 @@ class SingletonDelivery:
 
     def _waits_for_retry(self, own: SingletonSubscription, message: Message) -> bool:
         """Return whether the next message is a retry that is not due yet, so that all others wait."""
-        left_s = message.record.due_us / 1e6 - self._process.server_clock.wall()
+        left_s = message.record.due_us / 1e6 - self._identity.server_clock.wall()
         if left_s > 0 and own.subscription is not None:
-            self._claims.turn_at(own.subscription, self._process.clock.monotonic() + left_s)
+            self._claims.turn_at(own.subscription, self._identity.clock.monotonic() + left_s)
         return left_s > 0
 
     def _release_waiting(self, own: SingletonSubscription) -> None:

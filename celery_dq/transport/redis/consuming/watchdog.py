@@ -29,15 +29,15 @@ class Watchdog:
     """The watchdog of one channel.
 
     Args:
-        process: Consumer identity of the process, which counts failed periods over reconnects.
+        identity: Consumer identity of the process, which counts failed periods over reconnects.
         period_s: Seconds without a claim after which the connection is suspected; 0 means never.
     """
 
-    def __init__(self, process: ConsumerIdentity, period_s: float) -> None:
-        self._process = process
+    def __init__(self, identity: ConsumerIdentity, period_s: float) -> None:
+        self._identity = identity
         self.period_s = period_s
         #: Monotonic time until which the consumer had a reason not to claim.
-        self._excused_at = process.clock.monotonic()
+        self._excused_at = identity.clock.monotonic()
         #: Monotonic time of a suspicion on which :meth:`decide` has not decided; None without one.
         self.suspected_at: float | None = None
         self._busy = False
@@ -51,7 +51,7 @@ class Watchdog:
     def consumer_idle(self) -> None:
         """Record that the callback has returned."""
         self._busy = False
-        self._excused_at = self._process.clock.monotonic()
+        self._excused_at = self._identity.clock.monotonic()
 
     def decide(self, *, may_stop: bool) -> None:
         """Decide on a suspicion.
@@ -65,15 +65,15 @@ class Watchdog:
         suspected_at, self.suspected_at = self.suspected_at, None
         if suspected_at is None:
             return
-        now = self._process.clock.monotonic()
+        now = self._identity.clock.monotonic()
         if now - suspected_at > PROMPT_S or self._excused_at > suspected_at:
             self._excused_at = now
             return
-        self._process.watchdog_strikes += 1
-        if self._process.watchdog_strikes > 1 and may_stop:
+        self._identity.watchdog_strikes += 1
+        if self._identity.watchdog_strikes > 1 and may_stop:
             self._stop("A new connection did not help")
         raise redis.ConnectionError(
-            f"Worker {self._process.consumer} claimed nothing for {self.period_s:.0f} s (dq_watchdog) "
+            f"Worker {self._identity.consumer} claimed nothing for {self.period_s:.0f} s (dq_watchdog) "
             "despite a backlog and free slots: connecting again"
         )
 
@@ -109,7 +109,7 @@ class Watchdog:
         logger.critical(
             "Worker %s claimed nothing for twice %.0f s (dq_watchdog) despite a backlog and free slots. "
             "%s: the worker stops, so that its supervisor starts it again.",
-            self._process.consumer,
+            self._identity.consumer,
             self.period_s,
             why,
             extra={"event": "watchdog_stopped_worker"},
