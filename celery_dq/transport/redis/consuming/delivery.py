@@ -520,6 +520,9 @@ class ChannelDelivery:
             if capacity is not None:
                 # A program without a worker may use the message after its callback, until it drains again.
                 self.pace.end()
+            else:
+                # It has its message. What is claimed from now on could overtake this one when it is requeued.
+                self.is_asked = False
             if not (self._arrivals or self._inbox.waiting):
                 for thread in tuple(self._claims):
                     thread.has_room()
