@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -10,16 +11,21 @@ from typing import Any
 import pytest
 from kombu import Connection, Consumer, Message, Producer, Queue
 
+from celery_dq.context import AppContext
 from celery_dq.inspector.queues import queue_snapshots
 from celery_dq.keys import PartitionKeys
+from celery_dq.options.resolve import resolve
 from celery_dq.testing.redis_cluster import ClusterNode, RedisCluster
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.cluster_client import ClusterClient
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.script_calls import load_scripts
+from celery_dq.wiring import register_transports
 
 #: Seconds of a lease in the tests with a master that hangs, so that many renewals get no answer.
 LEASE_S = 2.0
+#: Seconds of a lease in the test of an end, so that the calls to masters that hang count, and not the rest.
+HUNG_LEASE_S = 6.0
 
 _serial = count()
 
@@ -32,7 +38,7 @@ class Listener:
         queues: The queues to consume.
         prefetch_count: Its prefetch count.
         on_message: Called before each acknowledgement.
-        options: Transport options of its connection.
+        options: Settings of its process, by their names.
     """
 
     def __init__(
@@ -48,7 +54,8 @@ class Listener:
         self._queues = queues
         self._prefetch_count = prefetch_count
         self._on_message = on_message
-        self._connection = Connection(cluster.url(), transport_options=options)
+        context = AppContext("dq", lambda: resolve(options))
+        self._connection = Connection(cluster.url(), transport_options={"dq": context})
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -57,6 +64,10 @@ class Listener:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop consuming, and close the connection."""
         self._stopped.set()
         self._thread.join(60)
         self._connection.release()
@@ -173,6 +184,7 @@ def test_a_fail_over_is_waited_out(
 @pytest.fixture(scope="module")
 def patient_cluster() -> Iterator[RedisCluster]:
     """A cluster in which no replica takes over while a master hangs."""
+    register_transports()
     with RedisCluster(node_timeout_ms=120_000) as cluster:
         yield cluster
 
@@ -237,3 +249,24 @@ def test_the_masters_share_a_prefetch_count(
     # No master waits until the others are empty.
     thirds = [{number // 20 for number in listener.received[start : start + 40]} for start in (0, 20)]
     assert thirds == [{0, 1, 2}, {0, 1, 2}]
+
+
+def test_masters_that_hang_delay_the_end_of_a_consumer_together(patient_cluster: RedisCluster) -> None:
+    queues = queue_on_each_master(patient_cluster)
+    listener = Listener(patient_cluster, *queues.values(), dq_lease=HUNG_LEASE_S)
+    with Connection(patient_cluster.url()) as connection, listener:
+        for number, name in enumerate(queues.values()):
+            publisher(connection, name)(number)
+            wait_for_subscribers(patient_cluster, name, 1)
+        wait_for(3, listener)
+        try:
+            for node in queues:
+                node.pause()
+            began = time.monotonic()
+            listener.stop()
+            took_s = time.monotonic() - began
+        finally:
+            for node in queues:
+                node.resume()
+    # A call to a master that hangs gives up after a quarter of the lease. A second one tells whether it is away.
+    assert took_s < 3.5 * HUNG_LEASE_S / 4

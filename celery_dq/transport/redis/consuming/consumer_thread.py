@@ -285,11 +285,16 @@ class ConsumerThread:
         self._requests.append(action)
         self.wake()
 
-    def run_between_trips(self, action: Callable[[], None], timeout_s: float) -> bool:
-        """Run an action in this thread, and wait for its end; return whether it came in time."""
+    def begin_between_trips(self, action: Callable[[], None]) -> Callable[[float], bool]:
+        """Run an action in this thread, between two trips.
+
+        Returns:
+            A function that waits, for so many seconds at most, until the action has ended, and returns
+            whether it has.
+        """
         if not self._running or self._thread_id == unpatched("_thread", "get_ident")():
             action()
-            return True
+            return lambda timeout_s: True
         ended = WakeFlag()
 
         def run() -> None:
@@ -298,9 +303,16 @@ class ConsumerThread:
             finally:
                 ended.set()
 
+        def wait(timeout_s: float) -> bool:
+            with contextlib.closing(ended):
+                return ended.wait(timeout_s)
+
         self.request(run)
-        with contextlib.closing(ended):
-            return ended.wait(timeout_s)
+        return wait
+
+    def run_between_trips(self, action: Callable[[], None], timeout_s: float) -> bool:
+        """Run an action in this thread, and wait for its end; return whether it came in time."""
+        return self.begin_between_trips(action)(timeout_s)
 
     def begin_flush(self) -> Callable[[float], bool]:
         """Send the acks that are pending now.
@@ -382,6 +394,10 @@ class ConsumerThread:
             self._requests.popleft()()
         self._follow()
         now = identity.clock.monotonic()
+        if self.node is not None and self._has_lost and now < leases.round_at:
+            # What others ask for makes no trip come sooner: a master that hangs would delay each answer to them.
+            self._wait_for_retry(leases.round_at - now)
+            return
         trip = Trip(now, identity.refusals)
         if leases.due_at <= now:
             self._renew(trip)
@@ -591,9 +607,12 @@ class ConsumerThread:
         left_s = self.leases.round_at - self._identity.clock.monotonic()
         self._waker.clear()
         if left_s > 0 and not self._requests:
-            self._watch()
-            self._poll.poll(math.ceil(left_s * 1000))
-            self._waker.clear()
+            self._wait_for_retry(left_s)
+
+    def _wait_for_retry(self, left_s: float) -> None:
+        self._watch()
+        self._poll.poll(math.ceil(left_s * 1000))
+        self._waker.clear()
 
     def _fail_members(self, exc: Exception) -> None:
         members, self._members = self._members, ()

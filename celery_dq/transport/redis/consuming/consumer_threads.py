@@ -11,7 +11,7 @@ then the cluster's redirections bring its calls to their place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from celery_dq.native import unpatched
@@ -156,10 +156,17 @@ class ConsumerThreads:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the broker has confirmed the acks that are pending now; return whether it has."""
+        return self.wait_for_all([thread.begin_flush() for thread in self.all], timeout_s)
+
+    def wait_for_all(self, waits: Sequence[Callable[[float], bool]], timeout_s: float) -> bool:
+        """Wait for what has begun in several threads, so that masters that hang are waited for together.
+
+        Args:
+            waits: Each waits for so many seconds at most, and returns whether that was enough.
+            timeout_s: Seconds to wait at most, for all together.
+        """
         clock = self._identity.clock
         deadline = clock.monotonic() + timeout_s
-        # All begin before any is waited for, so that a master that hangs delays no ack of the others.
-        waits = [thread.begin_flush() for thread in self.all]
         return all([wait(max(deadline - clock.monotonic(), 0.0)) for wait in waits])  # noqa: C419 - each waits
 
     def new_client(self) -> redis.Redis:

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -232,8 +232,11 @@ class ChannelDelivery:
                     claims.unsubscribe(each.prefix)
 
         # Afterwards no claim is under way, so that the inbox gets no more messages of these partitions.
-        for thread, claims in tuple(self._claims.items()):
-            thread.run_between_trips(partial(unsubscribe, claims), END_TIMEOUT_S)
+        # A thread without these partitions is told only: its master may hang.
+        has_them = [
+            claims for claims in tuple(self._claims.values()) if any(each.prefix in claims for each in ended)
+        ]
+        self._run_in_each(unsubscribe, awaited=[self.claims, *has_them])
         prefixes = {each.prefix for each in ended}
         self._collect()
         for message in self._inbox.take_partitions(prefixes):
@@ -620,5 +623,14 @@ class ChannelDelivery:
             ended = [queue for each in self._consumers.all for queue in self._consumers.remove(each.tag)]
             self._end_claims(ended)
         if self._is_attached:
-            for thread, claims in tuple(self._claims.items()):
-                thread.run_between_trips(partial(self._end_claims_of, claims), END_TIMEOUT_S)
+            self._run_in_each(self._end_claims_of, awaited=tuple(self._claims.values()))
+
+    def _run_in_each(
+        self, action: Callable[[ChannelClaims], None], awaited: Collection[ChannelClaims]
+    ) -> None:
+        """Run an action with the claims of each thread, in that thread, and wait for some of the threads."""
+        begun = [
+            (claims, thread.begin_between_trips(partial(action, claims)))
+            for thread, claims in tuple(self._claims.items())
+        ]
+        self._threads.wait_for_all([wait for claims, wait in begun if claims in awaited], END_TIMEOUT_S)
