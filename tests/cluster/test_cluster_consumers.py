@@ -268,5 +268,5 @@ def test_masters_that_hang_delay_the_end_of_a_consumer_together(patient_cluster:
         finally:
             for node in queues:
                 node.resume()
-    # A call to a master that hangs gives up after a quarter of the lease. A second one tells whether it is away.
+    # Each thread makes two calls to its master, which give up after a quarter of the lease.
     assert took_s < 3.5 * HUNG_LEASE_S / 4

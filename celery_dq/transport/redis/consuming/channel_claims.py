@@ -409,7 +409,9 @@ class ChannelClaims:
             subscription = self.ready.next_claimable(shares.may_lead)
             if subscription is None:
                 return
-            if subscription.queue.key in trip.claims:  # another channel claims from it
+            # Another channel claims from it, or the next trip is to bring what this one releases: within one,
+            # the claim would be first where the server lacks the script of the release.
+            if subscription.queue.key in trip.claims or self._thread.will_release(subscription.queue, trip):
                 self.ready.wake(subscription)
                 return
             subscription.free_at_last_claim = all_free if free else 0

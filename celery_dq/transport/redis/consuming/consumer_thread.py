@@ -210,6 +210,11 @@ class ConsumerThread:
         """Return whether the partition has in-flight messages, pending acks or calls without an answer."""
         return self.leases.is_in_use(name)
 
+    def will_release(self, queue: Queue, trip: Trip) -> bool:
+        """Return whether the trip, without a claim from a queue, will release messages of it."""
+        may_send = trip.now >= self._acks.resumes_at
+        return may_send and bool(self._identity.in_flight.pending_acks(queue.key).releases)
+
     def has_unclaimed_wakeup(self, queues: Sequence[Queue]) -> bool:
         """Return whether a wake-up of these queues waits for a consumer. For this thread only."""
         return self._client is not None and is_wakeup_stored(queues, self._client)
@@ -395,7 +400,7 @@ class ConsumerThread:
         self._follow()
         now = identity.clock.monotonic()
         if self.node is not None and self._has_lost and now < leases.round_at:
-            # What others ask for makes no trip come sooner: a master that hangs would delay each answer to them.
+            # What others ask for makes no trip come sooner: a master that hangs would delay the next request.
             self._wait_for_retry(leases.round_at - now)
             return
         trip = Trip(now, identity.refusals)
