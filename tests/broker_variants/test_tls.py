@@ -117,11 +117,18 @@ def test_true_means_the_systems_authorities(encrypted: TlsRedis, scheme: str) ->
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
 
 
-def test_true_compares_the_name_of_the_host() -> None:
+@pytest.mark.parametrize("scheme", ["dq-rediss", "dq-redis"])
+def test_true_compares_the_name_of_the_host(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
     # Releases of redis-py before 6 do so only on request.
-    with Connection("dq-rediss://localhost:1/0", ssl=True) as connection:
-        client: Any = connection.transport.client
-        assert client.ssl == {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    with (
+        tls_redis(authority, purpose="elsewhere") as server,
+        Connection(f"{scheme}://localhost:{server.port}/0", ssl=True) as connection,
+        pytest.raises(OperationalError, match=r"(?i)hostname mismatch"),
+    ):
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
 
 
 @pytest.mark.parametrize("options", [None, {}])
