@@ -46,7 +46,32 @@ SETTINGS: tuple[Mapping[str, Any], ...] = (
         "broker_url": "dq-zookeeper://127.0.0.1:PORT",
         "broker_transport_options": {"auth": [("digest", SECRET)]},
     },
-    {"broker_url": BROKER, "broker_use_ssl": {"ssl_password": SECRET}},
+    *(
+        {"broker_url": url, setting: options, "result_backend": "rediss://127.0.0.1:PORT/0"}
+        for url in (BROKER, "dq-rediss://127.0.0.1:PORT/0", "dq-zookeeper://127.0.0.1:PORT")
+        for setting in ("broker_use_ssl", "redis_backend_use_ssl")
+        for options in (
+            {"ssl_password": SECRET},
+            {"ssl_pasword": SECRET},
+            {"keyfile_password": SECRET},
+            {"ca": "/no/file", "keyfile_password": SECRET},
+            SECRET,
+            [SECRET],
+        )
+    ),
+    *(
+        {"broker_url": BROKER, "dq_election": election}
+        for election in (
+            f"user:{SECRET}@127.0.0.1:PORT",
+            {"url": f"redis://user:{SECRET}@127.0.0.1:PORT"},
+            {"pasword": SECRET},
+            f"redis://127.0.0.1:PORT/0?ssl_password={SECRET}",
+        )
+    ),
+    *(
+        {"broker_url": f"dq-rediss://127.0.0.1:PORT/0?{option}={SECRET}"}
+        for option in ("ssl_password", "ssl_pasword", "ssl_keyfile_password")
+    ),
 )
 COMMANDS = ("status --timeout 0.2", "doctor --json", "leaders")
 
