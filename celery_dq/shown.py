@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["shell_word", "shown_json", "shown_name", "shown_setting", "shown_url", "why_unreadable"]
+__all__ = [
+    "shell_word",
+    "shown_json",
+    "shown_logger",
+    "shown_name",
+    "shown_setting",
+    "shown_url",
+    "why_unreadable",
+]
 
 HIDDEN = "**"
 _SCHEME = re.compile(r"[\w.+-]+://")
@@ -82,3 +91,42 @@ def shown_json(document: Any, *, indent: int | None = 2) -> str:
 def shell_word(name: object) -> str:
     """Return a name as one word of a command that is offered for pasting into a shell."""
     return shlex.quote(shown_name(name))
+
+
+class _ShownArgument:
+    """An argument of a log record that cannot leave its line; the record keeps the value itself."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __str__(self) -> str:
+        return shown_name(self.value)
+
+    def __repr__(self) -> str:
+        # repr() escapes a text by itself, and so it is not escaped twice; that of other values may not.
+        return shown_name(repr(self.value))
+
+
+def _show_arguments(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple):
+        record.args = tuple(each if _is_harmless(each) else _ShownArgument(each) for each in record.args)
+    return True
+
+
+def _is_harmless(value: object) -> bool:
+    # %d and %g need the numbers themselves. Other values become texts when a handler asks, which reports the
+    # error of one that cannot; an error here would reach the caller.
+    return value.isprintable() if isinstance(value, str) else isinstance(value, (int, float))
+
+
+def shown_logger(name: str) -> logging.Logger:
+    """Return the logger of a module, whose arguments cannot leave their line: messages name them, too.
+
+    The text of a call is ours, and may have several lines; the traceback and the fields of ``extra`` stay as
+    they are.
+    """
+    logger = logging.getLogger(name)
+    # A filter is called in the process of the call, before each handler. It is added once: a module that is
+    # loaded again has the same logger, and the filter is the same function.
+    logger.addFilter(_show_arguments)
+    return logger

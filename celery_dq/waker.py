@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from celery_dq.native import unpatched
 from celery_dq.per_process import OwnerProcess
+from celery_dq.shown import shown_logger
 
 __all__ = ["Waker"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 class Waker:

@@ -27,12 +27,13 @@ from celery_dq.allocation.published import Generation, PublishedAssignment
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import DQError
 from celery_dq.outage import Outage
+from celery_dq.shown import shown_logger
 from celery_dq.znodes import AllocationNodes
 from celery_dq.zookeeper.session import Session, SessionState
 
 __all__ = ["GAIN_DELAY_S", "Follower"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds from the release of the partitions that go to the first claim from those that come.
 GAIN_DELAY_S = 0.25

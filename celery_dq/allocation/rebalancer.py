@@ -9,7 +9,6 @@ what they served before. A new allocator that sees this waits for the rest of th
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Iterable
@@ -22,12 +21,13 @@ from celery_dq.errors import MessageTooLarge
 from celery_dq.leadership.career import Career
 from celery_dq.leadership.runner import Runner
 from celery_dq.leadership.zookeeper_election import ZooKeeperElection
+from celery_dq.shown import shown_logger
 from celery_dq.znodes import AllocationNodes, AllocatorNodes
 from celery_dq.zookeeper.session import Session
 
 __all__ = ["Rebalancer", "allocator"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds after which the members are read again although no watch has fired.
 LONGEST_WAIT_S = 30.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from celery_dq.compat.kombu_publishing import publish_prepared
 from celery_dq.errors import TooFewReplicas
 from celery_dq.lost_attempts import MOST_LOSSES, MOST_SMALL_LOSSES, LostAttempts
 from celery_dq.producer.errors import BrokerUnavailable
+from celery_dq.shown import shown_logger
 from celery_dq.transport.redis.store.refusals import BrokerOverloaded, PushInterrupted, message_refused
 
 __all__ = ["AMQP", "Deadline", "LimitedCall", "connection_with_timeout", "unchanged_attempts"]
@@ -33,7 +33,7 @@ REDIS = (
 AMQP = ("amqp", "amqps", "pyamqp")
 
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: First and longest pause, in seconds, after a server has refused a message that waits.
 FIRST_REFUSED_S = 0.1

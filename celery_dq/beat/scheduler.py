@@ -23,7 +23,6 @@ refused, because it elects its leader by a lock.
 
 from __future__ import annotations
 
-import logging
 import signal
 import socket
 from collections.abc import Mapping
@@ -53,6 +52,7 @@ from celery_dq.leadership.career import Term
 from celery_dq.leadership.elector import LeaderElector
 from celery_dq.options.sections import Options
 from celery_dq.outage import Outage
+from celery_dq.shown import shown_logger
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.worker.broker import broker_client
@@ -60,7 +60,7 @@ from celery_dq.znodes import BeatNodes
 
 __all__ = ["ElectedScheduler"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds between two checks of a beat that stands by.
 STAND_BY_S = 0.25

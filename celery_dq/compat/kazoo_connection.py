@@ -31,12 +31,13 @@ from kazoo.security import CREATOR_ALL_ACL
 
 from celery_dq.clock import SystemClock
 from celery_dq.compat.guard import check
+from celery_dq.shown import shown_logger
 
 __all__ = ["Address", "new_client", "path_of", "send_request", "session_id_of"]
 
 check("kazoo_connection")
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 Address = tuple[str, int]
 

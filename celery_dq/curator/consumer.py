@@ -9,7 +9,6 @@ for a slow function, it takes one node at a time. If an item takes longer, the n
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -24,10 +23,11 @@ from celery_dq.curator.item_ownership import ItemOwnership, Node
 from celery_dq.curator.taking import LONGEST_WAIT_S, RETRY_S, ItemTaker
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.outage import Outage
+from celery_dq.shown import shown_logger
 
 __all__ = ["Consumer"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Maximum number of nodes that one request takes or finishes.
 TOGETHER = 100

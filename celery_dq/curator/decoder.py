@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from celery_dq.curator.framing import unframe
 from celery_dq.curator.serializing import Serializer
 from celery_dq.errors import CorruptRecord
+from celery_dq.shown import shown_logger
 
 __all__ = ["Decoder"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Maximum number of unreadable nodes that are logged, each once.
 MANY = 20

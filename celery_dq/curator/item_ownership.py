@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -11,6 +10,7 @@ from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
 from celery_dq.curator.decoder import Decoder
 from celery_dq.curator.names import Grammar
 from celery_dq.errors import DQError, ZooKeeperUnreachable
+from celery_dq.shown import shown_logger
 from celery_dq.znodes import PRESENCES
 from celery_dq.zookeeper.idempotent_writer import IdempotentWriter
 from celery_dq.zookeeper.item_locks import FinishOutcome, ItemLocks, LockedItem, WantedItem
@@ -20,7 +20,7 @@ from celery_dq.zookeeper.transaction import Step, TransactionRefused, ask_all, c
 
 __all__ = ["DeletedOwnership", "OwnedItems", "ItemOwnership", "LockedOwnership", "Node"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Why a node is left in the queue.
 DENIED = "its ACL denies this session"

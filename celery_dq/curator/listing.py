@@ -14,7 +14,6 @@ again, the consumer checks births every 10 ms until the next reading.
 from __future__ import annotations
 
 import heapq
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,13 +21,14 @@ from kazoo.exceptions import KazooException, NoNodeError
 
 from celery_dq.clock import Clock
 from celery_dq.curator.names import Grammar
+from celery_dq.shown import shown_logger
 from celery_dq.znodes import serial_distance
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import failure_of
 
 __all__ = ["Listing"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Minimum pause between two readings, as a multiple of the time that a reading takes.
 PATIENCE = 5.0

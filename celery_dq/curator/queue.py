@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from celery_dq.curator.taking import ItemTaker
 from celery_dq.curator.writer import Listener, Put, Writer
 from celery_dq.errors import ConfigurationError, QueueEmpty
 from celery_dq.per_process import PerProcess
+from celery_dq.shown import shown_logger
 from celery_dq.znodes import JOURNALS, ROOT
 from celery_dq.zookeeper.idempotent_writer import IdempotentWriter
 from celery_dq.zookeeper.session import Session
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CuratorQueue", "check_path"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Default of `prefetch` with locks.
 PREFETCH_LOCKED = 100

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections import deque
@@ -12,12 +11,13 @@ from celery_dq.clock import Clock
 from celery_dq.curator.item_ownership import ItemOwnership, Node
 from celery_dq.curator.listing import Listing
 from celery_dq.errors import ZooKeeperUnreachable
+from celery_dq.shown import shown_logger
 from celery_dq.zookeeper.item_locks import FinishOutcome
 from celery_dq.zookeeper.session import Session, SessionState
 
 __all__ = ["ItemTaker"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Share of requested nodes that are gone or held by others, above which the names are read again.
 MISSES = 0.5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections import deque
@@ -14,13 +13,14 @@ from kazoo.exceptions import KazooException, NoNodeError
 from celery_dq.clock import Clock
 from celery_dq.errors import DQError, QueueClosed, QueueFull, ZooKeeperUnreachable
 from celery_dq.outage import Outage
+from celery_dq.shown import shown_logger
 from celery_dq.zookeeper.idempotent_writer import IdempotentWriter
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import MAX_REQUEST, TransactionRefused, check_size, create, failure_of
 
 __all__ = ["Listener", "Put", "Writer"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Maximum number of puts that wait in the background; beyond that, ``put`` waits.
 MAX_BACKLOG = 10_000

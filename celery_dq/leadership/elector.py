@@ -17,10 +17,11 @@ from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import ConfigurationError, NotElected, ZooKeeperUnreachable
 from celery_dq.leadership.career import TRUST, Phase, Term
 from celery_dq.leadership.election import Election
+from celery_dq.shown import shown_logger
 
 __all__ = ["LeaderCallbacks", "LeaderElector"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Renewals per session timeout.
 RENEWALS = 6

@@ -10,7 +10,6 @@ ZooKeeper where this is not acceptable.
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable
@@ -24,10 +23,11 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.election import ElectionWon, Leader
 from celery_dq.outage import Outage
 from celery_dq.scripts.loader import ScriptSet
+from celery_dq.shown import shown_logger
 
 __all__ = ["RedisElection", "forget_leadership", "led_names", "load_scripts"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Maximum time of one wait for a vacancy, as a share of the session; shorter than the client's timeout.
 LONGEST_WAIT = 1 / 12

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from queue import Empty
@@ -13,10 +12,11 @@ from celery_dq.clock import Clock
 from celery_dq.leadership.career import Career, Term
 from celery_dq.leadership.election import Election
 from celery_dq.leadership.elector import LeaderElector
+from celery_dq.shown import shown_logger
 
 __all__ = ["Runner"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 Message = TypeVar("Message")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import time
@@ -15,10 +14,11 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import make_wsgi_app
 
 from celery_dq.metrics.collector import make_registry
+from celery_dq.shown import shown_logger
 
 __all__ = ["MetricsServer"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 class _Handler(WSGIRequestHandler):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.metrics.state import BrokerState, StateReader
 from celery_dq.outage import Outage
+from celery_dq.shown import shown_logger
 
 __all__ = ["SharedState"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds for which a reading is used again, so that several scrapers cost the broker one reading.
 MAX_AGE_S = 1.0

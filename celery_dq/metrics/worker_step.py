@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,10 +10,11 @@ from celery import bootsteps, signals
 from celery_dq.app.api.api import dq_of
 from celery_dq.errors import MissingLibrary
 from celery_dq.native import leave_green_hub, start_thread, unpatched
+from celery_dq.shown import shown_logger
 
 __all__ = ["MetricsStep"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds to wait for the end of the thread.
 STOP_TIMEOUT_S = 2.0

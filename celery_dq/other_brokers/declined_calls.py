@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,11 +14,12 @@ from celery_dq.dedup.coordinator import Coordinator, CoordinatorLockSnapshot
 from celery_dq.other_brokers.outside_prefetch import OutsidePrefetch
 from celery_dq.other_brokers.redis_coordinator import SILENCE
 from celery_dq.outage import Outage
+from celery_dq.shown import shown_logger
 from celery_dq.worker.followers import Followers
 
 __all__ = ["DeclinedCalls", "wants_result"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds within which a covering run that left without a result must be seen again. A run whose lock an
 #: operator released, or whose worker died, requests its lock again.

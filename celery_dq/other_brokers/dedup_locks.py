@@ -13,7 +13,6 @@ worker dies. The prefetch window grows by one while a task waits, or has no verd
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import uuid
 from collections.abc import Callable
@@ -42,11 +41,12 @@ from celery_dq.other_brokers.queued_calls import QueuedCalls
 from celery_dq.other_brokers.redis_coordinator import SILENCE
 from celery_dq.other_brokers.singleton_message import SingletonMessage
 from celery_dq.other_brokers.unanswered_calls import UnansweredCall, UnansweredCalls
+from celery_dq.shown import shown_logger
 from celery_dq.worker.followers import Followers
 from celery_dq.worker.task_events import task_events
 from celery_dq.worker.task_subscriber import TaskSubscriber
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds after its due time within which a retry must arrive; then the next call gets the dedup lock.
 RETRY_GRACE = 30.0

@@ -7,7 +7,6 @@ It is a thread, because a long task or a blocked event loop must not lose its de
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +16,11 @@ import redis
 from celery_dq.dedup.coordinator import Coordinator, HeldDedupLock
 from celery_dq.other_brokers.redis_coordinator import SILENCE, RedisCoordinator
 from celery_dq.outage import Outage
+from celery_dq.shown import shown_logger
 
 __all__ = ["DedupLockHeartbeat"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Renewals per lease: two may fail before the lease ends.
 RENEWALS = 3

@@ -19,7 +19,6 @@ broker.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -36,11 +35,12 @@ from celery_dq.other_brokers.queued_calls import MOST, waiting_headers
 from celery_dq.other_brokers.singleton_message import SingletonMessage
 from celery_dq.outage import Outage
 from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER, Leaderships
+from celery_dq.shown import shown_logger
 from celery_dq.waker import Waker
 from celery_dq.worker.task_events import task_events
 from celery_dq.worker.task_subscriber import TaskSubscriber
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds until a term in doubt, or an empty queue, is checked again.
 LOOK_AGAIN_S = 0.1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,10 +13,11 @@ from celery_dq.other_brokers.dedup_requests import WorkerDedupRequest
 from celery_dq.other_brokers.outside_prefetch import OutsidePrefetch
 from celery_dq.other_brokers.redis_coordinator import SILENCE
 from celery_dq.outage import Outage
+from celery_dq.shown import shown_logger
 
 __all__ = ["UnansweredCall", "UnansweredCalls"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds until a failed request for a dedup lock is repeated while the server answers.
 ASK_AGAIN_S = 1.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import errno
-import logging
 import sys
 import threading
 import time
@@ -26,10 +25,11 @@ from celery_dq.producer.segment_index import SegmentIndex
 from celery_dq.producer.sender import Addressed, Sender, State
 from celery_dq.producer.singular_update_queue import SingularUpdateQueue
 from celery_dq.producer.spill_log import SpillLog
+from celery_dq.shown import shown_logger
 
 __all__ = ["BufferedProducer", "Persistence", "ProducerSnapshot"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds between two checks of a call that waits for room or for a flush.
 LOOK_S = 0.001

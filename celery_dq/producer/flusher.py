@@ -6,7 +6,6 @@ first message of a process and ends with :meth:`Flusher.stop`, or with the proce
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -25,10 +24,11 @@ from celery_dq.producer.sender import (
     Sender,
     State,
 )
+from celery_dq.shown import shown_logger
 
 __all__ = ["Flusher", "DeliveryCallbacks", "Undelivered"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds between two searches for folders of dead processes.
 ADOPT_S = 5.0

@@ -8,7 +8,6 @@ that runs during a put may put a message too. Such a message is stashed until th
 from __future__ import annotations
 
 import contextlib
-import logging
 import uuid
 from collections import deque
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ from celery_dq.native import unpatched
 from celery_dq.producer.buffer import BufferedMessage, Lane, Limits, MessageBuffer
 from celery_dq.producer.pending_sync import PendingSync
 from celery_dq.producer.segment_index import SegmentIndex
+from celery_dq.shown import shown_logger
 
 __all__ = ["Counters", "MessageStore"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds after which an empty lane is forgotten.
 IDLE_LANE_S = 60.0

@@ -6,7 +6,6 @@ them. The later files are *stored*: they are on disk only, and are loaded one by
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,10 +17,11 @@ from celery_dq.producer.buffer import BufferedMessage, Lane
 from celery_dq.producer.pending_sync import PendingSync
 from celery_dq.producer.segment import FileHeader, SegmentRecord, pack_header, pack_record
 from celery_dq.producer.spill_log import Orphan, Segment, SpillLog, StoredSegment
+from celery_dq.shown import shown_logger
 
 __all__ = ["SegmentIndex", "Unread"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Size in bytes at which a segment is sealed.
 SEGMENT_BYTES = 1024 * 1024

@@ -24,7 +24,6 @@ submission. In asyncio, use ``await asyncio.wrap_future(queue.submit(request, bl
 from __future__ import annotations
 
 import atexit
-import logging
 import threading
 import time
 import weakref
@@ -36,10 +35,11 @@ from typing import Any, Generic, TypeVar
 
 from celery_dq.errors import QueueClosed, QueueFull
 from celery_dq.per_process import OwnerProcess, PerProcess
+from celery_dq.shown import shown_logger
 
 __all__ = ["SingularUpdateQueue"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")

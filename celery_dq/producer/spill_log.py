@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import socket
 import uuid
@@ -37,10 +36,11 @@ from celery_dq.producer.segment import (
     read_header,
     scan,
 )
+from celery_dq.shown import shown_logger
 
 __all__ = ["Orphan", "Segment", "SpillLog", "StoredSegment"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 SUFFIX = ".seg"
 QUARANTINE = "quarantine"

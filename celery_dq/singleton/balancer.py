@@ -10,7 +10,6 @@ While nothing changes, a worker reads the lines less and less often.
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import threading
@@ -18,10 +17,11 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from celery_dq.clock import Clock
+from celery_dq.shown import shown_logger
 
 __all__ = ["Candidacy", "CandidateLines", "Balancer"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Minimum seconds between two checks of the balance by a worker; up to the same time is added at random.
 LOOK_S = 2.0

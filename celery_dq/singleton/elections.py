@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import socket
 import uuid
@@ -17,11 +16,12 @@ from celery_dq.leadership.election import Election
 from celery_dq.leadership.redis_election import RedisElection, RedisLines, forget_leadership, led_names
 from celery_dq.options.sections import Options
 from celery_dq.outage import Outage
+from celery_dq.shown import shown_logger
 from celery_dq.znodes import LeadershipNodes
 
 __all__ = ["Elections", "require_kazoo", "zookeeper_session"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 class Elections:

@@ -20,7 +20,6 @@ A task that uses ``signal.alarm`` or ``setitimer(ITIMER_REAL)`` itself cannot ru
 from __future__ import annotations
 
 import atexit
-import logging
 import mmap
 import os
 import signal
@@ -31,10 +30,11 @@ from typing import ClassVar
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.native import start_thread, unpatched
+from celery_dq.shown import shown_logger
 
 __all__ = ["Guard"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Words of 8 bytes per queue. The main process writes the end of trust (monotonic seconds), the token, and
 #: the token of the last term that begins to end. The process that runs a message writes its process id, or 0.

@@ -11,7 +11,6 @@ A term of a queue has these steps:
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -24,12 +23,13 @@ from celery_dq.leadership.elector import LeaderElector
 from celery_dq.options.singleton import SingletonOptions
 from celery_dq.outage import Outage
 from celery_dq.protocols import SingletonConsumer
+from celery_dq.shown import shown_logger
 from celery_dq.singleton.balancer import Balancer, CandidateLines
 from celery_dq.singleton.guard import Guard
 
 __all__ = ["Fence", "LeadershipReport", "WorkerLeaderships"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds between two checks of a message that must end.
 LOOK_S = 0.01

@@ -5,7 +5,6 @@ The context of a call is in the headers of its message, as the propagator of the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,9 +14,11 @@ from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
+from celery_dq.shown import shown_logger
+
 __all__ = ["MOST_LINKS", "batch_span", "message_span", "provider_is_set"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Links of one span, as many as an SDK keeps by default.
 MOST_LINKS = 128

@@ -7,7 +7,6 @@ loses the span of the run, so its deliveries and the dead letter are all that th
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from celery import bootsteps
@@ -16,6 +15,7 @@ from celery_dq.clock import Clock, SystemClock
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import MissingLibrary
 from celery_dq.keys import PartitionKeys
+from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.worker.task_events import task_events
@@ -23,7 +23,7 @@ from celery_dq.worker.task_subscriber import TaskSubscriber
 
 __all__ = ["TracingStep"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 class TracingStep(bootsteps.Step):

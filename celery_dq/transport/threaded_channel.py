@@ -6,7 +6,6 @@ which a reply finds only queues that this process has declared.
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from celery_dq.per_process import OwnerProcess
+from celery_dq.shown import shown_logger
 from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.threaded_transport import MessageSource
@@ -21,7 +21,7 @@ from celery_dq.transport.transient_messages import handle_transient
 
 __all__ = ["Binding", "BindingTable", "QueueDirectory", "ThreadedChannel"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Maximum number of messages that are taken ahead for consumers without a prefetch count.
 MOST_AHEAD = 100

@@ -6,16 +6,15 @@ logs one that it cannot handle, and goes on. A program gets the error of its own
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from celery_dq.errors import described
-from celery_dq.shown import shown_name
+from celery_dq.shown import shown_logger
 
 __all__ = ["handle_transient"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 def handle_transient(
@@ -43,7 +42,7 @@ def handle_transient(
             "A message of %s could not be handled, and is dropped: %s. Look for a program other than Celery "
             "that publishes there.",
             source,
-            shown_name(described(error)),
+            described(error),
             extra={"event": "transient_message_dropped"},
         )
         return True

@@ -12,7 +12,7 @@ from celery.worker import state
 from celery_dq.clock import SystemClock
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError, ServerError
-from celery_dq.shown import shell_word, shown_name
+from celery_dq.shown import shell_word, shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES, leases_messages
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.redis.store.refusals import BrokerRefused
@@ -20,7 +20,7 @@ from celery_dq.worker.capacity import PoolCapacity
 from celery_dq.worker.lifecycle import TaskLifecycle
 from celery_dq.worker.task_events import task_events
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 class ConsumerStep(bootsteps.StartStopStep):
@@ -106,7 +106,7 @@ def _dead_letter_unrunnable(consumer: Any, has_commands: bool) -> None:
                 "Task %s is not registered in this worker: its message %s becomes a dead letter of queue %s. "
                 "Deploy the task to the workers, then replay the message%s.",
                 exc,
-                shown_name(message.message_id),
+                message.message_id,
                 message.queue,
                 f": celery dq dead replay {shell_word(message.queue)} {shell_word(message.message_id)}"
                 if has_commands

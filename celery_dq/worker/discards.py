@@ -6,7 +6,6 @@ a worker passes it to Celery as a revoked, expired or failed task.
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Any
 
@@ -15,11 +14,12 @@ from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
 from celery_dq.errors import DeliveriesExhausted
+from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.worker.followers import Followers
 from celery_dq.worker.task_events import task_events
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: An expiry that is over on every clock: a worker with a slow clock must not run an expired message.
 _LONG_AGO = "1970-01-01T00:00:00+00:00"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import uuid
 from collections.abc import Callable
@@ -15,10 +14,11 @@ from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.dedup.rule import rule_of
 from celery_dq.dedup.signals import dedup_lock_lost
 from celery_dq.keys import every_evicted
+from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.store.message_ids import Delivery, delivery_of, task_id_of
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds until the listener connects again after an error.
 PAUSE = 1.0

@@ -7,7 +7,6 @@ bookkeeping: it runs a task that only returns, or raises, the result of the cove
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from celery import Task, states
@@ -16,10 +15,11 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_dq.errors import CoveringRunUnknown
 from celery_dq.protocols import FOLLOWS
+from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.redis.store.message_ids import task_id_of
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Hooks of a task, which are not called for a duplicate because it does not run.
 _HOOKS = ("before_start", "on_success", "on_failure", "on_retry", "after_return")

@@ -12,7 +12,6 @@ slot is taken until the task is over. Celery does not report that end to the mes
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from celery.concurrency.solo import TaskPool as SoloPool
@@ -21,10 +20,11 @@ from celery.worker import state
 
 from celery_dq.clock import Clock
 from celery_dq.errors import LONGEST_REASON, described
+from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.worker.task_subscriber import TaskSubscriber
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 class TaskLifecycle(TaskSubscriber):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ from celery_dq.errors import ConfigurationError
 from celery_dq.outage import Outage
 from celery_dq.per_process import current_pid, start_of
 from celery_dq.probe import Phase, ProbeState, ask_probe
+from celery_dq.shown import shown_logger
 
 __all__ = ["ProbeStep"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds between two writes.
 INTERVAL_S = 2.0

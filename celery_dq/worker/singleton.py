@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +20,7 @@ from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.options.sections import Options
 from celery_dq.options.singleton import SingletonOptions
+from celery_dq.shown import shown_logger
 from celery_dq.singleton.elections import Elections
 from celery_dq.singleton.guard import Guard
 from celery_dq.singleton.leaderships import WorkerLeaderships
@@ -32,7 +32,7 @@ from celery_dq.worker.ready_requests import ReadyRequests
 from celery_dq.worker.task_events import task_events
 from celery_dq.worker.term_reporter import TermReporter
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Importing the module registers these commands.
 COMMANDS = (commands.leaders, commands.resign)

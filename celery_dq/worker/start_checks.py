@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any
@@ -19,13 +18,13 @@ from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ServerError
 from celery_dq.options import Options
 from celery_dq.options.quota import UNLIMITED
-from celery_dq.shown import shell_word
+from celery_dq.shown import shell_word, shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.store.rights import ROLES, denied_commands
 
 __all__ = ["StartChecksStep", "queues_of_settings", "routed_queues", "unenforced"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Number of unnamed queues above which a program chose them, and not a person who may mistype. To compare
 #: thousands of names with thousands of others would hold the start of the worker up for minutes.

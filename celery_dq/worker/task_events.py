@@ -13,7 +13,6 @@ those places once, and reports one event to every subscriber that follows the ta
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from typing import Any
@@ -35,14 +34,14 @@ from celery_dq.compat.prefork_pool import (
     notice_deaths,
 )
 from celery_dq.errors import LONGEST_REASON, described
-from celery_dq.shown import shown_name
+from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.stored_message import StoredMessage
 from celery_dq.worker.task_subscriber import ORDER, TaskSubscriber
 
 __all__ = ["TaskEvents", "TaskEventsStep", "TaskInPool", "task_events"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Returned in the place of a result of a task whose error was reported.
 _REPORTED = object()
@@ -281,7 +280,7 @@ class TaskEvents:
             return False
         logger.error(
             "Message %.200s goes to the dead letters: it is no valid task.",
-            shown_name(message.headers.get("id")),
+            message.headers.get("id"),
             exc_info=error,
             extra={"event": "invalid_task_dead_lettered", "queue": message.queue},
         )

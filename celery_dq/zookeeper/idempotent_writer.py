@@ -16,7 +16,6 @@ Other writers delete the node of a crashed writer a day later.
 
 from __future__ import annotations
 
-import logging
 import threading
 import uuid
 from collections import deque
@@ -28,6 +27,7 @@ from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import AccessDenied, DQError, ZooKeeperUnreachable
 from celery_dq.per_process import PerProcess
+from celery_dq.shown import shown_logger
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import (
     MAX_REQUEST,
@@ -44,7 +44,7 @@ from celery_dq.zookeeper.transaction import (
 
 __all__ = ["IdempotentWriter", "Stamp"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Maximum number of steps that are sent together; more are no faster.
 MAX_STEPS = 500

@@ -13,7 +13,6 @@ with ``DONE`` or ``GONE``. A read of each lock before its deletion would cost th
 
 from __future__ import annotations
 
-import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNod
 
 from celery_dq.errors import AccessDenied, ZooKeeperUnreachable
 from celery_dq.per_process import PerProcess
+from celery_dq.shown import shown_logger
 from celery_dq.zookeeper.multi_read import begin_reading, read_all, readings
 from celery_dq.zookeeper.session import Session, SessionState
 from celery_dq.zookeeper.transaction import (
@@ -41,7 +41,7 @@ from celery_dq.zookeeper.transaction import (
 
 __all__ = ["FinishOutcome", "ItemLocks", "LockedItem", "PendingTransaction", "TakeResult", "WantedItem"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 class Lockable(Protocol):

@@ -28,7 +28,6 @@ The session uses kazoo's plain client and none of its recipes. It differs from k
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,13 +51,13 @@ from celery_dq.compat.kazoo_connection import Address, new_client, session_id_of
 from celery_dq.errors import AccessDenied, ConfigurationError, ZooKeeperUnreachable
 from celery_dq.outage import Outage
 from celery_dq.per_process import PerProcess
-from celery_dq.shown import shown_url
+from celery_dq.shown import shown_logger, shown_url
 from celery_dq.zookeeper.credentials import OURS, Spelling, check, is_refusal, why_refused
 from celery_dq.zookeeper.handler import bounded_handler
 
 __all__ = ["PinnedSession", "Session", "SessionState"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Minimum seconds allowed for the check of the chroot.
 CHECK_TIMEOUT_S = 5.0

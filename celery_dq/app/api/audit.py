@@ -6,7 +6,6 @@ Redis, one stream per environment. It names no arguments, bodies or dedup keys o
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -24,10 +23,11 @@ from celery_dq.errors import DQError, InvalidRequest
 from celery_dq.inspector.redis_values import CHUNK, Client, check_count, check_text, moment, number, text
 from celery_dq.keys import audit_stream
 from celery_dq.options import Options
+from celery_dq.shown import shown_logger
 
 __all__ = ["MAX_ENTRIES", "AuditEntry", "AuditTrail", "AuditedChange", "check_entry_id"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Entries that the stream keeps, about: Redis removes the oldest ones in blocks. They take some 2 MB.
 MAX_ENTRIES = 10_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,14 +17,14 @@ from celery_dq.inspector.redis_values import Client, check_text, text
 from celery_dq.keys import ENVIRONMENTS, queue_registry
 from celery_dq.options import Quota
 from celery_dq.options.sections import Options
-from celery_dq.shown import shown_url
+from celery_dq.shown import shown_logger, shown_url
 from celery_dq.transport.aliases import TENANT_SCHEMES, ZOOKEEPER_SCHEME
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.refusals import refusals_named
 from celery_dq.transport.redis.store.script_calls import run_all
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 T = TypeVar("T")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any
 
@@ -10,10 +9,11 @@ from celery_dq.app.api.broker import OpenQueue
 from celery_dq.duration import SECOND_US
 from celery_dq.keys import quota_field
 from celery_dq.options import Quota
+from celery_dq.shown import shown_logger
 
 __all__ = ["follows_rate", "log_new_spread", "spread_by_rate"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 def spread_by_rate(quota: Quota, above_per_s: int, count: int) -> int:

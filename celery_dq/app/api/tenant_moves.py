@@ -18,7 +18,6 @@ last number from each other partition, and stores no outbox twice.
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from celery_dq.errors import CorruptRecord, TooFewReplicas
 from celery_dq.inspector.dedup_locks import tenant_and_key
 from celery_dq.inspector.redis_values import Client, chunks, scan_all, text
 from celery_dq.options.sections import Options
+from celery_dq.shown import shown_logger
 from celery_dq.transport.message_record import placing_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.move_calls import (
@@ -50,7 +50,7 @@ from celery_dq.transport.redis.store.script_calls import ScriptCall
 
 __all__ = ["TenantMoves"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 _T = TypeVar("_T")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,6 +24,7 @@ from celery_dq.errors import ConfigurationError, DQError, MissingLibrary
 from celery_dq.inspector.spill import spill_files
 from celery_dq.other_brokers.server import redis_of
 from celery_dq.private_files import check_parents
+from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import (
     PLAIN_SCHEMES,
     TENANT_SCHEMES,
@@ -35,7 +35,7 @@ from celery_dq.transport.aliases import (
 from celery_dq.transport.url_options import refuse_key_prefix
 from celery_dq.worker.start_checks import unenforced
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 _IN_MEMORY = "which is in memory: its messages do not survive the machine"
 _REMOTE = "a file system of another machine, where locks and writes are not certain"

@@ -7,7 +7,6 @@ result: a caller that did not choose the task id gets the result of the covering
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from kombu import serialization
@@ -20,6 +19,7 @@ from celery_dq.dedup.rule import Dedup, override, rule_of
 from celery_dq.dedup.signals import verdict_given
 from celery_dq.errors import ConfigurationError, DuplicateCall
 from celery_dq.protocols import DEDUP_HEADER
+from celery_dq.shown import shown_logger
 from celery_dq.transport.message_record import DedupSection
 from celery_dq.transport.redis.store.message_ids import delivery_of, task_id_of
 
@@ -34,7 +34,7 @@ __all__ = [
     "dedup_request_for",
 ]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 _VERDICTS = {
     "accepted": Verdict.ACCEPT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from itertools import count
 from typing import Any, Protocol
@@ -11,7 +10,7 @@ from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord
 from celery_dq.options import Options
 from celery_dq.protocols import WorkerCapacity
-from celery_dq.shown import shown_name
+from celery_dq.shown import shown_logger
 from celery_dq.transport.any_store.fetcher import StoreSource
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.message import Message, QoS
@@ -22,7 +21,7 @@ from celery_dq.transport.threaded_channel import ThreadedChannel, ThreadedConnec
 
 __all__ = ["StoreChannel"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 class StoreConnection(ThreadedConnection, Protocol):
@@ -131,9 +130,9 @@ class StoreChannel(ThreadedChannel):
         except CorruptRecord as why:
             logger.error(
                 "Message %s of queue %s was moved to the dead letters: %s.",
-                shown_name(entry.id),
+                entry.id,
                 queue,
-                shown_name(why),
+                why,
                 extra={"event": "unreadable_message_dead_lettered", "queue": queue},
             )
             self.in_flight.dead_letter(tag, f"unreadable: {why}", entry.record)
@@ -157,9 +156,9 @@ class StoreChannel(ThreadedChannel):
             return
         logger.info(
             "Message %s of queue %s was discarded without running: %s.",
-            shown_name(message.message_id),
+            message.message_id,
             message.queue,
-            shown_name(message.discard),
+            message.discard,
             extra={"event": "message_discarded", "queue": message.queue, "reason": message.discard},
         )
         self.qos.finish(message.delivery_tag)

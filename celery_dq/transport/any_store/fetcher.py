@@ -7,7 +7,6 @@ consumers get the messages when they expire.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections import deque
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_dq.clock import Clock
+from celery_dq.shown import shown_logger
 from celery_dq.transport.any_store.queue_store import QueueStore, StoreClient
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
@@ -25,7 +25,7 @@ from celery_dq.wake_flag import WakeFlag
 
 __all__ = ["StoreConsumer", "StoreFetcher", "StoreQueue", "StoreSource"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Renewals per lease.
 RENEWALS_PER_LEASE = 4

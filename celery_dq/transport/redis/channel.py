@@ -9,7 +9,6 @@ not durable or with ``x-expires``) is a plain Redis list that expires (``store/t
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -20,7 +19,7 @@ import redis
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY
-from celery_dq.shown import shown_name
+from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.message import Message, QoS
 from celery_dq.transport.message_record import MessageRecord
@@ -43,7 +42,7 @@ from celery_dq.transport.stamped_message import STAMPS
 if TYPE_CHECKING:
     from celery_dq.transport.redis.connection_context import ConnectionContext
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 class Channel(ConsumingChannel):
@@ -369,9 +368,9 @@ class Channel(ConsumingChannel):
         """Move a stored message that cannot be read to the dead letters."""
         logger.error(
             "Message %s of queue %s was moved to the dead letters: %s.",
-            shown_name(entry.id),
+            entry.id,
             queue.name,
-            shown_name(why),
+            why,
             extra={"event": "unreadable_message_dead_lettered", "queue": queue.name},
         )
         self.in_flight.dead_letter(tag, f"unreadable: {why}", entry.record)

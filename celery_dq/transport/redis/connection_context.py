@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from celery_dq.keys import PartitionKeys, queue_registry, transient_prefix
 from celery_dq.options.resolve import resolve
 from celery_dq.options.sections import Options
 from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
-from celery_dq.shown import shell_word
+from celery_dq.shown import shell_word, shown_logger
 from celery_dq.transport.redis.consuming.consumer_threads import ConsumerThreads
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.address import addresses_of, identity, on_cluster
@@ -41,7 +40,7 @@ from celery_dq.transport.redis.store.slot_map import SlotMap
 from celery_dq.transport.redis.store.whole_queue import namesake_of
 from celery_dq.transport.url_options import refuse_key_prefix
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: The name of one partition of a queue.
 _ONE_PARTITION = re.compile(r"(?P<queue>.+)/(?P<number>0|[1-9][0-9]*)", re.DOTALL)

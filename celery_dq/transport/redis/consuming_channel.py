@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import redis
 
 from celery_dq.errors import ConfigurationError
 from celery_dq.protocols import WorkerCapacity
-from celery_dq.shown import shown_url
+from celery_dq.shown import shown_logger, shown_url
 from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.redis.bases import RedisChannel
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from celery_dq.transport.redis.connection_context import ConnectionContext
     from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds between two looks of a waiting worker whether it is to stop.
 STOP_CHECK_S = 0.1

@@ -16,10 +16,10 @@ Features: direct, topic and fanout exchanges, priorities, ETA, expiry, remote co
 
 from __future__ import annotations
 
-import logging
 import ssl
 from typing import Any
 
+from celery_dq.shown import shown_logger
 from celery_dq.transport.bases import VirtualTransport
 from celery_dq.transport.redis.bases import RedisTransport
 from celery_dq.transport.redis.channel import Channel
@@ -27,7 +27,7 @@ from celery_dq.transport.redis.connection_context import ConnectionContext
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 from celery_dq.transport.threaded_transport import ThreadedTransport
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 def _trust(wanted: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from typing import Any, Protocol
 
 from kazoo.exceptions import KazooException
@@ -11,7 +10,7 @@ from kazoo.exceptions import KazooException
 from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import DiscardHandler
-from celery_dq.shown import shown_name
+from celery_dq.shown import shown_logger
 from celery_dq.transport import envelope
 from celery_dq.transport.threaded_channel import ThreadedChannel, ThreadedConnection
 from celery_dq.transport.zookeeper.batch import ZooKeeperPublishBatch
@@ -26,7 +25,7 @@ from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
 from celery_dq.znodes import served_in_order
 from celery_dq.zookeeper.multi_read import read_all
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 class ZooKeeperConnection(ThreadedConnection, Protocol):
@@ -127,7 +126,7 @@ class Channel(ThreadedChannel):
             logger.error(
                 "The message at %s cannot be decoded: %s. It is moved to %s and will not be delivered.",
                 held.item,
-                shown_name(error),
+                error,
                 held.nodes.unreadable,
                 extra={"event": "zookeeper_message_unreadable"},
             )
@@ -165,10 +164,10 @@ class Channel(ThreadedChannel):
             logger.error(
                 "Message %s of queue %s becomes a dead letter: %d of its consumers were lost, the last one "
                 "was %s. Replay it when the cause is mended.",
-                shown_name(held.letter[0]),
+                held.letter[0],
                 message.queue,
                 held.deliveries,
-                shown_name(held.worker or "unknown"),
+                held.worker or "unknown",
                 extra={"event": "zookeeper_message_dead_lettered"},
             )
 

@@ -6,7 +6,6 @@ fetcher's thread.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +13,13 @@ from kazoo.exceptions import NoAuthError, NoNodeError
 
 from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord
+from celery_dq.shown import shown_logger
 from celery_dq.transport.zookeeper.record import BATCH_BYTES, ZooKeeperRecord
 from celery_dq.znodes import QueueNodes, due_ms_of
 from celery_dq.zookeeper.item_locks import ItemLocks
 from celery_dq.zookeeper.transaction import Step, create, delete
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: A changed queue is listed again after this multiple of the time that its last listing took. Urgent items
 #: are found soon, and listing a long queue does not use up the time for messages.

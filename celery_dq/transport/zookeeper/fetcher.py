@@ -8,7 +8,6 @@ answered.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from celery_dq.clock import Clock
 from celery_dq.errors import AccessDenied, ZooKeeperUnreachable
+from celery_dq.shown import shown_logger
 from celery_dq.transport.zookeeper.in_flight import RETURNING, ClaimedItem, ItemOutcome, ZooKeeperInFlight
 from celery_dq.transport.zookeeper.record import BATCH_BYTES
 from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
@@ -25,7 +25,7 @@ from celery_dq.zookeeper.item_locks import ItemLocks, PendingTransaction
 from celery_dq.zookeeper.session import PinnedSession, SessionState
 from celery_dq.zookeeper.transaction import Step, create, delete, set_data
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds between two full looks at all subscriptions, in case a watch was lost.
 LOOK_AROUND_S = 10.0

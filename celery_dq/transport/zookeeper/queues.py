@@ -8,7 +8,6 @@ that have had no user for one sweep interval.
 from __future__ import annotations
 
 import contextlib
-import logging
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,11 +15,12 @@ from typing import Any
 from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError, NotEmptyError
 
 from celery_dq.errors import ZooKeeperUnreachable
+from celery_dq.shown import shown_logger
 from celery_dq.znodes import BrokerNodes, QueueNodes
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import TransactionRefused, ask_all, delete, failure_of, transact
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds to wait for an answer.
 ANSWER_S = 10.0

@@ -13,7 +13,6 @@ All methods run in the fetcher's thread, except the watch callbacks and the meth
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 from collections import deque
@@ -24,6 +23,7 @@ from typing import Any
 from kazoo.exceptions import NoNodeError
 
 from celery_dq.clock import Clock
+from celery_dq.shown import shown_logger
 from celery_dq.transport.zookeeper.delays import LISTING_SHARE, Delays, restore
 from celery_dq.transport.zookeeper.delivery_count import DeliveryCount, count_of
 from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ItemOutcome, ZooKeeperInFlight
@@ -31,7 +31,7 @@ from celery_dq.znodes import QueueNodes, served_in_order
 from celery_dq.zookeeper.item_locks import ItemLocks, LockedItem, WantedItem
 from celery_dq.zookeeper.transaction import create, set_data
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Maximum number of items that one request takes.
 LARGEST_CLAIM = 100

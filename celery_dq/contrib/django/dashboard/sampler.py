@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 
 from celery_dq.app.api.api import DQ
 from celery_dq.app.api.history import STEP_MS
 from celery_dq.contrib.django.dashboard.failures import failure_of
+from celery_dq.shown import shown_logger
 
 __all__ = ["Sampler"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds after the last look at a queue for which it is sampled.
 WATCHED_S = 3600.0

@@ -11,7 +11,6 @@ import binascii
 import hashlib
 import hmac
 import ipaddress
-import logging
 import os
 import re
 import secrets
@@ -34,6 +33,7 @@ from celery_dq.contrib.django.conf import SERVED_APP
 from celery_dq.contrib.django.dashboard.access import VIEW_ARGUMENTS, VIEW_QUEUES
 from celery_dq.contrib.django.dashboard.views import NotFoundView
 from celery_dq.errors import ConfigurationError, DQError
+from celery_dq.shown import shown_logger
 
 __all__ = [
     "Operator",
@@ -50,7 +50,7 @@ __all__ = [
     "urlpatterns",
 ]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Iterations of the hash of a new password.
 ITERATIONS = 600_000

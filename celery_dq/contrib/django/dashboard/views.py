@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,10 +25,11 @@ from celery_dq.contrib.django.dashboard.links import link_to
 from celery_dq.errors import DQError, InvalidRequest
 from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import check_text
+from celery_dq.shown import shown_logger
 
 __all__ = ["ChangeView", "Confirmation", "NotFoundView", "PageView", "required"]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Version of the JSON documents. A field may be added without a new version.
 JSON_VERSION = 1

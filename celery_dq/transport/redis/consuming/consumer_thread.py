@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ import redis
 
 from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.native import leave_green_hub, start_thread, unpatched
+from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight.pending_acks import PendingAcks
 from celery_dq.transport.redis.consuming.ack_sender import AckSender
 from celery_dq.transport.redis.consuming.leases import RENEWALS_PER_LEASE, Leases, text_of
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
     from celery_dq.transport.redis.store.slot_map import NodeAddress
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds from one trip to the next while the process has enough to do, so that claims and acks travel
 #: together.

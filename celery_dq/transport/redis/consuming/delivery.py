@@ -12,7 +12,6 @@ half a lease.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from celery_dq.errors import CorruptRecord
 from celery_dq.native import unpatched
 from celery_dq.protocols import Leaderships, WorkerCapacity
+from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from celery_dq.transport.redis.consuming.consumer_thread import ConsumerThread
     from celery_dq.transport.redis.consuming.consumer_threads import ConsumerThreads
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds without a delivery, beside twice the claim-ahead time, after which a worker's inbox is overdue.
 OVERDUE_S = 0.1

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import redis
 
 from celery_dq.native import unpatched
+from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight.in_flight_messages import TRUSTED_SHARE
 from celery_dq.transport.partition_replies import HeartbeatReply
 from celery_dq.transport.redis.consuming.trip import Trip
@@ -35,7 +36,7 @@ from celery_dq.transport.redis.store.whole_queue import held_counts
 if TYPE_CHECKING:
     from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Renewals per lease. When two in a row get no answer, the third is still in time; with a lease below two
 #: seconds only one may get none.

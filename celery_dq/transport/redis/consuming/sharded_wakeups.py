@@ -14,7 +14,6 @@ publishes again while a wake-up is stored.
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections import deque
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 import redis
 from redis.exceptions import MovedError
 
+from celery_dq.shown import shown_logger
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupListener
 from celery_dq.transport.redis.store.cluster_client import (
@@ -36,7 +36,7 @@ from celery_dq.transport.redis.store.cluster_client import (
 from celery_dq.transport.redis.store.pipelined_connection import OVERDUE_S
 from celery_dq.transport.redis.store.slot_map import NodeAddress
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Seconds for each other consumer over which the attempts to take a wake-up are spread, and the most of them.
 SPREAD_S, MOST_SPREAD_S = 0.0005, 0.01

@@ -7,7 +7,6 @@ plain kombu, may take hours.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from collections.abc import Callable
@@ -15,10 +14,12 @@ from typing import TYPE_CHECKING
 
 import redis
 
+from celery_dq.shown import shown_logger
+
 if TYPE_CHECKING:
     from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Longest delay, in seconds, with which an idle delivering thread turns after a wake-up. A longer one means
 #: that it was busy.

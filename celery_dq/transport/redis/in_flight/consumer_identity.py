@@ -20,7 +20,7 @@ import redis
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.per_process import OwnerProcess
 from celery_dq.scripts.loader import ScriptSet
-from celery_dq.shown import shell_word
+from celery_dq.shown import shell_word, shown_logger
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.pending_acks import InFlightMessage, PendingAcks
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply, HeartbeatReply
@@ -33,7 +33,7 @@ from celery_dq.transport.redis.store.refusals import RefusalLog
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from celery_dq.transport.redis.store.slot_map import NodeUnreachable, SlotMap
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 class ClaimTimes:

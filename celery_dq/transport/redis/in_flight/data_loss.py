@@ -6,10 +6,11 @@ ends before its time.
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
-logger = logging.getLogger(__name__)
+from celery_dq.shown import shown_logger
+
+logger = shown_logger(__name__)
 
 
 class _LastAnswer(NamedTuple):

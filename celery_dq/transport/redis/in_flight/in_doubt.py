@@ -12,7 +12,6 @@ The threads that ``basic_get`` runs in note their claims, too, without a lock.
 
 from __future__ import annotations
 
-import logging
 import math
 import struct
 from collections import deque
@@ -22,13 +21,14 @@ from typing import cast
 import redis
 
 from celery_dq.clock import Clock
+from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.pending_acks import MAX_ACKS_PER_CALL, delivery_tag
 from celery_dq.transport.partition_replies import DeliveryTag, ReleaseMode
 from celery_dq.transport.redis.in_flight.lost_workers import named_ids
 from celery_dq.transport.redis.store.queue import Queue
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Rounds of renewals with a comparison after a lost answer: the claim itself may arrive late.
 LOOKS = 3

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from celery_dq.shown import shown_logger
 from celery_dq.transport.partition_replies import Reaped
 from celery_dq.transport.redis.store.queue import process_of
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Most message ids in one log record.
 NAMED = 10

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
 import redis
 from redis.client import PubSub
 
+from celery_dq.shown import shown_logger
 from celery_dq.transport.redis.store.cluster_commands import BROADCAST_SLOT
 from celery_dq.transport.redis.store.cluster_connection import ClusterConnection
 from celery_dq.transport.redis.store.slot_map import NodeAddress, SlotMap
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Longest time in seconds to connect to a node while an event loop waits.
 CONNECT_TIMEOUT_S = 1.0

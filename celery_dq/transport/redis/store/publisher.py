@@ -12,7 +12,6 @@ sends them again, under a producer id of their own.
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from celery_dq.errors import TooFewReplicas
 from celery_dq.options.sections import Options
 from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.protocols import DedupRequest
+from celery_dq.shown import shown_logger
 from celery_dq.transport.partition_replies import OutgoingRecord, PushReply
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import MOVING, ROUTINGS, PartitionMap, PartitionMaps
@@ -385,7 +385,7 @@ def _ask_last(connection: PipelinedConnection, commands: Sequence[tuple[Any, ...
     return int(answers[-1])
 
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Maximum number of attempts to send a batch.
 BATCH_ATTEMPTS = 4

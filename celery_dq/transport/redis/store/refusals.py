@@ -6,7 +6,6 @@ subclasses of it.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from kombu.exceptions import OperationalError
 from celery_dq.errors import DQError, InvalidMessage
 from celery_dq.lost_attempts import means_too_large
 from celery_dq.outage import Outage
+from celery_dq.shown import shown_logger
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "refusals_named",
 ]
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 
 class BrokerRefused(DQError, OperationalError, redis.ResponseError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +10,9 @@ from typing import Any
 from redis import exceptions
 
 from celery_dq.errors import ConfigurationError, ServerError
+from celery_dq.shown import shown_logger
 
-logger = logging.getLogger(__name__)
+logger = shown_logger(__name__)
 
 #: Errors of a server during a failover or a restart; they pass.
 PASSING_ERRORS: tuple[type[exceptions.RedisError], ...] = (
