@@ -232,7 +232,7 @@ class ChannelDelivery:
                     claims.unsubscribe(each.prefix)
 
         # Afterwards no claim is under way, so that the inbox gets no more messages of these partitions.
-        # A thread without these partitions is told only: its master may hang.
+        # A thread without these partitions is not waited for: its master may hang.
         has_them = [
             claims for claims in tuple(self._claims.values()) if any(each.prefix in claims for each in ended)
         ]
