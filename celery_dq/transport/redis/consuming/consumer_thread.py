@@ -281,8 +281,9 @@ class ConsumerThread:
             self._waker.wake()
 
     def _acks_pending(self) -> None:
-        if self._identity.slots is None or self._acks.queues:
-            self._has_room = True
+        self._has_room = True
+        # The thread of another master sends the acks of its own queues, but the end of a task makes room for all.
+        if self._awaits_room or self._identity.slots is None or self._acks.queues:
             self._waker.wake()
 
     def request(self, action: Callable[[], object]) -> None:
