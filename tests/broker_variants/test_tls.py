@@ -13,7 +13,9 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from celery_dq.app.checks.doctor import check_server
+from celery_dq.errors import ConfigurationError
 from celery_dq.testing.servers import RedisServer
+from celery_dq.wiring import register_transports
 from tests.broker_variants.certificates import Authority
 from tests.broker_variants.conftest import OpenCeleryApp, run_tasks
 from tests.broker_variants.tls import TlsRedis, tls_cluster, tls_redis
@@ -223,3 +225,24 @@ def test_a_wrong_authority_is_a_clear_error_on_a_cluster(
         pytest.raises(OperationalError, match=r"(?i)certificate verify failed"),
     ):
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("ssl_pasword", "did you mean 'ssl_password'"),
+        ("ca_certs", "did you mean 'ssl_ca_certs'"),  # as with RabbitMQ
+        ("xyz", "remove it"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["dq-rediss", "dq-redis", "dq-sentinel", "dq-rediscluster"])
+def test_an_unknown_option_is_a_clear_error_before_the_first_connection(
+    scheme: str, option: str, remedy: str
+) -> None:
+    register_transports()
+    connection = Connection(f"{scheme}://127.0.0.1:1", ssl={option: "secret"})
+    with pytest.raises(
+        ConfigurationError, match=f"broker_use_ssl has no option '{option}'; {remedy}"
+    ) as failed:
+        connection.connect()
+    assert "secret" not in str(failed.value)

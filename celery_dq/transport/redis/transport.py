@@ -16,10 +16,16 @@ Features: direct, topic and fanout exchanges, priorities, ETA, expiry, remote co
 
 from __future__ import annotations
 
+import inspect
 import ssl
+from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
-from celery_dq.shown import shown_logger
+import redis
+
+from celery_dq.errors import ConfigurationError
+from celery_dq.shown import shown_logger, shown_name
 from celery_dq.transport.bases import VirtualTransport
 from celery_dq.transport.redis.bases import RedisTransport
 from celery_dq.transport.redis.channel import Channel
@@ -44,6 +50,23 @@ def _trust(wanted: Any) -> dict[str, Any]:
         extra={"event": "tls_without_verification"},
     )
     return {"ssl_cert_reqs": ssl.CERT_NONE}
+
+
+def _refuse_unknown(options: Mapping[str, object]) -> None:
+    """Refuse TLS options that redis-py would refuse with a ``TypeError`` at each connection.
+
+    Raises:
+        ConfigurationError: There is such an option.
+    """
+    makers = [maker for each in redis.SSLConnection.__mro__ if (maker := vars(each).get("__init__"))]
+    known = {name for maker in makers for name in inspect.signature(maker).parameters}
+    for name in sorted(str(each) for each in options if each not in known):
+        close = get_close_matches(name, known, 1) or get_close_matches(f"ssl_{name}", known, 1)
+        remedy = f"did you mean {close[0]!r}?" if close else "remove it."
+        raise ConfigurationError(
+            f"broker_use_ssl has no option {shown_name(name)!r}; {remedy} It takes the TLS options of "
+            "redis-py, such as ssl_ca_certs, ssl_certfile, ssl_keyfile and ssl_password"
+        )
 
 
 class Cycle:
@@ -94,6 +117,8 @@ class Transport(ThreadedTransport, RedisTransport):
             client.ssl and isinstance(client.ssl, dict)
         ):
             client.ssl = _trust(client.ssl)
+        if client.ssl:
+            _refuse_unknown(client.ssl)
 
     def start_fetcher(self) -> Any:
         """Do nothing: the thread starts with the first consumer."""

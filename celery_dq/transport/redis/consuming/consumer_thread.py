@@ -282,7 +282,7 @@ class ConsumerThread:
 
     def _acks_pending(self) -> None:
         self._has_room = True
-        # The thread of another master sends the acks of its own queues, but the end of a task makes room for all.
+        # Each thread sends the acks of its own master, but the end of a task makes room for all.
         if self._awaits_room or self._identity.slots is None or self._acks.queues:
             self._waker.wake()
 
