@@ -78,9 +78,9 @@ class ProbeStep(bootsteps.StartStopStep):
         if self._path is None:
             return
         context = getattr(consumer.connection.transport, "context", None)
-        process = getattr(context, "process", None)
-        if process is not None:
-            self._heartbeat, self._lease_s = process.threads, process.lease_s
+        identity = getattr(context, "identity", None)
+        if identity is not None:
+            self._heartbeat, self._lease_s = identity.threads, identity.lease_s
             self._answered_at = self._clock.monotonic()
             self._heartbeat.add_check(self._note_answer)
         self._write("consuming")
