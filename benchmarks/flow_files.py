@@ -158,7 +158,7 @@ def main(url: str, acks: str, amount: int) -> None:
         sys.setprofile(recorder)
         run(thread)
 
-    ConsumerThread._run = run_recorded  # type: ignore[method-assign, assignment]
+    ConsumerThread._run = run_recorded  # type: ignore[method-assign, assignment]  # records it
     threading.Thread(target=publish, daemon=True).start()
     worker = app.Worker(
         pool="prefork",

@@ -1,4 +1,4 @@
-"""What a worker promises for one server holds over all masters of a cluster."""
+"""Tests of workers that consume from several masters of a cluster: concurrency, and turns of the queues."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from tests.conformance.celery_app import CeleryApp
 #: Seconds for which the messages in flight are counted.
 COUNTED_S = 2.0
 CONCURRENCY = 4
+#: Tasks of each queue that take turns.
+TASKS = 100
 
 
 @pytest.fixture
@@ -62,3 +64,20 @@ def test_concurrency_holds_over_all_masters(
         witness.release("all", 12)
         wait_until(lambda: len(witness.reports("finished:all")) == 12, 30)
     assert len(set(witness.reports("finished:all"))) == 12
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_a_backlog_on_one_master_keeps_no_slot_from_another(
+    celery_app: CeleryApp, redis_cluster: RedisCluster, pool: str
+) -> None:
+    queues = list(queue_on_each_master(redis_cluster).values())
+    for _ in range(TASKS):
+        for name in queues:
+            celery_app.send("report", pool, name, queue=name)
+    with celery_app.worker(pool, 1, queues=queues):
+        wait_until(lambda: len(celery_app.witness.reports(pool)) == TASKS * len(queues), 60)
+    ran = celery_app.witness.reports(pool)
+    for name in queues:
+        assert ran.index(name) < TASKS / 2
+        # Had the queues run one after the other, the first one would end after a third.
+        assert len(ran) - ran[::-1].index(name) > TASKS * 3 / 2
