@@ -212,8 +212,9 @@ class ConsumerThread:
 
     def will_release(self, queue: Queue, trip: Trip) -> bool:
         """Return whether the trip, without a claim from a queue, will release messages of it."""
-        may_send = trip.now >= self._acks.resumes_at
-        return may_send and bool(self._identity.in_flight.pending_acks(queue.key).releases)
+        # A thread sends the acks of its leases only. A claim that waited for others would wait for ever.
+        sends = trip.now >= self._acks.resumes_at and queue.key in self.leases.queues
+        return sends and bool(self._identity.in_flight.pending_acks(queue.key).releases)
 
     def has_unclaimed_wakeup(self, queues: Sequence[Queue]) -> bool:
         """Return whether a wake-up of these queues waits for a consumer. For this thread only."""
