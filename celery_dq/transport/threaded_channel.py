@@ -107,6 +107,9 @@ class ThreadedConnection(Protocol):
     def unusable(self, reason: str) -> Exception:
         """Make the connection error for a connection that cannot be used any more."""
 
+    def add_source(self, channel: Any, source: MessageSource) -> None:
+        """Start to claim messages for a source, and to deliver them to *channel*."""
+
     def cancel(self, source: MessageSource) -> None:
         """Stop taking from *source*, and requeue its messages that were not delivered."""
 
@@ -149,7 +152,7 @@ class ThreadedChannel(VirtualChannel):
     # -- for subclasses ----------------------------------------------------------
 
     def new_source(self, queue: str) -> MessageSource:
-        """Start to claim messages of a queue for this channel."""
+        """Make the source of a queue for this channel; nothing is claimed yet."""
         raise NotImplementedError
 
     def read_message(self, queue: str, claimed: Any) -> Any:
@@ -302,7 +305,9 @@ class ThreadedChannel(VirtualChannel):
         self._called.setdefault(queue, deque()).append((consumer_tag, callback, no_ack))
         if queue not in self._sources:
             self._shared.queues.declare(queue, queue in self._transients)
-            self._sources[queue] = self.new_source(queue)
+            # Known before anything is claimed: the channel counts only the messages of sources that it knows.
+            source = self._sources[queue] = self.new_source(queue)
+            self._shared.add_source(self, source)
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Stop a consumer. Messages that were taken and not delivered are requeued."""
@@ -313,9 +318,10 @@ class ThreadedChannel(VirtualChannel):
                 self._called[queue] = kept
             else:
                 self._called.pop(queue, None)
-                source = self._sources.pop(queue, None)
+                source = self._sources.get(queue)
                 if source is not None:
                     self._shared.cancel(source)
+                    del self._sources[queue]
         super().basic_cancel(consumer_tag)
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:

@@ -260,10 +260,11 @@ class ThreadedTransport(VirtualTransport):
             source = self.ready[0]
             channel = self._sources.get(source)
             if channel is None or not source.inbox:
-                self.ready.popleft()
                 self._is_ready.discard(source)
                 if channel is not None and source.inbox:  # a message has come in between
                     self._add_ready(source)
+                # Last, so that a source with messages is never missing from those that a channel counts.
+                self.ready.popleft()
                 continue
             self.ready.rotate(-1)
             if channel.deliver_one(source):

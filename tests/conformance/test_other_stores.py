@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from kombu import Connection
 
 import celery_dq
 from celery_dq.errors import StoreUnreachable
-from celery_dq.testing.sqlite_broker import SqliteStore
+from celery_dq.testing.sqlite_broker import SqliteStore, Transport
+from celery_dq.testing.sqlite_client import SqliteClient
 from celery_dq.testing.sqlite_partition import SqlitePartition
 from celery_dq.testing.waiting import wait_until
 from tests.conformance.celery_app import CeleryApp
@@ -49,6 +51,29 @@ def test_a_lease_is_renewed_while_its_message_is_held(path: str) -> None:
         wait_until(lambda: client.read("SELECT until_us FROM leases") != ends[0], WAIT)
         assert client.read("SELECT count(*) FROM messages WHERE consumer <> ''") == [(1,)]
         client.close()
+
+
+def test_the_prefetch_count_holds_from_the_first_claim(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = threading.Semaphore(0)
+    version, add_source = SqliteStore.version, Transport.add_source
+
+    def counted(store: SqliteStore, client: SqliteClient) -> object:
+        rounds.release()
+        return version(store, client)
+
+    def slow(transport: Transport, *args: Any) -> None:
+        add_source(transport, *args)
+        for _ in range(5):  # the fetcher is faster than the thread that begins to consume
+            assert rounds.acquire(timeout=WAIT)
+
+    monkeypatch.setattr(SqliteStore, "version", counted)
+    monkeypatch.setattr(Transport, "add_source", slow)
+    with connection_of(path) as connection:
+        queue = KombuQueue(connection, "begun")
+        queue.publish(*range(5))
+        queue.consume(prefetch_count=1)
+        queue.drain(1)
+        assert queue.count() == 4
 
 
 @pytest.mark.parametrize("broker", ["sqlite"], indirect=True)

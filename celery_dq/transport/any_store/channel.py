@@ -38,8 +38,8 @@ class StoreConnection(ThreadedConnection, Protocol):
     def capacity(self) -> WorkerCapacity | None:
         """The capacity of the worker in this process; None in plain kombu."""
 
-    def consume(self, channel: StoreChannel, queue: str) -> StoreSource:
-        """Start to claim messages of *queue* for *channel*."""
+    def source_of(self, channel: StoreChannel, queue: str) -> StoreSource:
+        """Make the source of *queue* for *channel*."""
 
     def take_one(self, queue: str) -> list[tuple[ClaimedEntry, str]]:
         """Claim one message of *queue* now; an empty list if none is available."""
@@ -97,8 +97,8 @@ class StoreChannel(ThreadedChannel):
     # -- consuming -------------------------------------------------------------
 
     def new_source(self, queue: str) -> StoreSource:
-        """Start to claim messages of a queue for this channel."""
-        return self._transport.consume(self, queue)
+        """Make the source of a queue for this channel; nothing is claimed yet."""
+        return self._transport.source_of(self, queue)
 
     def transient_bindings(self, queue: str) -> list[tuple[str, str]] | None:
         """Return exchange and routing key of each binding of a transient queue; None for a lasting one."""

@@ -132,13 +132,11 @@ class StoreTransport(ThreadedTransport):
     def _queue(self, name: str) -> StoreQueue:
         return StoreQueue(name, self._store.partition(name), self.options.queue(name).max_deliveries)
 
-    def consume(self, channel: StoreChannel, queue: str) -> StoreSource:
-        """Start to claim messages of *queue* for *channel*."""
+    def source_of(self, channel: StoreChannel, queue: str) -> StoreSource:
+        """Make the source of *queue* for *channel*."""
         fetcher: StoreFetcher = self.start_fetcher()
         bindings = partial(channel.transient_bindings, queue)
-        source = StoreSource(self._queue(queue), self.in_flight, fetcher.wake, bindings)
-        self.add_source(channel, source)
-        return source
+        return StoreSource(self._queue(queue), self.in_flight, fetcher.wake, bindings)
 
     def take_one(self, queue: str) -> list[tuple[ClaimedEntry, str]]:
         """Claim one message of *queue* now; an empty list if none is available."""

@@ -46,8 +46,8 @@ class ZooKeeperConnection(ThreadedConnection, Protocol):
     def max_deliveries(self, queue: str) -> int:
         """How many consumers of a message may be lost before it is a dead letter; 0 means no limit."""
 
-    def consume(self, channel: Channel, queue: str) -> ZooKeeperSubscription:
-        """Start to take messages from *queue* for *channel*."""
+    def subscription_of(self, queue: str) -> ZooKeeperSubscription:
+        """Make the subscription to *queue*."""
 
     def take_one(self, queue: str) -> list[ClaimedItem]:
         """Take one message of *queue* now; an empty list if none is available."""
@@ -111,8 +111,8 @@ class Channel(ThreadedChannel):
     # -- consuming -------------------------------------------------------------
 
     def new_source(self, queue: str) -> ZooKeeperSubscription:
-        """Start to take items of a queue for this channel."""
-        return self._transport.consume(self, queue)
+        """Make the subscription to a queue for this channel; nothing is taken yet."""
+        return self._transport.subscription_of(queue)
 
     def finish_unacked(self, delivery_tag: str) -> None:
         """Delete the item."""

@@ -183,13 +183,11 @@ class Transport(ThreadedTransport):
         """Whether ZooKeeper can be reached."""
         return self.session.state is SessionState.CONNECTED
 
-    def consume(self, channel: ZooKeeperChannel, queue: str) -> ZooKeeperSubscription:
-        """Start to take messages from *queue* for *channel*."""
-        source = self._source(queue, self.start_fetcher().wake)
-        self.add_source(channel, source)
-        return source
+    def subscription_of(self, queue: str) -> ZooKeeperSubscription:
+        """Make the subscription to *queue*."""
+        return self._subscription(queue, self.start_fetcher().wake)
 
-    def _source(self, queue: str, wake: Callable[[], None]) -> ZooKeeperSubscription:
+    def _subscription(self, queue: str, wake: Callable[[], None]) -> ZooKeeperSubscription:
         nodes, most = self.queues.nodes(queue), self.max_deliveries(queue)
         leaderships = None if self._app_context is None else self._app_context.leaderships
         in_order = leaderships is not None and leaderships.is_singleton(queue)
@@ -209,7 +207,7 @@ class Transport(ThreadedTransport):
         fetcher: ZooKeeperFetcher = self.start_fetcher()
         source = self._visited.get(queue)
         if source is None:
-            source = self._source(queue, lambda: None)
+            source = self._subscription(queue, lambda: None)
             self._visited[queue] = source
         return fetcher.take_now(source)
 
