@@ -27,6 +27,10 @@ EVENTS: Final[dict[str, str]] = {
     ),
     "claims_lost": "Redis has lost the claims of messages that a worker runs; they may run a second time.",
     "data_lost": "Redis has lost all data of a queue.",
+    "entries_set_aside": (
+        "Entries of a queue that another program has written were set aside; messages that they named wait "
+        "for ``celery dq dead recover``."
+    ),
     "exit_without_answer": (
         "A worker exits while its heartbeat waits for Redis; tasks that ended last may run again."
     ),

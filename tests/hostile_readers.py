@@ -32,6 +32,7 @@ COMMANDS = (
     "dead show push ID",
     "dead replay push --all --task nothing --yes",
     "dead replay push --all --dry-run",
+    "dead recover push --dry-run",
     "cancel push --task-name notify --dry-run",
     "cancel push --tenant a --dry-run",
     "move push other --create --tenant a --dry-run",

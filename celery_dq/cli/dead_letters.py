@@ -205,6 +205,26 @@ def dead_edit(
     show(as_json, {"id": new_id}, f"Sent again as {new_id}.")
 
 
+@dead.command("recover")
+@click.argument("queue")
+@bulk
+@command
+def dead_recover(dq: DQ, as_json: bool, queue: str, dry_run: bool, yes: bool) -> None:
+    """Make dead letters of messages of QUEUE that nothing names any more, because of foreign writes.
+
+    'celery dq doctor' says whether entries could not be read. Each message of QUEUE is read.
+    """
+    change_many(
+        as_json,
+        dq.dead_letters[queue].recover,
+        word="recovered",
+        question=f"Make dead letters of {{}} of {queue!r} that nothing names?",
+        dry_run=dry_run,
+        yes=yes,
+        nothing=partial(_check_names, dq, queue, None),
+    )
+
+
 @dead.command("purge")
 @click.argument("queue")
 @click.argument("message_id", required=False)

@@ -129,6 +129,7 @@ class HeartbeatReply(NamedTuple):
         next_end_s: seconds until there may be messages to reap; infinite when the call was not to reap.
         homes: the map of the queue as text, as this partition has stored it; empty without one.
         lost: the reaped messages.
+        set_aside: number of entries that were set aside, because another program had written them.
     """
 
     alive: bool
@@ -138,6 +139,7 @@ class HeartbeatReply(NamedTuple):
     next_end_s: float = math.inf
     homes: str = ""
     lost: tuple[Reaped, ...] = ()
+    set_aside: int = 0
 
 
 class PurgeReply(NamedTuple):

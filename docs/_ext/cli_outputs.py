@@ -53,6 +53,7 @@ dead list push --tenant acme --since 2h
 dead show push order-0
 dead purge push --all --dry-run
 dead replay push --all --yes
+dead recover push --dry-run
 dedup list push
 dedup verdicts push
 dedup repetition --log calls.txt --consumers 4

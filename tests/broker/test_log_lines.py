@@ -35,6 +35,24 @@ def test_a_lost_worker_is_named_with_its_messages_and_their_fates(
     assert entries[0].id not in back
 
 
+@pytest.mark.logged_error("could not be read and were set aside")
+def test_entries_of_another_program_are_named_once(
+    kombu_client: KombuClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    kombu_client.publish("unnamed", tenant="a")
+    kombu_client.client.hset(kombu_client.keys.single, "a", "rubbish")
+    with kombu_client.connect(lease="1s") as connection, kombu_client.consuming(connection, 1) as got:
+        rounds: list[float] = []
+        connection.transport.context.identity.threads.add_check(rounds.append)
+        (record,) = wait_until(lambda: lines(caplog, "set aside"))
+        kombu_client.publish("named", tenant="a")
+        kombu_client.drain(connection, got, 1)[0].ack()
+        wait_until(lambda: len(rounds) > 3)
+    assert record.getMessage().startswith(f"1 entries of {kombu_client.queue} could not be read")
+    assert f"celery dq dead recover {kombu_client.queue}" in record.getMessage()
+    assert len(lines(caplog, "set aside")) == 1
+
+
 def test_an_outage_is_logged_once_with_its_consequence_and_its_end(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -424,7 +424,15 @@ def test_fields_that_another_program_has_written(shop: Any) -> None:
         shop.send_task("shop.tasks.notify", queue="push", task_id="c")
         found = faults(check_server(shop))["W038"]
         assert "2 fields of queue 'push' could not be read" in found
-        assert "set aside: single|a, state|seq." in found
+        assert "set aside: state|seq, waiting|a." in found
+        letters = shop.dq.dead_letters["push"]
+        assert letters.recover(dry_run=True) == 1
+        assert "W038" in faults(check_server(shop))
+        assert letters.recover() == 1
+        assert "W038" not in faults(check_server(shop))
+        assert [(each.id, each.reason, each.tenant) for each in letters.list()] == [("a", "recovered", "a")]
+        assert letters.replay("a") == 1
+        assert {each.id for each in claim(shop, 5)} == {"a", "c"}
         client.hset(partition.keys.state, "epoch", "rubbish")
         assert "The fencing token of queue 'push' is 'rubbish'" in faults(check_server(shop))["E039"]
 

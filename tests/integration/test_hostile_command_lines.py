@@ -193,6 +193,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("dead replay push x --all", "either a MESSAGE_ID"),
     ("dead replay pusj --all", "Did you mean 'push'?"),
     ("dead purge push nonsense", "no dead letter 'nonsense'"),
+    ("dead recover pusj --yes", "Did you mean 'push'?"),
     ("dead purge pusj --all", "Did you mean 'push'?"),
     ("audit --queue pusj", "Did you mean 'push'?"),
     ("audit --since never", "'never' is no time such as"),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import redis
 
-from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, tags_of
+from celery_dq.transport.partition_replies import OutgoingRecord
+from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, make_record, tags_of
 
 #: Fields of the hash ``state`` that are numbers, without the fencing tokens.
 NUMBERS = (
@@ -127,5 +131,85 @@ def test_the_entry_of_a_single_message_is_set_aside(scripts: PartitionScripts) -
     for entry in (b"", b"short", b"\0" * 8 + b"no such id"):
         scripts.client.hset(scripts.keys.single, "", entry)
         scripts.take(2)
-        assert scripts.client.hgetall(scripts.keys.unreadable) == {b"single|": entry}
+        assert scripts.client.hgetall(scripts.keys.unreadable) == {b"waiting|": entry}
         scripts.client.zadd(scripts.keys.turn, {"": 0})
+
+
+@pytest.mark.parametrize("entry", [b"", b"short", b"\0" * 8 + b"no such id"])
+@pytest.mark.parametrize("behind", [(), ("c",), ("c", "d")])
+def test_a_message_that_nothing_names_is_recovered(
+    scripts: PartitionScripts, entry: bytes, behind: tuple[str, ...]
+) -> None:
+    scripts.push("a")
+    scripts.push("b", tenant="7")
+    scripts.client.hset(scripts.keys.single, "", entry)
+    scripts.push(*behind)
+    scripts.push("late", due_us=int(scripts.now_us()) + 10**9)
+    assert set(scripts.take(1 + len(behind))) == {"b", *behind}
+    ids = ["a", "b", *behind, "late", "no such id"]
+    assert scripts.partition.recover(ids, dry_run=True).run(scripts.client) == 1
+    assert not scripts.client.exists(scripts.keys.dead)
+    assert scripts.partition.recover(ids).run(scripts.client) == 1
+    assert scripts.partition.recover(ids).run(scripts.client) == 0
+    assert scripts.partition.replay("a").run(scripts.client) == "a"
+    assert scripts.take(1) == ["a"]
+
+
+def test_a_score_that_is_no_number_is_the_first(scripts: PartitionScripts) -> None:
+    scripts.push("a")
+    scripts.client.hset(scripts.keys.single, "", b"\xff" * 8 + b"a")
+    (entry,) = scripts.claim(1).entries
+    scripts.release(*tags_of([entry]))
+    assert scripts.take(1) == ["a"]
+
+
+#: Values of other programs in the place of a number.
+RUBBISH = (b"not a number", b"inf", b"-inf", b"nan", b"1e400", b"", b"1.5", b"\xff")
+
+
+@pytest.mark.parametrize("value", RUBBISH)
+@pytest.mark.parametrize("key", ["deliveries", "running", "reap_grace", "producer", "quotas", "quota_info"])
+def test_an_entry_that_is_no_number_stops_no_script(
+    scripts: PartitionScripts, key: str, value: bytes
+) -> None:
+    """It counts as absent, whichever script meets it."""
+    client, keys, partition = scripts.client, scripts.keys, scripts.partition
+
+    def break_entries() -> None:
+        if key == "reap_grace":
+            for consumer in ("c1", "reaper"):
+                client.set(f"{keys.prefix}{key}:{consumer}", value, px=60_000)
+        elif key == "producer":
+            client.set(f"{keys.prefix}{key}:p", value)
+        else:
+            client.hset(keys.prefix + key, mapping=dict.fromkeys(["", "t", *"abcdefg"], value))
+
+    scripts.push("a", "b", "c")
+    scripts.push("t1", "t2", tenant="t")
+    entries = scripts.claim(1).entries
+    again = OutgoingRecord(2, "g", make_record(""))
+    steps: list[Callable[[], Any]] = [
+        lambda: scripts.finish(*tags_of(entries)),
+        lambda: scripts.push("d"),
+        lambda: scripts.push("e", "f"),
+        lambda: partition.push([again], producer="p").run(client),
+        lambda: scripts.take(2),
+        scripts.lose,
+        lambda: scripts.reap(max_deliveries=0),
+        lambda: partition.heartbeat("c1", lease_ms=LEASE_MS).run(client),
+        lambda: partition.locate("b").run(client),
+        lambda: partition.explain_tenant("t").run(client),
+        lambda: partition.backlogs("turn", 0).run(client),
+    ]
+    for step in steps:
+        break_entries()
+        step()
+    client.delete(*(f"{keys.prefix}{each}" for each in ("quotas", "quota_info", "reap_grace:c1")))
+    taken = []
+    for _ in range(20):
+        if key in ("deliveries", "running", "producer"):
+            break_entries()
+        entries = scripts.claim(9).entries
+        assert scripts.finish(*tags_of(entries)) == 0
+        taken += [each.id for each in entries]
+    assert sorted(taken) == ["b", "c", "d", "e", "f", "g", "t1", "t2"]

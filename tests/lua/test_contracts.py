@@ -122,6 +122,7 @@ def test_the_python_layer_sends_the_declared_arguments() -> None:
         (partition.dead_letter("c", tag, reason="r", worker="w"), 6),
         (partition.replay("a"), 3),
         (partition.forget_dead(["a"]), 1 + 1),
+        (partition.recover(["a"]), 2 + 1),
         (partition.take("c", ["a"], lease_ms=1), 3 + 1),
         (partition.evict("t", "k"), 2),
         (partition.explain_tenant("t"), 1),

@@ -392,6 +392,12 @@ class PartitionMachine(WatchedPartition):
         for each in ids:
             del self.model.dead[each]
 
+    @precondition(lambda self: self.model.messages)
+    @rule()
+    def recover(self) -> None:
+        """Each message has its place, so that nothing is recovered."""
+        assert self.scripts.partition.recover(sorted(self.model.messages)).run(self.client) == 0
+
 
 @pytest.fixture
 def client(redis_server: RedisServer, redis_url: str) -> Iterator[Any]:

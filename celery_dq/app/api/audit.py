@@ -55,7 +55,7 @@ class AuditEntry:
             ``quotas_made`` (import or copy), ``settings_applied``, ``paused``, ``resumed``, ``cancelled``,
             ``purged``, ``moved``, ``migrated``, ``migrated_back``, ``rescheduled``, ``reprioritised``,
             ``edited``, ``partitions_set``, ``dead_replayed``, ``dead_edited``, ``dead_purged``,
-            ``dedup_evicted``, ``leadership_forgotten`` or ``forgotten`` (a queue).
+            ``dead_recovered``, ``dedup_evicted``, ``leadership_forgotten`` or ``forgotten`` (a queue).
         queue: Name of the queue.
         tenant: Tenant; "" when the change was not for one tenant.
         details: The new quota, the end of a pause, the task id or task name, the destination, a filter of

@@ -31,11 +31,15 @@ from celery_dq.inspector.dead_letters import (
 )
 from celery_dq.inspector.redis_values import (
     CHUNK,
+    Client,
     check_count,
     check_moment,
     check_text,
+    chunks,
     first_of,
     moment,
+    scan,
+    scan_all,
     text,
 )
 from celery_dq.transport import envelope
@@ -288,6 +292,41 @@ class DeadLetters:
                     on_progress(change.count)
                     if not gone or message_id is not None:
                         return change.count
+
+    def recover(self, *, dry_run: bool = False, on_progress: OnProgress = ignore_progress) -> int:
+        """Make dead letters of messages that nothing names any more, and return their number.
+
+        If another program has written into the keys of the queue, what named a message may have become
+        unreadable. Such an entry was set aside, and its message does not run. It becomes a dead letter with
+        reason ``recovered`` here, which can be replayed, and what was set aside is deleted. Each message of
+        the queue is read.
+
+        Args:
+            dry_run: Whether to count the messages only.
+            on_progress: Called after each chunk with the number of recovered ones.
+
+        Raises:
+            InvalidRequest: The broker is ZooKeeper.
+        """
+        with self._broker.open(self.name) as opened:
+            if dry_run:
+                return sum(self._recovered(each, opened.client, dry_run=True) for each in opened.partitions)
+            with self._change(opened, "dead_recovered", "") as change:
+                for partition in opened.partitions:
+                    set_aside = run_rounds(opened.client, [scan_all("hash", partition.keys.unreadable)])[0]
+                    change.count += self._recovered(partition, opened.client)
+                    on_progress(change.count)
+                    if set_aside:
+                        opened.client.hdel(partition.keys.unreadable, *set_aside)
+            return change.count
+
+    @staticmethod
+    def _recovered(partition: Partition, client: Client, dry_run: bool = False) -> int:
+        return sum(
+            partition.recover([text(message_id) for message_id, _ in part], dry_run).run(client)
+            for found in scan(client, "hash", partition.keys.messages)
+            for part in chunks(found)
+        )
 
     def _change(
         self,

@@ -162,6 +162,17 @@ class ZooKeeperDeadLettersApi(DeadLetters):
             on_progress(count)
             return count
 
+    def recover(self, *, dry_run: bool = False, on_progress: OnProgress = ignore_progress) -> int:
+        """Refuse: in ZooKeeper, a message is one node, which needs nothing else to be named.
+
+        Raises:
+            InvalidRequest: Always.
+        """
+        raise InvalidRequest(
+            f"The queue {self.name!r} is in ZooKeeper, where each message is a node of its own: there is "
+            "nothing to recover. A node that cannot be read is kept in the folder 'unreadable' of the queue."
+        )
+
     def _letter(self, node: DeadLetterNode) -> DeadLetter:
         headers: dict[str, Any] = {}
         args = ""

@@ -76,10 +76,10 @@ def unreadable_fields(app: Any, channel: Any) -> Iterator[Finding]:
                 "warning",
                 "W038",
                 f"{len(set_aside)} fields of queue {name!r} could not be read, because another "
-                f"program has written them, and were set aside: {listed}. The message of a tenant "
-                "behind 'single|' does not run.",
-                f"Read them: redis-cli HGETALL {shell_word(keys.unreadable)}. Keep other programs "
-                "from these keys, call such tasks again, and delete the key.",
+                f"program has written them, and were set aside: {listed}. A message of each tenant "
+                "behind 'waiting|' does not run.",
+                "Keep other programs from its keys, and make dead letters of such messages, which can be "
+                f"replayed: celery dq dead recover {shell_word(name)}.",
             )
         if epoch is not None and not _is_number(epoch):
             yield Finding(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import redis
 
 from celery_dq.native import unpatched
-from celery_dq.shown import shown_logger
+from celery_dq.shown import shell_word, shown_logger
 from celery_dq.transport.in_flight.in_flight_messages import TRUSTED_SHARE
 from celery_dq.transport.partition_replies import HeartbeatReply
 from celery_dq.transport.redis.consuming.trip import Trip
@@ -76,6 +76,8 @@ class Leases:
         self.is_last = False
         #: Rounds in a row that failed.
         self._failures = 0
+        #: Entries of each queue that could not be read, as far as they were logged.
+        self._set_aside: dict[str, int] = {}
 
     @property
     def _interval_s(self) -> float:
@@ -162,7 +164,24 @@ class Leases:
     def _renewed(self, queue: Queue, sent_at: float, renewal: HeartbeatReply) -> None:
         self._identity.renewed(queue, renewal, sent_at)
         report_lost_workers(queue.name, renewal.lost)
+        self._report_set_aside(queue, renewal.set_aside)
         self._next_end_s = min(self._next_end_s, renewal.next_end_s)
+
+    def _report_set_aside(self, queue: Queue, count: int) -> None:
+        if count > self._set_aside.get(queue.key, 0):
+            logger.error(
+                "%d entries of %s could not be read and were set aside: another program has written into the "
+                "keys of the queue, and messages may not run. 'celery dq doctor' names the entries, and "
+                "'celery dq dead recover %s' finds such messages.",
+                count,
+                queue.partition_name,
+                shell_word(queue.name),
+                extra={"event": "entries_set_aside", "queue": queue.name},
+            )
+        if count:
+            self._set_aside[queue.key] = count
+        else:
+            self._set_aside.pop(queue.key, None)
 
     def _not_renewed(self, queue: Queue, exc: Exception) -> None:
         """Handle an error in the place of an answer, which must not cost the other queues their leases."""

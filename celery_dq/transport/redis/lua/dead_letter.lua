@@ -37,7 +37,7 @@ end
 -- The slot may be one of a resource, and the message one of a set.
 local length = select(4, dq.header(record))
 local tenant = length and dq.tenant_name(record, length) or entry.tenant
-dq.store_dead_letter(id, record, ARGV[4], ARGV[5], tonumber(call('HGET', P .. 'deliveries', id) or 0), tenant)
+dq.store_dead_letter(id, record, ARGV[4], ARGV[5], finite(call('HGET', P .. 'deliveries', id)) or 0, tenant)
 dq.erase(consumer, {entry})
 if entry.discard then count_discards(1) end
 dq.end_finish(0, dq.free_slots({entry}), {}, entry.settled and 1 or 0)

@@ -11,6 +11,7 @@
 --   messages HASH
 --   delayed ZSET
 --   dead HASH
+--   unreadable HASH
 -- ARGV
 --   consumer: the consumer whose lease is renewed
 --   lease_ms: how long it holds from now
@@ -23,9 +24,10 @@
 --   consumer is fenced out and nothing was done; the number of reaped messages; the number of the last claim; µs until
 --   there may be messages to reap: until the first lease of any consumer expires, below 0 when there are more now, or
 --   until this consumer may reap others; '-' when it was not to reap (limit 0, or fenced out); the map of the queue, ''
---   when this partition has none stored; then three strings per reaped message: the lost consumer, message id, '1' when it was settled, else '0'
+--   when this partition has none stored; the number of entries that were set aside, because they could not be read; then
+--   three strings per reaped message: the lost consumer, message id, '1' when it was settled, else '0'
 -- COST
---   seven commands when the partition has no message, no dead letter and no lost consumer; else some 16, one per
+--   seven commands when the partition has no message, no dead letter and no lost consumer; else some 17, one per
 --   consumer up to 100; five more where a lease has expired, and those of a release per lost consumer; four more with
 --   delayed messages, tombstones or dead letters
 -- GUARANTEE
@@ -43,7 +45,7 @@ local consumer, limit = ARGV[1], math.min(tonumber(ARGV[3]), 1000)
 local known = call('HMGET', KEYS[1], 'epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until',
   'partitions', 'sets', 'clock')
 local last_claim = pcall(sum, known[2]) and known[2] or '0'
-if is_fenced_out(consumer, tonumber(known[1] or 0)) then return {'-1', '0', last_claim, '-', ''} end
+if is_fenced_out(consumer, tonumber(known[1] or 0)) then return {'-1', '0', last_claim, '-', '', '0'} end
 local alive = call('ZSCORE', P .. 'leases', consumer)
 renew_lease(consumer, alive, tonumber(ARGV[2]))
 -- Most partitions of a worker with many have no message at all, so nothing is to be reaped, promoted or served. There is
@@ -52,11 +54,11 @@ renew_lease(consumer, alive, tonumber(ARGV[2]))
 local first = call('ZRANGE', P .. 'leases', '0', '0', 'WITHSCORES')[2] - now
 local is_calm = (known[5] or '0') == '0' and (known[7] or '0') == '0' and (known[8] or '0') == '0'
 if first > 0 and limit > 0 and is_calm
-  and call('EXISTS', P .. 'messages', P .. 'finish_tags', P .. 'limiter', P .. 'tombstones', P .. 'dead') == 0 then
+  and call('EXISTS', P .. 'messages', P .. 'finish_tags', P .. 'limiter', P .. 'tombstones', P .. 'dead', P .. 'unreadable') == 0 then
   if (known[3] or '0') ~= '0' or (known[6] or '') ~= '' then
     call('HSET', KEYS[1], 'held', '0', 'next_look_owner', '')
   end
-  return {alive and '1' or '0', '0', last_claim, string.format('%.0f', first), known[9] or ''}
+  return {alive and '1' or '0', '0', last_claim, string.format('%.0f', first), known[9] or '', '0'}
 end
 --@include state
 keep_state(known, 'epoch', 'claim', 'held', 'v', 'evict', 'next_look_owner', 'resume_at', 'paused_until', 'partitions',
@@ -100,4 +102,4 @@ dq.wake()
 --@cluster end
 save()
 return {alive and '1' or '0', tostring(reaped), last_claim, limit > 0 and text(first) or '-', state.partitions,
-  unpack(report)}
+  digits(call('HLEN', P .. 'unreadable')), unpack(report)}

@@ -42,7 +42,11 @@ if n > 1000 or #ARGV ~= 8 + 2 * n then
   return redis.error_reply('DQINVALID import_messages: n does not fit the number of arguments')
 end
 local last = call('HGET', P .. 'imported', source)
-if last and tonumber(last) >= number then return 1 end
+if last and not finite(last) then
+  -- Without it, the messages could be stored twice.
+  error('DQCORRUPT the entry ' .. source .. ' of ' .. P .. 'imported is no number: another program has written it')
+end
+if last and finite(last) >= number then return 1 end
 if dq.stored_map() ~= map then return 0 end
 if ARGV[7] == '1' then dq.expect({tenant}, dq.map_version(map)) end
 -- Where the clocks of two servers differ, the messages from there must not come after those that were published here.

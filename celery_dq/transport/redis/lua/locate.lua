@@ -78,7 +78,7 @@ local function describe(id, record)
   end
   add('id', id)
   if tenant then add('tenant', tenant) end
-  add('deliveries', call('HGET', P .. 'deliveries', id) or '0')
+  add('deliveries', digits(finite(call('HGET', P .. 'deliveries', id)) or 0))
 end
 
 local ids = dq.ids_of(ARGV[1])

@@ -29,7 +29,7 @@
 --@include clock
 --@include partition
 local STRICT, MARGIN = 1e15, 1e12
-local head = tonumber(call('HGET', KEYS[1], 'head') or 0) or 0
+local head = finite(call('HGET', KEYS[1], 'head')) or 0
 -- With strict priority the score tells the priority, because no message waits for longer than a step.
 local margin = head >= STRICT and MARGIN or 0
 local function priority_and_wait(id, score)

@@ -64,7 +64,7 @@ local map, is_moving = string.gsub(ARGV[5], '!$', '')
 --@ready quotas_of standing_of place_of permit_due entry_tag is_unlimited
 read_state('epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions', 'sets')
 local last = -1
-if producer ~= '' then last = tonumber(call('GET', P .. 'producer:' .. producer) or -1) end
+if producer ~= '' then last = finite(call('GET', P .. 'producer:' .. producer)) or -1 end
 local replies, messages, ids, order, seen, highest = {}, {}, {}, {}, {}, last
 for i = 1, count do
   local at = 4 + 3 * i

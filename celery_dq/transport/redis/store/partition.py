@@ -391,6 +391,11 @@ class Partition:
         _check_chunk(message_ids)
         return self._call("forget_dead", (len(message_ids), *message_ids), int)
 
+    def recover(self, message_ids: Sequence[str], dry_run: bool = False) -> ScriptCall[int]:
+        """Make dead letters of those of these messages that nothing names any more. The reply counts them."""
+        _check_chunk(message_ids)
+        return self._call("recover", (int(dry_run), len(message_ids), *message_ids), int)
+
     def evict(self, tenant: str, key: str) -> ScriptCall[str]:
         """Take a dedup lock from the message that has it. The reply is its id, or ``""``."""
         return self._call("evict", (tenant, key), read_text)

@@ -126,10 +126,12 @@ def read_heartbeat_reply(reply: Any) -> HeartbeatReply:
     """Return the answer to a heartbeat."""
     alive = int(reply[0])
     next_end_s = math.inf if reply[3] in (b"-", "-") else int(reply[3]) / 1e6
-    texts = [read_text(each) for each in reply[5:]]
+    texts = [read_text(each) for each in reply[6:]]
     lost = tuple(map(Reaped, texts[::3], texts[1::3], [each == "1" for each in texts[2::3]]))
     homes = read_text(reply[4])
-    return HeartbeatReply(alive == 1, int(reply[1]), alive < 0, int(reply[2]), next_end_s, homes, lost)
+    return HeartbeatReply(
+        alive == 1, int(reply[1]), alive < 0, int(reply[2]), next_end_s, homes, lost, int(reply[5])
+    )
 
 
 def read_cancellations(reply: Any) -> list[Cancellation]:

@@ -41,6 +41,7 @@ SCRIPTS = (
     "purge",
     "push",
     "quota",
+    "recover",
     "release",
     "heartbeat",
     "import_messages",

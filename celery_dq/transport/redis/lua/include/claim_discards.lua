@@ -31,7 +31,7 @@ function dq.claim_discards(most, consumer)
     else
       lost[#lost + 1] = ids[i]
       if records[i] then
-        dq.store_dead_letter(ids[i], records[i], 'corrupt', consumer, tonumber(crashes[i] or 0), '')
+        dq.store_dead_letter(ids[i], records[i], 'corrupt', consumer, finite(crashes[i]) or 0, '')
         unreadable[#unreadable + 1] = ids[i]
       end
     end

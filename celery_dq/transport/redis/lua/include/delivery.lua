@@ -36,14 +36,15 @@ function dq.deliver(id, score, flags, charge, tenant, deliveries, reason, record
   local at = #entries
   entries[at + 1] = id
   entries[at + 2] = dq.pack_held(delivery.number, score, now, flags, charge, resource or tenant)
+  local crashes = deliveries and string.format('%.0f', finite(deliveries) or 0) or ''
   at = #reply
   reply[at + 1] = id
   if resource then
-    reply[at + 2] = string.format('%.0f|%s||%s', delivery.number, deliveries or '', resource)
+    reply[at + 2] = string.format('%.0f|%s||%s', delivery.number, crashes, resource)
   elseif not deliveries and reason == '' then
     reply[at + 2] = delivery.first
   else
-    reply[at + 2] = string.format('%.0f|%s|%s', delivery.number, deliveries or '', reason)
+    reply[at + 2] = string.format('%.0f|%s|%s', delivery.number, crashes, reason)
   end
   reply[at + 3] = record
 end

@@ -35,8 +35,9 @@ local function free_counted_slots(tenants, counts)
     if entry and #entry == COUNTED then
       -- It has counts of claimed messages, see `running`.
       left = struct.pack('>d', math.max(struct.unpack('>d', entry) - count, 0)) .. string.sub(entry, 9)
-    elseif entry and entry - count > 0 then
-      left = digits(entry - count)
+    else
+      local slots = slots_of(entry) - count
+      left = slots > 0 and digits(slots) or nil
     end
     if left then
       fewer[#fewer + 1] = tenants[i]

@@ -20,5 +20,5 @@ end
 
 -- Returns the µs until this consumer may reap others; 0 is now.
 local function reap_grace_of(consumer)
-  return math.max(tonumber(call('GET', P .. 'reap_grace:' .. consumer) or 0) - now, 0)
+  return math.max((finite(call('GET', P .. 'reap_grace:' .. consumer)) or 0) - now, 0)
 end

@@ -20,6 +20,12 @@ local function sum(a, b, c, d, e)
   return total
 end
 
+-- Returns the number in a stored text; nil where there is none, because the text is absent or something else has written it.
+local function finite(value)
+  local number = tonumber(value or nil)
+  return number and number - number == 0 and number or nil
+end
+
 -- Sends a command that takes a list, unless the list is empty.
 local function write(command, key, list)
   if #list > 0 then call(command, key, unpack(list)) end

@@ -53,7 +53,7 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
   if free and #found > 2 * want then return nil end
   local deadline = call('ZSCORE', P .. 'leases', consumer)
   if not deadline then return nil end
-  local names, ids, n = {}, {}, #found / 2
+  local names, ids, scores, n = {}, {}, {}, #found / 2
   local singles, records, slots, quotas, arrivals
   local has_priorities = false
   if n > 0 then
@@ -61,6 +61,8 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
     singles = call('HMGET', P .. 'single', unpack(names))
     for i = 1, n do
       if not singles[i] or #singles[i] < 9 then return nil end
+      scores[i] = struct.unpack('>d', singles[i])
+      if scores[i] ~= scores[i] then return nil end
       ids[i] = string.sub(singles[i], 9)
     end
     records = call('HMGET', P .. 'messages', unpack(ids))
@@ -90,7 +92,7 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
   local reply, held, running, permits = {'0', '-1', digits(stale), free and '3' or '0', '-1'}, {}, {}, {}
   local waits = n > 0 and unpack_waits(waits_alone)
   for i = 1, n do
-    local tag, charge, score = found[2 * i], 1, struct.unpack('>d', singles[i])
+    local tag, charge, score = found[2 * i], 1, scores[i]
     add_wait(waits, score, has_priorities and string.byte(records[i], 2) or 0)
     local quota = quotas and quotas[i]
     v = math.max(v, tag)
@@ -107,7 +109,7 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
     held[2 * i] = struct.pack('>dddBdc0', number, score, now, 0, charge, names[i])
     if slots then
       running[2 * i - 1] = names[i]
-      running[2 * i] = digits((slots[i] or 0) + 1)
+      running[2 * i] = digits(slots_of(slots[i]) + 1)
     end
     reply[3 * i + 3], reply[3 * i + 4], reply[3 * i + 5] = ids[i], first, records[i]
   end

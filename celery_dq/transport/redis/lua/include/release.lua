@@ -36,7 +36,7 @@ function dq.release_messages(consumer, entries, mode, max_deliveries, worker)
   local first, served = nil, {}
   for i = 1, #entries do
     local entry, record = entries[i], records[i]
-    local deliveries = tonumber(crashes[i] or 0)
+    local deliveries = finite(crashes[i]) or 0
     local reason
     -- The slot is one of `entry.tenant`. The message waits for its own tenant, which may be a set.
     local length = select(4, dq.header(record))

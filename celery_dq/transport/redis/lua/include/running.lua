@@ -11,5 +11,5 @@ local CLAIM_WINDOW = 60000000
 -- Returns the number of slots in an entry, which may be absent.
 local function slots_of(entry)
   if entry and #entry == COUNTED then return (struct.unpack('>d', entry)) end
-  return (entry or 0) + 0
+  return entry and finite(entry) or 0
 end

@@ -3,8 +3,8 @@
 -- DERIVES
 --   messages HASH
 --   deliveries HASH
---   unreadable HASH
 --@include state
+--@uses single_message
 --@uses record
 --@uses dead_letter
 --@uses fair_turn
@@ -45,15 +45,14 @@ local function discard_next_message(serving, backlog, id, record, deliveries, is
     dq.store_dead_letter(id, record, 'max_deliveries', '', deliveries, backlog.name)
     serving.discarded[#serving.discarded + 1] = {id = id, tenant = backlog.name, reason = 'dead:max_deliveries'}
   else
-    -- The entry of a message that is alone may be what cannot be read, and its record may still be there.
-    if backlog.single then call('HSET', P .. 'unreadable', 'single|' .. backlog.name, backlog.single) end
-    state.dropped = state.dropped + 1
+    -- What names the message may be what cannot be read, and its record may still be there.
+    dq.set_aside_waiting(backlog.name, backlog.single or id)
   end
 end
 
 -- Takes or discards the backlog's next message. Returns whether to go on with the one behind it.
 local function take_next_message(serving, tenant, backlog, id, score, record, crashes)
-  local deliveries = crashes and tonumber(crashes) or 0
+  local deliveries = crashes and finite(crashes) or 0
   local priority, _, expires = dq.header(record)
   local is_expired = priority and expires > 0 and expires <= now
   local is_dead = deliveries > 0 and serving.max_deliveries > 0 and deliveries >= serving.max_deliveries

@@ -23,7 +23,7 @@ local function add_wait(waits, score, priority)
     -- The message has a sequence time that is some µs ahead of the clock.
     if wait >= STRICT / 2 then wait = 0 end
   elseif priority > 0 then
-    head_start = head_start or tonumber(call('HGET', KEYS[1], 'head') or 0) or 0
+    head_start = head_start or finite(call('HGET', KEYS[1], 'head')) or 0
     wait = wait - priority * head_start
   end
   if wait < 0 then wait = 0 end
