@@ -192,7 +192,12 @@ class BrokerDriver:
         return Standing._make([*parts, number])
 
     def check(self, living: Sequence[Call]) -> None:
-        """Check that a waiting message of a dedup key is the head of the key, and does not run."""
+        """Check that a waiting message of a dedup key is the head of the key, and does not run.
+
+        Each message has its place, so that none can be recovered.
+        """
+        ids = sorted(self.members["messages"])
+        assert not ids or self.partition_scripts.partition.recover(ids, dry_run=True).run(self.client) == 0
         waiting = self.members["waiting"] | self.members["delayed"]
         standing = [self.standing(key) for key in {each.key for each in living}]
         assert waiting & {each.id for each in living} == {each.head for each in standing if not each.token}
