@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.broker.kombu_client import KombuClient, consumer_of
+from tests.broker.worker_app import WorkerApp
 
 
 def lines(caplog: pytest.LogCaptureFixture, part: str) -> list[logging.LogRecord]:
@@ -98,3 +99,21 @@ def test_a_leader_that_has_handed_over_warns_of_nothing(
             process.record_fenced(channel.home(kombu_client.queue, ""), 5)
         (record,) = lines(caplog, kombu_client.queue)
         assert "dq_singleton_queues" in record.getMessage()
+
+
+def test_a_hostile_name_stays_in_its_line_of_a_worker(worker_app: WorkerApp) -> None:
+    """A name of a message may move the cursor of a terminal, or forge a line."""
+    hostile, app = "w7\x1b[2J\r\nFORGED: all is well", cast("Any", worker_app.app)
+    worker_app.conf["dq_lease"] = 1
+    with worker_app.worker("threads", 1) as worker:
+        with app.dq._broker.open_home(worker_app.queue) as (partition, client):
+            app.control.cancel_consumer(worker_app.queue, reply=True, limit=1, timeout=20)
+            worker_app.send("note", "back", task_id=hostile)
+            assert partition.claim(hostile, lease_ms=60_000, want=1).run(client).entries
+            client.zadd(partition.keys.leases, {hostile: 1})
+            app.control.add_consumer(worker_app.queue, reply=True, limit=1, timeout=20)
+        assert worker_app.ran(1) == ["back"]
+        wait_until(lambda: "lost its lease" in worker.log)
+        (line,) = [each for each in worker.log.split("\n") if "lost its lease" in each]
+    assert line.count("FORGED") == 2
+    assert "\x1b[2J" not in line
