@@ -89,11 +89,11 @@ read_state('resume_at', 'claim_window')
 --@uses claim_discards
 --@uses claim_window
 --@uses next_look
---@ready pack_held line header
+--@ready pack_held turns header
 --@ready quotas_of singles_of read_single place_of permit_due take_permit is_unlimited
 --@ready has_sets serve_singles serve_backlog run_length place_served close_busy_period plan_next_look
 local PROMOTE, TENANTS_PER_MESSAGE, REMOVAL_PAUSE_US = 128, 16, 2000
-local line, delivery = dq.line, dq.delivery
+local turns, delivery = dq.turns, dq.delivery
 local most_discards = want > 0 and math.min(tonumber(ARGV[8]), 1000) or 0
 
 if finished > 0 then dq.end_finish(finished, tenants, members, settled) end
@@ -124,11 +124,12 @@ local serving = {consumer = consumer, want = want, free = tonumber(ARGV[4]), max
   chunk = math.max(want, 1), passes = 0, skips = 0, leaves_skips = false, is_full = false, has_suspect = false, needs_slot = false,
   discarded = {}, unreadable = {}}
 local most_seen = TENANTS_PER_MESSAGE * serving.chunk
-while not is_paused and delivery.count < want and not serving.is_full and #line.seen < most_seen + serving.passes do
+while not is_paused and delivery.count < want and not serving.is_full and #turns.seen < most_seen + serving.passes do
   if not serving.crashes_known and state.sets == 0 then dq.serve_singles(serving.chunk, want - delivery.count) end
-  local tenant = delivery.count < want and dq.step_forward(serving.chunk)
+  local tenant = delivery.count < want and dq.take_turn(serving.chunk)
   if not tenant then break end
-  if not line.fetched and state.sets == 0 and tenant == line.fresh[line.next_fresh - 1] and line.next_fresh <= #line.names then
+  if not turns.fetched and state.sets == 0 and tenant == turns.unserved[turns.next_unserved - 1]
+    and turns.next_unserved <= #turns.names then
     dq.fetch_ahead(tenant, want - delivery.count)
   end
   local quota = tenant.quota
@@ -142,7 +143,7 @@ while not is_paused and delivery.count < want and not serving.is_full and #line.
     end
   end
   if has_turn then
-    local follower = dq.first_in_line(serving.chunk)
+    local follower = dq.next_in_turn(serving.chunk)
     local run, has_more = dq.run_length(tenant, follower, want - delivery.count, serving.free), nil
     if state.sets == 0 then
       dq.serve_backlog(serving, tenant, tenant, run)
@@ -151,7 +152,7 @@ while not is_paused and delivery.count < want and not serving.is_full and #line.
       dq.serve_rotation(serving, tenant, run)
       has_more = #tenant.rotation > 0
     end
-    if not tenant.passed and has_more then dq.line_up(tenant) end
+    if not tenant.passed and has_more then dq.give_turn_again(tenant) end
   end
 end
 

@@ -34,47 +34,48 @@ function dq.is_before(a, b)
   return bytes_before(a.name, b.name)
 end
 
--- The tenants in line:
+-- The tenants in turn:
 --   names, tags, quotas, entries, arrivals, singles: a chunk of `turn`, in order
---   fresh: the tenants of this chunk that were looked at
---   gone: tenants that were served their single message and have left the line
---   again: tenants that were served and are in line again, in order
+--   unserved: the tenants of this chunk that were looked at
+--   gone: tenants that were served their single message and have no turn any more
+--   again: tenants that were served and have another turn, in order
 --   later: the same, not sorted yet: their order matters only when the smallest of their tags is reached
-local line = {names = {}, tags = {}, quotas = {}, entries = {}, arrivals = {}, singles = {}, fresh = {}, next_fresh = 1,
-  offset = 0, complete = false, fetched = false, seen = {}, gone = {names = {}, tags = {}, slots = {}}, again = {},
-  next_again = 1, later = {}, later_tag = nil}
-dq.line = line
+local turns = {names = {}, tags = {}, quotas = {}, entries = {}, arrivals = {}, singles = {}, unserved = {},
+  next_unserved = 1, offset = 0, complete = false, fetched = false, seen = {},
+  gone = {names = {}, tags = {}, slots = {}}, again = {}, next_again = 1, later = {}, later_tag = nil}
+dq.turns = turns
 
-function dq.read_line(size)
-  local found = call('ZRANGE', P .. 'turn', text(line.offset), text(line.offset + size - 1), 'WITHSCORES')
-  line.offset = line.offset + size
-  line.complete = #found < 2 * size
+function dq.read_turns(size)
+  local found = call('ZRANGE', P .. 'turn', text(turns.offset), text(turns.offset + size - 1), 'WITHSCORES')
+  turns.offset = turns.offset + size
+  turns.complete = #found < 2 * size
   local names, tags = {}, {}
   for i = 1, #found, 2 do
     names[#names + 1] = found[i]
     tags[#tags + 1] = tonumber(found[i + 1])
   end
-  line.names, line.tags, line.fresh, line.next_fresh, line.fetched = names, tags, {}, 1, false
+  turns.names, turns.tags, turns.unserved, turns.next_unserved, turns.fetched = names, tags, {}, 1, false
   if #names == 0 then return end
-  line.quotas = dq.quotas_of(names)
-  line.entries = call('HMGET', P .. 'running', unpack(names))
-  line.singles = dq.singles_of(names)
-  line.arrivals = {}
+  turns.quotas = dq.quotas_of(names)
+  turns.entries = call('HMGET', P .. 'running', unpack(names))
+  turns.singles = dq.singles_of(names)
+  turns.arrivals = {}
   for i = 1, #names do
-    if line.quotas[i].interval > 0 then
-      line.arrivals = call('ZMSCORE', P .. 'limiter', unpack(names))
+    if turns.quotas[i].interval > 0 then
+      turns.arrivals = call('ZMSCORE', P .. 'limiter', unpack(names))
       break
     end
   end
 end
 
 -- The tenant at a place of the chunk, nil behind its end.
-function dq.fresh_at(i)
-  local name, quota, single = line.names[i], line.quotas[i], line.singles[i]
-  if line.fresh[i] or not name then return line.fresh[i] end
+function dq.unserved_at(i)
+  local name, quota, single = turns.names[i], turns.quotas[i], turns.singles[i]
+  if turns.unserved[i] or not name then return turns.unserved[i] end
   local tenant = {
-    name = name, key = P .. 'tenant:' .. name, tag = line.tags[i], quota = quota, cost = 1 / quota.weight,
-    entry = line.entries[i], slots = slots_of(line.entries[i]), arrival = tonumber(line.arrivals[i] or 0), single = single,
+    name = name, key = P .. 'tenant:' .. name, tag = turns.tags[i], quota = quota, cost = 1 / quota.weight,
+    entry = turns.entries[i], slots = slots_of(turns.entries[i]), arrival = tonumber(turns.arrivals[i] or 0),
+    single = single,
     -- Its messages as far as they were read: ids and scores alternate; the next one to look at; whether these are
     -- all.
     ids = nil, next_id = 1, ended = false, record = nil,
@@ -84,46 +85,46 @@ function dq.fresh_at(i)
     local id, score = dq.read_single(single)
     tenant.ids, tenant.ended = {id, score}, true
   end
-  line.fresh[i] = tenant
+  turns.unserved[i] = tenant
   return tenant
 end
 
--- Returns the next tenant, or nil at the end of the line, and whether it was not served yet.
-function dq.first_in_line(size)
-  if line.next_fresh > #line.names and not line.complete then dq.read_line(size) end
-  local fresh = dq.fresh_at(line.next_fresh)
-  if line.later_tag and not (fresh and fresh.tag < line.later_tag) then
+-- Returns the next tenant, or nil behind the last one, and whether it was not served yet.
+function dq.next_in_turn(size)
+  if turns.next_unserved > #turns.names and not turns.complete then dq.read_turns(size) end
+  local unserved = dq.unserved_at(turns.next_unserved)
+  if turns.later_tag and not (unserved and unserved.tag < turns.later_tag) then
     local again = {}
-    for i = line.next_again, #line.again do again[#again + 1] = line.again[i] end
-    for i = 1, #line.later do
-      local tenant, place = line.later[i], #again + 1
+    for i = turns.next_again, #turns.again do again[#again + 1] = turns.again[i] end
+    for i = 1, #turns.later do
+      local tenant, place = turns.later[i], #again + 1
       while place > 1 and dq.is_before(tenant, again[place - 1]) do
         again[place] = again[place - 1]
         place = place - 1
       end
       again[place] = tenant
     end
-    line.again, line.next_again, line.later, line.later_tag = again, 1, {}, nil
+    turns.again, turns.next_again, turns.later, turns.later_tag = again, 1, {}, nil
   end
-  local again = line.again[line.next_again]
-  if fresh and not (again and dq.is_before(again, fresh)) then return fresh, true end
+  local again = turns.again[turns.next_again]
+  if unserved and not (again and dq.is_before(again, unserved)) then return unserved, true end
   return again, false
 end
 
--- Removes the next tenant from the line and returns it, or nil.
-function dq.step_forward(size)
-  local tenant, is_fresh = dq.first_in_line(size)
-  if is_fresh then
-    line.next_fresh = line.next_fresh + 1
-    line.seen[#line.seen + 1] = tenant
+-- Removes the next tenant from those in turn and returns it, or nil.
+function dq.take_turn(size)
+  local tenant, is_unserved = dq.next_in_turn(size)
+  if is_unserved then
+    turns.next_unserved = turns.next_unserved + 1
+    turns.seen[#turns.seen + 1] = tenant
   elseif tenant then
-    line.next_again = line.next_again + 1
+    turns.next_again = turns.next_again + 1
   end
   return tenant
 end
 
--- Puts a tenant that was served back in line.
-function dq.line_up(tenant)
-  line.later[#line.later + 1] = tenant
-  if not line.later_tag or tenant.tag < line.later_tag then line.later_tag = tenant.tag end
+-- Gives another turn to a tenant that was served.
+function dq.give_turn_again(tenant)
+  turns.later[#turns.later + 1] = tenant
+  if not turns.later_tag or tenant.tag < turns.later_tag then turns.later_tag = tenant.tag end
 end

@@ -1,17 +1,17 @@
--- Fetches the first records of the next tenants in line with one command, for when each is served once.
+-- Fetches the first records of the next tenants in turn with one command, for when each is served once.
 --
 -- DERIVES
 --   messages HASH
 --@uses fair_turn
-local line = dq.line
+local turns = dq.turns
 -- Tenants up to one turn behind `head` are looked at, at most `most` of them. A tenant's `record` is nil when it was
 -- not fetched.
 function dq.fetch_ahead(head, most)
   local tenants, ids = {}, {}
-  local first = line.next_fresh - 1
-  line.fetched = true
-  for i = first, math.min(#line.names, first + most - 1) do
-    local tenant = dq.fresh_at(i)
+  local first = turns.next_unserved - 1
+  turns.fetched = true
+  for i = first, math.min(#turns.names, first + most - 1) do
+    local tenant = dq.unserved_at(i)
     if tenant.tag > head.tag + head.cost then break end
     if dq.place_of(tenant.quota, tenant.slots, tenant.arrival) == 'turn' then
       if not tenant.single then

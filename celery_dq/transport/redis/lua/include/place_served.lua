@@ -15,7 +15,7 @@
 --@uses tenant_placement
 --@uses fair_turn
 --@uses serve_rotation
-local line = dq.line
+local turns = dq.turns
 local function has_more(tenant)
   local ids = tenant.ids
   if ids and tenant.next_id <= #ids / 2 then return true end
@@ -81,8 +81,8 @@ end
 
 -- Removes the messages that were taken from sets. Returns the resources of those that are empty now.
 local function leave_sets()
-  for i = 1, #line.seen do
-    local tenant, places = line.seen[i], {}
+  for i = 1, #turns.seen do
+    local tenant, places = turns.seen[i], {}
     for j, name in ipairs(tenant.rotated or {}) do
       places[2 * j - 1] = digits(next_seq())
       places[2 * j] = name
@@ -110,8 +110,8 @@ function dq.place_served(has_rare)
   local into = {turn = {}, throttled = {}, at_concurrency = {}, paused = {}, finish_tags = {}}
   local changes = {entries = {}, arrivals = {}, leave = {}, emptied = {}, singles = {}, idle = {}, into = into,
     leaves_backlog = false}
-  for i = 1, #line.seen do place_tenant(changes, line.seen[i]) end
-  local entries, singles, leave, gone = changes.entries, changes.singles, changes.leave, line.gone
+  for i = 1, #turns.seen do place_tenant(changes, turns.seen[i]) end
+  local entries, singles, leave, gone = changes.entries, changes.singles, changes.leave, turns.gone
   for i = 1, #gone.names do
     local name, tag = gone.names[i], gone.tags[i]
     entries[#entries + 1] = name
@@ -125,8 +125,8 @@ function dq.place_served(has_rare)
   write('ZADD', P .. 'limiter', changes.arrivals)
   write('ZADD', P .. 'throttled', into.throttled)
   write('ZADD', P .. 'paused', into.paused)
-  local all_leave = #leave == #line.seen + #gone.names
-  local is_over = all_leave and line.complete and line.next_fresh > #line.names and #into.turn == 0 and state.sets == 0
+  local all_leave = #leave == #turns.seen + #gone.names
+  local is_over = all_leave and turns.complete and turns.next_unserved > #turns.names and #into.turn == 0 and state.sets == 0
     and not has_rare
   if is_over then
     -- Virtual time passes these tags at once.
@@ -142,8 +142,8 @@ function dq.place_served(has_rare)
   else
     write('ZREM', P .. 'turn', leave)
   end
-  for i = 1, #line.seen do
-    local tenant = line.seen[i]
+  for i = 1, #turns.seen do
+    local tenant = turns.seen[i]
     if tenant.taken > 0 then call('ZREMRANGEBYRANK', tenant.key, '0', text(tenant.taken - 1)) end
   end
   if #changes.emptied > 0 then call('UNLINK', unpack(changes.emptied)) end

@@ -28,7 +28,7 @@ local function rotation_of(tenant)
   return rotation
 end
 
--- Returns whether a message is left for a resource in line. In this claim, other resources may have emptied its sets.
+-- Returns whether a message is left for a resource in turn. In this claim, other resources may have emptied its sets.
 function dq.has_message_left(serving, tenant)
   tenant.rotation = tenant.rotation or rotation_of(tenant)
   for i = 1, #tenant.rotation do

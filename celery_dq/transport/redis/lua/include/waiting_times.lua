@@ -1,7 +1,7 @@
 -- The waiting times of claimed messages.
 --@include clock
 -- A field of the state packs the sum of the times in µs, and how many messages are in each of 11 buckets. The field
--- `waits_alone` is of messages that were alone in line: their tenants had no other message while they waited. The field
+-- `waits_alone` is of messages that were alone in the backlog: their tenants had no other message while they waited. The field
 -- `waits_in_line` is of all others. Redis keeps a small hash compact as long as no value is longer than 64 bytes.
 local WAITS = '>dI5I5I5I5I5I5I5I5I5I5I5'
 
