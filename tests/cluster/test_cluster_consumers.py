@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.options.resolve import resolve
 from celery_dq.testing.redis_cluster import ClusterNode, RedisCluster
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.consuming.consumer_thread import EXIT_TIMEOUT_S
 from celery_dq.transport.redis.store.cluster_client import ClusterClient
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.script_calls import load_scripts
@@ -270,3 +273,50 @@ def test_masters_that_hang_delay_the_end_of_a_consumer_together(patient_cluster:
                 node.resume()
     # Each thread makes two calls to its master, which give up after a quarter of the lease.
     assert took_s < 3.5 * HUNG_LEASE_S / 4
+
+
+#: Consumes the queues that are its arguments, and ends without closing its connection when stdin does.
+ENDING = """
+import sys
+from kombu import Connection, Consumer, Queue
+from celery_dq.wiring import register_transports
+register_transports()
+connection = Connection(sys.argv[1])
+got = []
+def note(message):
+    got.append(message)
+    message.ack()
+Consumer(connection, [Queue(each) for each in sys.argv[2:]], on_message=note).consume()
+while len(got) < 3:
+    connection.drain_events(timeout=30)
+print("consumes", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_masters_that_hang_delay_the_exit_of_a_process_together(patient_cluster: RedisCluster) -> None:
+    queues = queue_on_each_master(patient_cluster)
+    with Connection(patient_cluster.url()) as connection:
+        for number, name in enumerate(queues.values()):
+            publisher(connection, name)(number)
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDING, patient_cluster.url(), *queues.values()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "consumes\n"
+    try:
+        for node in queues:
+            node.pause()
+        began = time.monotonic()
+        _, logged = process.communicate(timeout=60)
+        took_s = time.monotonic() - began
+    finally:
+        for node in queues:
+            node.resume()
+    assert process.returncode == 0
+    assert logged.count("tasks that ended last may run again") == len(queues)
+    assert took_s < 2 * EXIT_TIMEOUT_S

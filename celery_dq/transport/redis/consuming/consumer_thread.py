@@ -354,6 +354,8 @@ class ConsumerThread:
         # The thread before this one releases the lock when it ends.
         self._alive.acquire()
         self._waker.fileno()  # opens the sockets, which :meth:`wake` needs
+        # The system may have given the id of a former thread to the caller.
+        self._thread_id = 0
         self._running, self.sockets_changed = True, True
         atexit.register(self._end_at_exit)
         start_thread(self._run)
@@ -373,7 +375,7 @@ class ConsumerThread:
                 self._lost(exc)
             except Exception as exc:
                 if self._exiting:
-                    break  # the exit tries once more, and reports
+                    break  # the end of the leases tries once more, and reports
                 # When this thread ends, other workers get all messages of this process.
                 logger.exception(
                     "The heartbeat of worker %s goes on after an error.",
@@ -385,6 +387,8 @@ class ConsumerThread:
                     self.leases.round_at, clock.monotonic() + self._identity.lease_s / RENEWALS_PER_LEASE / 4
                 )
         try:
+            if self._exiting and self.queues:
+                self._end_leases()
             self._disconnect()
             self._waker.close()
             leave_green_hub()
@@ -638,26 +642,30 @@ class ConsumerThread:
 
     # -- the end -----------------------------------------------------------------
 
+    def exit_soon(self) -> None:
+        """End the thread after its trip, because the process ends."""
+        self._exiting = True
+        self.wake()
+
     def _end_at_exit(self) -> None:
-        """Send the pending acks and end the leases, at interpreter exit."""
+        """Wait until the thread has sent the pending acks and ended the leases, at interpreter exit."""
         identity = self._identity
         if self._connect is None or not identity.owner.is_current:
             return
         # A thread that is alive when the interpreter ends is killed wherever it waits. Inside a greenlet
         # that is a crash of the process, with its exit status.
-        self._exiting = True
-        self.wake()
-        if not self._alive.acquire(True, EXIT_TIMEOUT_S):
+        if not self._alive.acquire(True, identity.threads.begin_exit()):
             logger.warning(
                 "Worker %s exits while its heartbeat waits for Redis: tasks that ended last may run again.",
                 identity.consumer,
                 extra={"event": "exit_without_answer"},
             )
-            return
-        if not self.queues:
-            return
+
+    def _end_leases(self) -> None:
+        """Send the pending acks and end the leases, because the process ends."""
+        identity = self._identity
         try:
-            client = self._connect()
+            client = self._open_client()
             # Nothing runs any more: messages of a claim without an answer are released with the lease.
             self.leases.is_last = True
             for queue in list(self.queues.values()):

@@ -15,7 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from celery_dq.native import unpatched
-from celery_dq.transport.redis.consuming.consumer_thread import ConsumerThread, answer_timeout_of
+from celery_dq.transport.redis.consuming.consumer_thread import (
+    EXIT_TIMEOUT_S,
+    ConsumerThread,
+    answer_timeout_of,
+)
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.slot_map import NodeAddress
 
@@ -41,6 +45,8 @@ class ConsumerThreads:
         self._leaseholders: dict[str, ConsumerThread] = {}
         #: Held while a lease begins, ends or moves. A thread takes the lock of its leases after this one.
         self._lock = unpatched("_thread", "allocate_lock")()
+        #: Monotonic time until which the exit of the process waits for its threads.
+        self._exit_at: float | None = None
 
     @property
     def all(self) -> tuple[ConsumerThread, ...]:
@@ -168,6 +174,15 @@ class ConsumerThreads:
         clock = self._identity.clock
         deadline = clock.monotonic() + timeout_s
         return all([wait(max(deadline - clock.monotonic(), 0.0)) for wait in waits])  # noqa: C419 - each waits
+
+    def begin_exit(self) -> float:
+        """Let all threads end, at interpreter exit; return the seconds left to wait for them together."""
+        now = self._identity.clock.monotonic()
+        if self._exit_at is None:
+            self._exit_at = now + EXIT_TIMEOUT_S
+            for thread in self.all:
+                thread.exit_soon()
+        return max(self._exit_at - now, 0.0)
 
     def new_client(self) -> redis.Redis:
         """Return the client of the main thread."""
