@@ -1,14 +1,17 @@
-"""A worker acknowledges and releases messages while its event loop is blocked."""
+"""The consumer thread does its work alone, and while the event loop of its worker is blocked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.consuming import consumer_thread
+from tests.broker.kombu_client import KombuClient
 from tests.broker.worker_app import WorkerApp
 
 #: No heartbeat comes within a test, and messages claimed ahead are released long before its deadlines.
@@ -44,3 +47,22 @@ def test_a_message_behind_a_blocked_solo_pool_goes_to_another_worker(blocked_app
             wait_until(lambda: "behind" in blocked_app.witness.reports("ran"), DEADLINE_S)
         blocked_app.witness.release("long")
         blocked_app.settled()
+
+
+def test_a_caller_with_the_id_of_an_ended_consumer_thread_is_not_taken_for_it(
+    kombu_client: KombuClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system gives the ids of threads that have ended to new ones."""
+    start: list[Callable[[], None]] = []
+    ran_in: list[int] = []
+    with kombu_client.connect() as connection:
+        channel: Any = connection.default_channel
+        thread = channel.identity.threads.main
+        thread._thread_id = threading.get_ident()
+        monkeypatch.setattr(consumer_thread, "start_thread", start.append)
+        thread._start(channel.thread_clients)
+        wait = thread.begin_between_trips(lambda: ran_in.append(threading.get_ident()))
+        assert ran_in == []
+        threading.Thread(target=start[0]).start()
+        assert wait(DEADLINE_S)
+    assert ran_in != [threading.get_ident()]
