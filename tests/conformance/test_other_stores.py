@@ -7,10 +7,12 @@ import signal
 import sqlite3
 import threading
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psutil
 import pytest
 from celery import Celery
 from kombu import Connection
@@ -102,6 +104,20 @@ def test_an_unknown_task_is_a_dead_letter(celery_app: CeleryApp) -> None:
     client.close()
 
 
+def stop_outside_a_transaction(pid: int, path: str) -> bool:
+    """Stop a process that does not hold the lock of the file; return whether it is stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, WAIT)
+    try:
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("ROLLBACK")
+    except sqlite3.OperationalError:
+        os.kill(pid, signal.SIGCONT)
+        return False
+    return True
+
+
 @pytest.mark.parametrize("broker", ["sqlite"], indirect=True)
 def test_a_suspended_worker_declares_its_mailbox_again(celery_app: CeleryApp) -> None:
     store = SqliteStore(celery_app.conf["broker_url"].removeprefix("dq-sqlite:///"))
@@ -110,7 +126,7 @@ def test_a_suspended_worker_declares_its_mailbox_again(celery_app: CeleryApp) ->
     with celery_app.worker("solo", conf={"dq_lease": 1}) as worker:
         wait_until(lambda: control.ping(timeout=1), WAIT)
         mailbox = "%@%.celery.pidbox"
-        os.kill(worker.pid, signal.SIGSTOP)
+        wait_until(partial(stop_outside_a_transaction, worker.pid, store.path), WAIT)
         try:
             # Its mailbox and its leases are as old as those of a worker that has stood still for a minute.
             client.transact(
