@@ -225,7 +225,7 @@ class PartitionKeys:
 
     @property
     def unreadable(self) -> str:
-        """HASH: ``state|<field>`` or ``single|<tenant>`` -> what a script found there and could not read."""
+        """HASH: ``state|<field>`` or ``waiting|<tenant>`` -> what a script found there and could not read."""
         return self.prefix + "unreadable"
 
     @property

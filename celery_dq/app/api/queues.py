@@ -123,7 +123,7 @@ class QueueApi:
             partition: Only messages in the partition of this number.
 
         Raises:
-            InvalidRequest: `limit` is no number from 1 to 1,000,000, `delayed` comes with a tenant, or there
+            InvalidRequest: `limit` is not between 1 and 1,000,000, `delayed` comes with a tenant, or there
                 is no such partition.
         """
         check_count("limit", limit)

@@ -46,7 +46,7 @@ class ZooKeeperQueueApi(QueueApi):
         """List the next waiting messages, without taking them; with `delayed`, those that wait for their ETA.
 
         Raises:
-            InvalidRequest: `limit` is no number from 1 to 1,000,000, or a tenant or a partition is given.
+            InvalidRequest: `limit` is not between 1 and 1,000,000, or a tenant or a partition is given.
         """
         check_count("limit", limit)
         if tenant is not None:

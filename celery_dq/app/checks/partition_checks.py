@@ -85,7 +85,7 @@ def unreadable_fields(app: Any, channel: Any) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "E039",
-                f"The fencing token of queue {name!r} is {shown_name(text(epoch))!r} and no number, "
+                f"The fencing token of queue {name!r} is {shown_name(text(epoch))!r}, which is not a number, "
                 "so its messages do not run.",
                 f"Stop its workers, run redis-cli HDEL {shell_word(keys.state)} epoch, and start them again.",
             )

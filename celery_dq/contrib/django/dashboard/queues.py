@@ -75,7 +75,7 @@ def page_number(given: QueryDict) -> int:
     """Return the number of the requested page, from 1.
 
     Raises:
-        InvalidRequest: It is no number from 1 to 999,999.
+        InvalidRequest: It is not a number from 1 to 999,999.
     """
     text = given.get("page", "1")
     if not (text.isascii() and text.isdecimal() and len(text) < 7 and int(text)):

@@ -44,7 +44,7 @@ end
 local last = call('HGET', P .. 'imported', source)
 if last and not finite(last) then
   -- Without it, the messages could be stored twice.
-  error('DQCORRUPT the entry ' .. source .. ' of ' .. P .. 'imported is no number: another program has written it')
+  error('DQCORRUPT the entry ' .. source .. ' of ' .. P .. 'imported is not a number: another program has written it')
 end
 if last and finite(last) >= number then return 1 end
 if dq.stored_map() ~= map then return 0 end

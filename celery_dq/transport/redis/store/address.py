@@ -36,7 +36,7 @@ def addresses_of(connection: Any) -> list[tuple[str, int]]:
     """Return the addresses of cluster nodes in ``host:port,host:port``, the host name of a kombu connection.
 
     Raises:
-        ConfigurationError: A port is no number from 1 to 65535.
+        ConfigurationError: A port is not a number from 1 to 65535.
     """
     found = []
     for place in (connection.hostname or "127.0.0.1").split(","):
@@ -46,8 +46,8 @@ def addresses_of(connection: Any) -> list[tuple[str, int]]:
         number = port if colon and host != place.strip() else str(connection.port or DEFAULT_PORT)
         if not (number.isdecimal() and 0 < int(number) < 65536):
             raise ConfigurationError(
-                f"the port {number!r} in broker_url ({place.strip()!r}) is no number from 1 to 65535: write "
-                f"{CLUSTER_SCHEME}://host:6379,host:6379"
+                f"the port {number!r} in broker_url ({place.strip()!r}) is not a number from 1 to 65535: "
+                f"write {CLUSTER_SCHEME}://host:6379,host:6379"
             )
         found.append(((host if colon and host else place).strip("[] "), int(number)))
     return found

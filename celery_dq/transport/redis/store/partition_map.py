@@ -89,7 +89,7 @@ class PartitionMap:
         found = _MAP.fullmatch(stored)
         if found is None:
             raise ConfigurationError(
-                f"{stored!r} is no number of partitions: another program has written it into the field "
+                f"{stored!r} is not a number of partitions: another program has written it into the field "
                 "'partitions' of a queue's key 'state'; restore the number there"
             )
         try:

@@ -13,7 +13,7 @@ local function digits(number)
   return string.format(number % 1 == 0 and '%d' or '%.17g', number)
 end
 
--- Fails if one of these fields is no number; the short paths, which do not set it aside, ask this of `pcall`.
+-- Fails if one of these fields is not a number; the short paths, which do not set it aside, ask this of `pcall`.
 local function sum(a, b, c, d, e)
   local total = (a or 0) + (b or 0) + (c or 0) + (d or 0) + (e or 0)
   if total - total ~= 0 then error('not finite') end

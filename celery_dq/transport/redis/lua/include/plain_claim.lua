@@ -113,7 +113,7 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
     end
     reply[3 * i + 3], reply[3 * i + 4], reply[3 * i + 5] = ids[i], first, records[i]
   end
-  -- First, because an entry that is no number must change nothing.
+  -- First, because an entry that is not a number must change nothing.
   if n == 1 and not slots and type(redis.pcall('HINCRBY', P .. 'running', names[1], '1')) == 'table' then return nil end
   renew_lease(consumer, deadline, lease_ms)
   -- The claim has looked for work itself.

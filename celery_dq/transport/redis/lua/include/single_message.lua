@@ -13,7 +13,7 @@ function dq.pack_single(score, id)
 end
 
 -- Returns id and score of an entry. The id is '' when the entry is too short to be one of these scripts, and the score
--- 0 when it is no number.
+-- 0 when it is not a number.
 function dq.read_single(entry)
   if #entry < 9 then return '', 0 end
   local score = struct.unpack('>d', entry)

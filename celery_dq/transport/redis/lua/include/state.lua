@@ -35,7 +35,7 @@ local function keep_state(stored, ...)
   for i = 1, #names do
     local name, value = names[i], stored[i]
     if value and not TEXTS[name] and not pcall(sum, value) then
-      if name == 'epoch' then error('DQCORRUPT the field epoch of ' .. KEYS[1] .. ' is no number: see celery dq doctor') end
+      if name == 'epoch' then error('DQCORRUPT the field epoch of ' .. KEYS[1] .. ' is not a number: see celery dq doctor') end
       call('HSET', P .. 'unreadable', 'state|' .. name, value)
       call('HDEL', KEYS[1], name)
       stored[i] = false
