@@ -172,7 +172,7 @@ RUBBISH = (b"not a number", b"inf", b"-inf", b"nan", b"1e400", b"", b"1.5", b"\x
 def test_an_entry_that_is_no_number_stops_no_script(
     scripts: PartitionScripts, key: str, value: bytes
 ) -> None:
-    """It counts as absent, whichever script meets it."""
+    """Such an entry counts as absent for each script."""
     client, keys, partition = scripts.client, scripts.keys, scripts.partition
 
     def break_entries() -> None:
