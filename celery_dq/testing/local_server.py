@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar
 
 from celery_dq.per_process import OwnerProcess
-from celery_dq.testing.processes import ChildProcess, free_port
+from celery_dq.testing.processes import ChildProcess, free_port, is_free
 from celery_dq.testing.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ __all__ = ["LocalServer", "Startable", "free_ports"]
 
 #: Number of starts with new free ports, when another process takes a port first.
 ATTEMPTS = 5
-#: Texts in the log of a server whose port is taken, in lower case.
-TAKEN = ("in use", "eaddrinuse")
 
 
 class PortTaken(RuntimeError):
@@ -255,8 +253,9 @@ class LocalServer(Startable):
         try:
             yield
         except (ChildProcessError, TimeoutError) as error:
-            output = self.log
+            output = self.log[-4000:]
             self._end(signal.SIGKILL)
-            taken = any(each in output.lower() for each in TAKEN)
+            taken = [str(port) for port in self._ports if not is_free(port)]
             kind = PortTaken if taken else RuntimeError
-            raise kind(f"{self.name} did not start: {error}\n{output[-4000:]}") from None
+            ports = f", port {', '.join(taken)} is in use" if taken else ""
+            raise kind(f"{self.name} did not start: {error}{ports}\n{output}") from None

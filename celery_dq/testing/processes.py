@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import importlib.util
 import os
 import random
@@ -10,10 +12,11 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["ChildProcess", "bundled_servers", "dead_port", "find_redis_server", "free_port"]
+__all__ = ["ChildProcess", "bundled_servers", "dead_port", "find_redis_server", "free_port", "is_free"]
 
 
 def find_redis_server() -> str:
@@ -53,15 +56,42 @@ QUIET_PORTS = range(10_000, 32_000)
 def free_port() -> int:
     """Return a TCP port of 127.0.0.1 that is free now. For a port that stays closed see :func:`dead_port`.
 
+    Until this process ends, no other process of this user gets the port from this function. So parallel tests
+    take no port of each other's, neither before a server listens nor while it is down.
+
     Raises:
         OSError: None of the ports that were tried is free.
     """
     # Not the shared generator, which a test may have seeded: parallel tests would try the same ports.
     for port in random.SystemRandom().sample(QUIET_PORTS, 100):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        with contextlib.suppress(OSError):
+            fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            if is_free(port):
+                return port
     raise OSError(f"no free port on 127.0.0.1 among 100 ports of {QUIET_PORTS}")
+
+
+def is_free(port: int) -> bool:
+    """Return whether a server could listen on this TCP port of 127.0.0.1 now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # Connections of an ended server do not count. They keep no other server from its port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+@functools.cache
+def _reservations() -> int:
+    """Open the file that stands for all ports: who holds the lock of byte N has reserved port N.
+
+    The kernel ends these locks with the process. A process may lock again what it has, so a process that asks
+    for ports for ever never uses them up.
+    """
+    path = Path(tempfile.gettempdir()) / f"celery-dq-ports-{os.getuid()}"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
 
 @contextlib.contextmanager

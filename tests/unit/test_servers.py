@@ -15,6 +15,7 @@ from celery_dq.testing.processes import bundled_servers, find_redis_server, free
 from celery_dq.testing.raw_redis import ErrorReply
 from celery_dq.testing.servers import RedisServer, SentinelPair
 from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.zookeeper import ZooKeeperServer
 
 
 def running(pid: int) -> bool:
@@ -121,6 +122,29 @@ def test_a_server_takes_another_port_when_another_process_was_faster(monkeypatch
                 another.listen()
                 with pytest.raises(RuntimeError, match="did not start(.|\n)*in use"):
                     server.restart()
+
+
+def test_a_server_that_logs_nothing_takes_another_port_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        taken = occupied.getsockname()[1]
+        found = iter([taken, free_port()])
+        monkeypatch.setattr(local_server, "free_port", lambda: next(found))
+        with ZooKeeperServer() as server:
+            assert server.port != taken
+            assert server.mode == "standalone"
+
+
+def test_a_free_port_is_given_to_one_process_only() -> None:
+    port = free_port()
+    asks = (
+        "from celery_dq.testing import processes\n"
+        f"processes.QUIET_PORTS = [{port}] * 100\n"
+        "processes.free_port()\n"
+    )
+    other = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=False)
+    assert "no free port on 127.0.0.1" in other.stderr
 
 
 def test_a_server_of_another_program_is_never_taken_for_the_own_one() -> None:
