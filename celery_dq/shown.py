@@ -6,11 +6,12 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
     "shell_word",
+    "shown_ids",
     "shown_json",
     "shown_logger",
     "shown_name",
@@ -20,6 +21,8 @@ __all__ = [
 ]
 
 HIDDEN = "**"
+#: Most message ids in one log record.
+MOST_IDS = 10
 _SCHEME = re.compile(r"[\w.+-]+://")
 #: Where the next URL of a list begins.
 _NEXT = re.compile(r"[;,](?=[\w.+-]+://)")
@@ -80,6 +83,12 @@ def shown_name(name: object) -> str:
 
 def _printable(character: str) -> str:
     return character if character.isprintable() else repr(character)[1:-1]
+
+
+def shown_ids(ids: Sequence[str]) -> str:
+    """Return the first of these message ids, and how many more there are."""
+    more = f" and {len(ids) - MOST_IDS} more" if len(ids) > MOST_IDS else ""
+    return ", ".join(ids[:MOST_IDS]) + more
 
 
 def shown_json(document: Any, *, indent: int | None = 2) -> str:

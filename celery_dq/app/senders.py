@@ -20,8 +20,8 @@ from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import OutgoingRecord
-from celery_dq.transport.redis.store.refusals import BrokerOverloaded, MessageRefused, PushInterrupted
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
+from celery_dq.transport.redis.store.server_errors import BrokerOverloaded, MessageRefused, PushInterrupted
 from celery_dq.transport.stamped_message import stamp
 
 __all__ = ["AppSender", "headers_of", "lane_of"]

@@ -15,7 +15,7 @@ from celery_dq.errors import TooFewReplicas
 from celery_dq.lost_attempts import MOST_LOSSES, MOST_SMALL_LOSSES, LostAttempts
 from celery_dq.producer.errors import BrokerUnavailable
 from celery_dq.shown import shown_logger
-from celery_dq.transport.redis.store.refusals import BrokerOverloaded, PushInterrupted, message_refused
+from celery_dq.transport.redis.store.server_errors import BrokerOverloaded, PushInterrupted, message_refused
 
 __all__ = ["AMQP", "Deadline", "LimitedCall", "connection_with_timeout", "unchanged_attempts"]
 

@@ -15,7 +15,7 @@ from celery_dq.errors import ConfigurationError, InvalidMessage
 from celery_dq.keys import PartitionKeys, queue_registry
 from celery_dq.transport.redis.store import quotas as settings_quotas
 from celery_dq.transport.redis.store.home import home_of
-from celery_dq.transport.redis.store.refusals import PartitionsChanging
+from celery_dq.transport.redis.store.server_errors import PartitionsChanging
 from tests.broker.kombu_client import KombuClient
 from tests.broker.proxy import Proxy
 

@@ -20,7 +20,7 @@ from celery_dq.options import Quota
 from celery_dq.transport.redis.store.home import home_of
 from celery_dq.transport.redis.store.move_calls import set_map
 from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.refusals import PartitionsChanging
+from celery_dq.transport.redis.store.server_errors import PartitionsChanging
 from tests.integration.partitioned_shop import (
     A2,
     COUNT,

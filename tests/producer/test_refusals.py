@@ -19,7 +19,7 @@ from celery_dq.producer import spill_log
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.aliases import register_transports
-from celery_dq.transport.redis.store.refusals import BrokerRefused
+from celery_dq.transport.redis.store.server_errors import BrokerRefused
 from tests.broker.proxy import Proxy
 from tests.producer.conftest import MakeApp
 

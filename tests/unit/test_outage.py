@@ -10,7 +10,7 @@ import redis
 
 from celery_dq.clock import ManualClock
 from celery_dq.outage import Outage
-from celery_dq.transport.redis.store.refusals import RefusalLog
+from celery_dq.transport.redis.store.server_errors import RefusalLog
 
 
 def test_an_outage_is_two_lines(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,8 +21,8 @@ from celery_dq.shown import shown_logger, shown_url
 from celery_dq.transport.aliases import TENANT_SCHEMES, ZOOKEEPER_SCHEME
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.refusals import refusals_named
 from celery_dq.transport.redis.store.script_calls import run_all
+from celery_dq.transport.redis.store.server_errors import refusals_named
 
 logger = shown_logger(__name__)
 

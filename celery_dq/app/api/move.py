@@ -19,8 +19,8 @@ from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import MOVING
-from celery_dq.transport.redis.store.refusals import PartitionsChanging
 from celery_dq.transport.redis.store.rounds import run_one
+from celery_dq.transport.redis.store.server_errors import PartitionsChanging
 
 #: Lease of a chunk that is being moved, in milliseconds; after it the source gets the messages back.
 LEASE_MS = 30_000

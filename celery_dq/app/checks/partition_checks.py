@@ -18,8 +18,8 @@ from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA
 from celery_dq.shown import shell_word, shown_name
 from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
+from celery_dq.transport.redis.store.server_errors import BrokerRefused
 
 __all__ = ["nodes", "partitions", "unreadable_fields"]
 

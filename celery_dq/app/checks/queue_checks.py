@@ -16,8 +16,8 @@ from celery_dq.inspector.queues import QueueSnapshot
 from celery_dq.inspector.redis_values import number
 from celery_dq.shown import shell_word
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
+from celery_dq.transport.redis.store.server_errors import BrokerRefused
 from celery_dq.worker.singleton import singleton_queues
 from celery_dq.worker.start_checks import queues_of_settings, routed_queues
 

@@ -28,7 +28,6 @@ from celery_dq.other_brokers.server import redis_of
 from celery_dq.shown import shell_word, shown_url
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.redis.store.cluster_client import master_clients
-from celery_dq.transport.redis.store.refusals import BrokerRefused
 from celery_dq.transport.redis.store.rights import ROLES, denied_commands
 from celery_dq.transport.redis.store.rounds import run_rounds
 from celery_dq.transport.redis.store.server_checks import (
@@ -37,6 +36,7 @@ from celery_dq.transport.redis.store.server_checks import (
     refuses_login,
     server_info,
 )
+from celery_dq.transport.redis.store.server_errors import BrokerRefused
 from celery_dq.znodes import ROOT
 
 #: Seconds within which a server must answer.

@@ -39,7 +39,7 @@ from celery_dq.producer.sender import Addressed
 from celery_dq.protocols import FOLLOWS
 from celery_dq.transport.message_record import with_dedup
 from celery_dq.transport.redis.channel import Channel
-from celery_dq.transport.redis.store.refusals import MessageRefused, PushInterrupted
+from celery_dq.transport.redis.store.server_errors import MessageRefused, PushInterrupted
 from celery_dq.transport.stamped_message import StampedMessage
 
 __all__ = ["CircuitBreaker", "DirectPublisher", "DirectStage"]

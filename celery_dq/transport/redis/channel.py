@@ -33,8 +33,8 @@ from celery_dq.transport.redis.store.full_server import add_member, is_full
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.publisher import RedisPublishBatch, RedisPublisher
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
-from celery_dq.transport.redis.store.refusals import refusals_as_outage, refusals_named
 from celery_dq.transport.redis.store.server_checks import connection_refusals_named
+from celery_dq.transport.redis.store.server_errors import refusals_as_outage, refusals_named
 from celery_dq.transport.redis.store.transient import TransientQueues
 from celery_dq.transport.redis.store.whole_queue import purge, waiting_count, with_messages
 from celery_dq.transport.stamped_message import STAMPS

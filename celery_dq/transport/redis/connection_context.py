@@ -24,7 +24,6 @@ from celery_dq.transport.redis.store.partition import STRICT_PRIORITY_US, Partit
 from celery_dq.transport.redis.store.partition_map import ROUTINGS, PartitionMap
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.quotas import write_settings_quota
-from celery_dq.transport.redis.store.refusals import PartitionsChanging
 from celery_dq.transport.redis.store.replies import Declared
 from celery_dq.transport.redis.store.rounds import (
     AT_ONCE,
@@ -36,6 +35,7 @@ from celery_dq.transport.redis.store.rounds import (
 )
 from celery_dq.transport.redis.store.script_calls import run_all
 from celery_dq.transport.redis.store.server_checks import check_server
+from celery_dq.transport.redis.store.server_errors import PartitionsChanging
 from celery_dq.transport.redis.store.slot_map import SlotMap
 from celery_dq.transport.redis.store.whole_queue import namesake_of
 from celery_dq.transport.url_options import refuse_key_prefix

@@ -25,7 +25,7 @@ from celery_dq.transport.redis.consuming.trip import RETRY_AFTER_REFUSAL_S
 from celery_dq.transport.redis.consuming.wakeups import WakeupGroups
 from celery_dq.transport.redis.store.address import socket_options
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
-from celery_dq.transport.redis.store.refusals import (
+from celery_dq.transport.redis.store.server_errors import (
     BrokerNotReady,
     BrokerOverloaded,
     refusals_named,

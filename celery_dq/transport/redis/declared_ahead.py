@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_dq.errors import ConfigurationError
-from celery_dq.transport.redis.store.depth import DepthCall
+from celery_dq.transport.redis.store.partition import DepthCall
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 

@@ -10,8 +10,8 @@ from typing import Any
 import redis
 
 from celery_dq.transport.redis.consuming.trip import RETRY_AFTER_REFUSAL_S
-from celery_dq.transport.redis.store.refusals import RefusalLog
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
+from celery_dq.transport.redis.store.server_errors import RefusalLog
 
 #: Seconds between two health checks of the connection.
 HEALTH_CHECK_SECONDS = 25.0

@@ -13,17 +13,17 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import redis
 
 from celery_dq.native import unpatched
-from celery_dq.shown import shell_word, shown_logger
+from celery_dq.shown import shell_word, shown_ids, shown_logger
 from celery_dq.transport.in_flight.in_flight_messages import TRUSTED_SHARE
-from celery_dq.transport.partition_replies import HeartbeatReply
+from celery_dq.transport.partition_replies import HeartbeatReply, Reaped
 from celery_dq.transport.redis.consuming.trip import Trip
-from celery_dq.transport.redis.in_flight.lost_workers import report_lost_workers
-from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.queue import Queue, process_of
 from celery_dq.transport.redis.store.script_calls import (
     chunks,
     result_of,
@@ -163,7 +163,7 @@ class Leases:
 
     def _renewed(self, queue: Queue, sent_at: float, renewal: HeartbeatReply) -> None:
         self._identity.renewed(queue, renewal, sent_at)
-        report_lost_workers(queue.name, renewal.lost)
+        _report_lost_workers(queue.name, renewal.lost)
         self._report_set_aside(queue, renewal.set_aside)
         self._next_end_s = min(self._next_end_s, renewal.next_end_s)
 
@@ -330,6 +330,28 @@ class Leases:
         self._to_renew.pop(name, None)
         self._identity.in_flight.forget_partition(name)
         self._identity.in_doubt.forget_partition(name)
+
+
+def _report_lost_workers(queue: str, lost: Iterable[Reaped]) -> None:
+    """Log a record for each worker whose messages of *queue* were reaped."""
+    for worker, messages in groupby(sorted(lost), key=lambda each: process_of(each.consumer)):
+        reaped = list(messages)
+        back = [each.id for each in reaped if not each.settled]
+        gone = [each.id for each in reaped if each.settled]
+        fates = []
+        if back:
+            fates.append(f"Its messages run again on other workers: {shown_ids(back)}.")
+        if gone:
+            fates.append(
+                f"Acknowledged early and so lost: {shown_ids(gone)}. A task with acks_late would run again."
+            )
+        logger.warning(
+            "Worker %s lost its lease on queue %s: it ended, or stood still for longer than dq_lease. %s",
+            worker,
+            queue,
+            " ".join(fates),
+            extra={"event": "worker_lost", "queue": queue, "worker": worker, "back": back, "gone": gone},
+        )
 
 
 def text_of(exc: Exception) -> str:

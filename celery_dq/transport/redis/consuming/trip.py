@@ -15,8 +15,8 @@ import redis
 
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.refusals import RefusalLog
 from celery_dq.transport.redis.store.script_calls import ScriptCall, is_lost, run_on
+from celery_dq.transport.redis.store.server_errors import RefusalLog
 
 #: Seconds until a command is sent again that Redis has refused.
 RETRY_AFTER_REFUSAL_S = 1.0

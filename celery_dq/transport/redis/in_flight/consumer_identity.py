@@ -29,8 +29,8 @@ from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from celery_dq.transport.redis.in_flight.server_clock import ServerClock
 from celery_dq.transport.redis.store.partition_map import PartitionMap, PartitionMaps
 from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.refusals import RefusalLog
 from celery_dq.transport.redis.store.script_calls import load_scripts
+from celery_dq.transport.redis.store.server_errors import RefusalLog
 from celery_dq.transport.redis.store.slot_map import NodeUnreachable, SlotMap
 
 logger = shown_logger(__name__)

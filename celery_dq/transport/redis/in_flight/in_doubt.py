@@ -21,11 +21,10 @@ from typing import cast
 import redis
 
 from celery_dq.clock import Clock
-from celery_dq.shown import shown_logger
+from celery_dq.shown import shown_ids, shown_logger
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.pending_acks import MAX_ACKS_PER_CALL, delivery_tag
 from celery_dq.transport.partition_replies import DeliveryTag, ReleaseMode
-from celery_dq.transport.redis.in_flight.lost_workers import named_ids
 from celery_dq.transport.redis.store.queue import Queue
 
 logger = shown_logger(__name__)
@@ -220,7 +219,7 @@ class InDoubtClaims:
                 consumer,
                 queue.partition_name,
                 len(lost_acks),
-                named_ids([each.id for each in lost_acks]),
+                shown_ids([each.id for each in lost_acks]),
                 extra={"event": "lost_acks_released", "queue": queue.name},
             )
 
@@ -235,6 +234,6 @@ class InDoubtClaims:
                 consumer,
                 len(new),
                 queue.partition_name,
-                named_ids([tag.removeprefix(f"{queue.key}/").partition("/")[2] for tag in new]),
+                shown_ids([tag.removeprefix(f"{queue.key}/").partition("/")[2] for tag in new]),
                 extra={"event": "claims_lost", "queue": queue.name},
             )

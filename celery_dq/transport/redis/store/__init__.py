@@ -14,7 +14,7 @@
 ``quotas``                 quotas from the settings
 ``rounds``                 the same steps on many partitions, in the round trips of one
 ``transient``              reply queues that end with their consumer
-``server_checks``, ``refusals``, ``rights``, ``full_server``   what a server must offer, and its errors
+``server_checks``, ``server_errors``, ``rights``, ``full_server``   what a server must offer, and its errors
 
 The floors above call ``Partition`` and ``RedisPublisher``; keys are spelled in ``celery_dq.keys`` only.
 """

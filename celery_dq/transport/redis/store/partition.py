@@ -11,6 +11,7 @@ A *tag* names one delivery of a message: its claim number and its message id. A 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, Literal, TypeVar
@@ -26,7 +27,7 @@ from celery_dq.transport.partition_replies import (
     PushReply,
     ReleaseMode,
 )
-from celery_dq.transport.redis.store.depth import DepthCall
+from celery_dq.transport.redis.store.full_server import read_together
 from celery_dq.transport.redis.store.partition_map import MOVING, PartitionMap
 from celery_dq.transport.redis.store.replies import (
     BacklogsReply,
@@ -72,6 +73,36 @@ TENANTS_PER_COUNT = 200
 
 #: A head start that is longer than any wait and that a double still holds in whole microseconds.
 STRICT_PRIORITY_US = 1_000_000_000_000_000
+
+
+@dataclass(frozen=True)
+class DepthCall:
+    """Commands that count the waiting messages of one partition, all of the same moment.
+
+    Messages in flight, delayed or cancelled do not count.
+    """
+
+    keys: PartitionKeys
+
+    @property
+    def commands(self) -> tuple[tuple[str, ...], ...]:
+        """The commands, whose answers :meth:`parse` takes."""
+        keys = self.keys
+        return (
+            ("HLEN", keys.messages),
+            ("ZCARD", keys.delayed),
+            ("ZCARD", keys.discards),
+            ("HGET", keys.state, "held"),
+        )
+
+    def parse(self, answers: Sequence[Any]) -> int:
+        """Return the number from the answers to the commands."""
+        stored, delayed, discards, held = (int(each or 0) for each in answers)
+        return max(stored - delayed - discards - held, 0)
+
+    def run(self, client: Any) -> int:
+        """Send the commands on a client, and return the number."""
+        return self.parse(read_together(client, self.commands))
 
 
 class Partition:

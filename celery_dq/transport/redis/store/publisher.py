@@ -30,9 +30,9 @@ from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import MOVING, ROUTINGS, PartitionMap, PartitionMaps
 from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
 from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
-from celery_dq.transport.redis.store.refusals import PartitionsChanging, PushInterrupted, refusals_named
 from celery_dq.transport.redis.store.replies import read_push_reply
 from celery_dq.transport.redis.store.script_calls import ScriptCall, ask_script, run_on
+from celery_dq.transport.redis.store.server_errors import PartitionsChanging, PushInterrupted, refusals_named
 from celery_dq.transport.redis.store.slot_map import NodeClosedConnection
 from celery_dq.transport.stamped_message import StampedMessage, stamp
 
