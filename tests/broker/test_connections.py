@@ -14,6 +14,8 @@ import redis
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.broker.kombu_client import KombuClient, bodies
 from tests.broker.proxy import Proxy
 from tests.broker.worker_app import WorkerApp
@@ -90,6 +92,27 @@ def test_reconnecting_leaks_nothing(worker_app: WorkerApp) -> None:
         assert worker.log.count("Connected to") > 6
         wait_until(lambda: shape() <= (before[0] + 1, before[1]), 30, what=lambda: f"{before}, now {shape()}")
         worker_app.settled()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_cut_claims_do_not_use_up_the_pool_while_a_task_runs(server: RedisServer, pool: str) -> None:
+    """A running task keeps the lease, and so the consumer thread outlives each connection of the worker."""
+    most = 8
+    with Proxy(server.port) as proxy:
+        worker_app = WorkerApp(server, proxy.port, broker_transport_options={"max_connections": most})
+        claim = Partition(worker_app.keys, load_scripts()).claim("", lease_ms=1, want=1)
+        with worker_app.worker(pool, 2):
+            worker_app.send("hold_late", "long")
+            worker_app.ran(1, subject="began")
+            for n in range(1, most + 2):
+                proxy.cut_requests, proxy.cuts_left = claim.script.sha1.encode(), 1
+                worker_app.send("note", n)
+                worker_app.ran(n)
+                assert proxy.cut == n
+            worker_app.witness.release("long")
+            worker_app.ran(1, subject="ended")
+            worker_app.settled()
+        worker_app.close()
 
 
 def test_a_restart_of_the_broker(worker_app: WorkerApp, server: RedisServer) -> None:

@@ -632,10 +632,14 @@ class ConsumerThread:
             member.fail(exc)
 
     def _disconnect(self) -> None:
-        client, self._client, self._wire = self._client, None, None
+        client, self._client = self._client, None
+        wire, self._wire = self._wire, None
         self.sockets_changed = True
         if client is not None:
             try:
+                # The next client may have the same pool, which counts what it has lent.
+                if wire is not None:
+                    wire.close()
                 client.connection_pool.disconnect()
             except (redis.RedisError, OSError) as exc:
                 logger.debug("Closing the connections of the consumer thread failed: %s.", exc)
