@@ -12,7 +12,7 @@
 -- COST
 --   one command per entry
 -- GUARANTEE
---   An old leader removes nothing. An entry that comes back later counts from then on.
+--   An old leader removes nothing. An entry that comes back later counts from its return.
 local call = redis.call
 local token, held = tonumber(ARGV[1]), tonumber(call('HGET', KEYS[1], 'token') or 0)
 if not token or token < 1 then return redis.error_reply('DQINVALID retain: token must be a number above 0') end

@@ -82,7 +82,7 @@ def check_moment(name: str, value: Any, instead: str = "") -> int:
     Args:
         name: Name of the argument, for the error.
         value: The time.
-        instead: What may be given in place of a time, for the error.
+        instead: What may be given instead of a time, for the error.
 
     Raises:
         InvalidRequest: `value` is not such a time.

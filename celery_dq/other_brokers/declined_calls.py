@@ -181,7 +181,7 @@ class DeclinedCalls:
             return covered._replace(missing=None)
         for each in claimed:
             if not each.token:
-                # A waiting call, which has not started, covers the declined call in place of the former one.
+                # A waiting call, which has not started, covers the declined call instead of the former one.
                 return covered._replace(by=each.call.partition("/")[0], missing=None)
         moment = self._clock.monotonic()
         missing = moment if covered.missing is None else covered.missing

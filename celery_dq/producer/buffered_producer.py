@@ -188,7 +188,7 @@ class BufferedProducer:
     # -- putting
 
     def put(self, message: Addressed) -> None:
-        """Accept a message. :class:`Persistence` says which failures it survives from then on.
+        """Accept a message. :class:`Persistence` says which failures it survives after that.
 
         Raises:
             BufferFull: There was no room within `max_block_s`.

@@ -56,7 +56,7 @@ def check_tenant(value: Any, *, where: str = "tenant") -> str:
     if _CONTROL.search(value):
         raise InvalidTenant(
             f"{where}: {_short(value)} holds control characters or line breaks; strip them,"
-            " or use an identifier in place of a displayed name"
+            " or use an identifier instead of a displayed name"
         )
     try:
         size = len(value) if value.isascii() else len(value.encode())

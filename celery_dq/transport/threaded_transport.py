@@ -254,7 +254,7 @@ class ThreadedTransport(VirtualTransport):
         if fetcher.failure is not None:
             raise self.unusable(str(fetcher.failure)) from fetcher.failure
         if not self.may_deliver:
-            # Other consumers may hold the messages in the inboxes by now.
+            # Other consumers may already hold the messages in the inboxes.
             return False
         for _ in range(len(self.ready)):
             source = self.ready[0]

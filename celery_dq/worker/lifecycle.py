@@ -65,7 +65,7 @@ class TaskLifecycle(TaskSubscriber):
         return isinstance(request.message, Message)
 
     def offered(self, request: Any) -> None:
-        """Refuse a message that another worker may have by now."""
+        """Refuse a message that another worker may already have."""
         message: Message = request.message
         message.pass_eta_to(request)
         if not self._asks_at_once:
@@ -134,7 +134,7 @@ class TaskLifecycle(TaskSubscriber):
         request.message.release("unstarted")
 
     def _veto(self, request: Any, message: Message, *, starts: bool) -> None:
-        """Refuse to start a message that another worker may have by now.
+        """Refuse to start a message that another worker may already have.
 
         Raises:
             TaskRevokedError: the message was refused, and released.

@@ -7,7 +7,7 @@ A *warm* shutdown (``SIGTERM``) goes through these places, in this order:
    ``singleton_sequencer`` ceases to consume and requeues the messages that it holds, ``singleton`` begins to
    hand over, and ``ready_requests`` releases the requests that wait for their turn.
 3. ``transport/redis/consuming/delivery.py`` cancels its consumers. It releases the messages that were
-   claimed and not delivered (``release.lua``), so that other workers may take them from then on.
+   claimed and not delivered (``release.lua``), so that other workers may take them at once.
 4. The pool ends its tasks, and each task has its usual events. ``compat/prefork_pool.py`` keeps the jobs that
    a child has begun; ``task_events`` reports the others, and the jobs that a pool of threads cancels, as
    forgotten. The consumer thread sends the acks, and keeps the lease until the last task has ended.

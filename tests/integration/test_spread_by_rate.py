@@ -55,7 +55,7 @@ def test_the_spread_follows_the_rate_of_the_quota(rated: Any, caplog: pytest.Log
     assert quotas.set("push", A, weight=2).spread == 3
     (record,) = [each for each in caplog.records if getattr(each, "event", "") == "tenant_spread_by_rate"]
     assert record.getMessage() == (
-        f"Tenant {A!r} of queue push gets 3 partitions in place of 1: its rate is 400/s, and "
+        f"Tenant {A!r} of queue push gets 3 partitions instead of 1: its rate is 400/s, and "
         "dq_queues['push']['spread_above_per_s'] is 150."
     )
     with pytest.raises(TenantMoving):

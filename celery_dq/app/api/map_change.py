@@ -61,7 +61,7 @@ def begin_change(
         before: The map that the queue has.
 
     Raises:
-        MapChanged: The queue has another map by now.
+        MapChanged: The queue has got another map meanwhile.
     """
     # The quotas are in the future homes before the first message.
     copy_settings(partitions, client)

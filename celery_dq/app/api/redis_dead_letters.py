@@ -236,7 +236,7 @@ class DeadLetters:
                 named stays.
 
         Returns:
-            The message id, which is a new one if another message has the old one by now; None when there is
+            The message id, which is a new one if another message already has the old one; None when there is
             no such dead letter, or when it moves to another partition in this moment.
 
         Raises:

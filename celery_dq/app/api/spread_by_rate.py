@@ -50,7 +50,7 @@ def log_new_spread(queue: str, tenant: str, before: Quota, after: Quota, above_p
     """Log that the rate of a tenant changes its spread; nothing if it does not."""
     if after.spread != before.spread:
         logger.info(
-            "Tenant %r of queue %s gets %d partitions in place of %d: its rate is %s, and "
+            "Tenant %r of queue %s gets %d partitions instead of %d: its rate is %s, and "
             "dq_queues[%r]['spread_above_per_s'] is %d.",
             tenant,
             queue,

@@ -176,7 +176,7 @@ class TenantMoves:
         """Store an outbox in the partition to which it goes, and delete it.
 
         A failover must not bring messages back that were moved, nor lose them with the new home. So replicas
-        have the outbox by now, and they have what the new home stores before the outbox is deleted.
+        already have the outbox, and they have what the new home stores before the outbox is deleted.
 
         Raises:
             MapChanged: One of the two partitions has another map.

@@ -136,7 +136,7 @@ class CelerysWay:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        #: A ``send_task`` that a program has put on the app. It is called in place of the class's method.
+        #: A ``send_task`` that a program has put on the app. It is called instead of the class's method.
         self._own: Callable[..., Any] | None = dq_of(app).own_send_task
         self._ids = PerProcess(partial(Ids, app))
         self._rules = TenantRules(app)

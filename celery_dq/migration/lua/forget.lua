@@ -14,7 +14,7 @@
 -- GUARANTEE
 --   Numbers of this producer are not given again: later steps of this migration are refused.
 if redis.call('HGET', KEYS[1], 'producer') ~= ARGV[1] then return 0 end
--- The fields are "target", "producer", and one per queue. One more queue has staged messages by now.
+-- The fields are "target", "producer", and one per queue. One more queue has staged messages meanwhile.
 if redis.call('HLEN', KEYS[1]) ~= #KEYS + 1 then return 0 end
 for i = 2, #KEYS do
   if redis.call('EXISTS', KEYS[i]) == 1 then return 0 end

@@ -233,7 +233,7 @@ class InFlightMessages:
     ) -> int:
         """Drop the messages of *partition* that have not begun, because their lease was lost.
 
-        Another worker may have them by now, or get a running one; the broker ignores the ack of that one.
+        Another worker may already have them, or get a running one; the broker ignores the ack of that one.
 
         Args:
             partition: :attr:`Queue.key` of the queue.

@@ -207,7 +207,7 @@ class Channel(ConsumingChannel):
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
     ) -> None:
         """Delete *queue* with its messages, also one that was declared elsewhere."""
-        self.ahead.clear()  # its size may be another by now, and its declaration ends
+        self.ahead.clear()  # its size may have changed, and its declaration ends
         if if_empty and self._size(queue):
             return
         super().queue_delete(queue, if_unused=if_unused, if_empty=if_empty, **kwargs)

@@ -1,4 +1,4 @@
-"""The time of the scripts, set by the model: a key answers in place of ``TIME``."""
+"""The time of the scripts, set by the model: a key answers instead of ``TIME``."""
 
 from __future__ import annotations
 

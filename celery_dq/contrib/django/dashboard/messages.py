@@ -39,7 +39,7 @@ KNOWN_HEADERS = frozenset(
         "replaced_task_nesting",
     ]
 )
-#: The text in place of a hidden value.
+#: The text instead of a hidden value.
 HIDDEN = "(hidden)"
 
 

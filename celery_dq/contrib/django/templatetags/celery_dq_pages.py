@@ -122,7 +122,7 @@ def plain_number(value: float) -> str:
 
 @register.filter
 def name(value: str) -> str:
-    """Return the name of a tenant; a word in place of the empty one."""
+    """Return the name of a tenant; a word instead of the empty one."""
     return value or "(none)"
 
 

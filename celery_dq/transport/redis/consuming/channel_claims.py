@@ -484,7 +484,7 @@ class ChannelClaims:
             ready.pause(subscription, identity.clock.monotonic() + 1.0)
             raise
         finally:
-            # The inbox has them by now, so that no other thread counts them too little.
+            # The inbox already has them, so that no other thread counts them too little.
             self._shares.answered(queue.key, message_count)
             if message_count < want:
                 self._inboxes.has_room(self)

@@ -499,7 +499,7 @@ class ChannelDelivery:
         # Where a delivered message runs at once, its predecessor must be over.
         may = message.may_start if self._runs_in_loop else message.may_deliver
         if held is None or not self._consumers.has(message.prefix) or closing or not may():
-            # The lease or the term may be lost, so another worker may have the message by now.
+            # The lease or the term may be lost, so another worker may already have the message.
             self._release(message)
             self._look_again(message.prefix)
             return False

@@ -1,4 +1,4 @@
--- Deletes the messages of the outbox, which another partition has by now.
+-- Deletes the messages of the outbox, which another partition already has.
 --
 -- KEYS
 --   state HASH: clock and counters of the partition

@@ -10,7 +10,7 @@
 -- ARGV
 --   id: the task id; the message ids '<id>~1' to '<id>~9' are looked at, too
 --   due_us: when it is due, µs; '' leaves that as it is
---   for_us: after which time from now it is due, in place of due_us; '' leaves that as it is
+--   for_us: after which time from now it is due, instead of due_us; '' leaves that as it is
 --   priority: 0 to 9; '' leaves it as it is
 --   record: its new record, with the same header and tenant; '' leaves it as it is
 --   before: the record that the caller has read; another message than this is not changed. For a new record only

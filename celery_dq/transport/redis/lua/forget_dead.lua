@@ -14,7 +14,7 @@
 -- COST
 --   four commands, and one look at each message of the outbox
 -- GUARANTEE
---   No other key is changed. A dead letter in the outbox stays: another partition may have it by now, and would keep it.
+--   No other key is changed. A dead letter in the outbox stays: another partition may already have it, and would keep it.
 --@include partition
 --@uses outbox
 local n = tonumber(ARGV[1])

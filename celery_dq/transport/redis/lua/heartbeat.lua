@@ -32,7 +32,7 @@
 --   delayed messages, tombstones or dead letters
 -- GUARANTEE
 --   An expired lease whose messages were not reaped yet goes on as if it had not expired. A consumer that renewed, here
---   or by a claim, when less than 0.4 of its lease was left reaps nothing for one lease from then on. Settled messages
+--   or by a claim, when less than 0.4 of its lease was left reaps nothing for the next lease. Settled messages
 --   of a lost consumer are dropped. The others are released with one delivery counted; after the first such delivery
 --   their tenant also gets its turn back. The count of in-flight messages is right afterwards, even if a script failed
 --   halfway before.

@@ -10,7 +10,7 @@
 --   tenant: the tenant; '' for the whole queue
 --   paused: '1' pauses, '0' resumes
 --   until_us: when the pause ends, by the clock of the server; 0 is never
---   for_us: after which time from now it ends, in place of until_us; 0 is never
+--   for_us: after which time from now it ends, instead of until_us; 0 is never
 --   map: the map of the queue by which the client chose this partition
 -- RETURNS
 --   DQINVALID when the end is below 0 or after the year 2255; else an array of three: '1' when a pause has begun, changed its end or ended, '0' when nothing was changed, '-1' when

@@ -16,7 +16,7 @@
 --   some 20 commands
 -- GUARANTEE
 --   A tenant never waits longer for its next message than its new burst allows. `default` acts on tenants that are
---   placed from then on; `place` applies it to tenants with backlog. No share of an old map replaces one of a newer map.
+--   placed after that; `place` applies it to tenants with backlog. No share of an old map replaces one of a newer map.
 --@include state
 --@include out_of_memory_guard
 --@uses arrivals

@@ -17,7 +17,7 @@
 --   some 20 commands, and one look at each message of the outbox
 -- GUARANTEE
 --   The new message is stored before the dead letter is deleted. It runs even if its task has a tombstone.
---   A dead letter in the outbox stays: another partition may have it by now, and would keep it.
+--   A dead letter in the outbox stays: another partition may already have it, and would keep it.
 --@include state
 --@uses record
 --@uses unique_ids

@@ -337,7 +337,7 @@ class Partition:
         Args:
             tenant: the tenant; None pauses the whole queue.
             until_us: when the pause ends, by the clock of the server; 0 is never.
-            for_us: after which time it ends, in place of ``until_us``; 0 is never.
+            for_us: after which time it ends, instead of ``until_us``; 0 is never.
 
         Returns:
             A call whose reply is ``over`` or ``moved`` when nothing was changed; see :data:`NotPaused`.
