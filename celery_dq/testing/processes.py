@@ -60,12 +60,13 @@ def free_port() -> int:
     take no port of each other's, neither before a server listens nor while it is down.
 
     Raises:
-        OSError: None of the ports that were tried is free.
+        OSError: None of the ports that were tried is free, or the file that reserves them cannot be opened.
     """
+    reservations = _reservations()
     # Not the shared generator, which a test may have seeded: parallel tests would try the same ports.
     for port in random.SystemRandom().sample(QUIET_PORTS, 100):
         with contextlib.suppress(OSError):
-            fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            fcntl.lockf(reservations, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
             if is_free(port):
                 return port
     raise OSError(f"no free port on 127.0.0.1 among 100 ports of {QUIET_PORTS}")

@@ -131,7 +131,7 @@ def hang(place: Place, seconds: float) -> Iterator[float]:
     """Stop the process of the server for a while."""
     place.server.pause()
     try:
-        time.sleep(seconds)
+        time.sleep(seconds)  # duration of the fault
     finally:
         before = place.load.ran()
         place.server.resume()
