@@ -87,7 +87,8 @@ class TwoMessages:
     @property
     def turns_in_s(self) -> float:
         """Seconds until the next trip that the thread plans, in whole microseconds."""
-        return float(round(self.thread._next_time() - self.clock.monotonic(), 6))
+        next_at = min(self.thread._next_time(), self.thread._acks.next_time())
+        return float(round(next_at - self.clock.monotonic(), 6))
 
     def places(self) -> list[str]:
         """Return for both messages whether they are unsettled, settled or gone."""

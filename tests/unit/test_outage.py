@@ -45,6 +45,6 @@ def test_two_threads_whose_commands_are_accepted_at_one_moment_end_one_outage(
     for queue in ("a", "b"):
         log.refused("heartbeat", redis.ResponseError("MISCONF"), queue)
     log.accepted("heartbeat", "a")
-    assert not log.lasts
+    assert not log.reasons
     events = [vars(record)["event"] for record in caplog.records]
     assert events == ["redis_refuses_began", "redis_refuses_over"]

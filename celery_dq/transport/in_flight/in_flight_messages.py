@@ -66,7 +66,7 @@ class InFlightMessages:
         self._messages: dict[str, InFlightMessage] = {}
         self._pending_acks: dict[str, PendingAcks] = {}
         #: Partitions that have pending acks, or had some. An ack is added before its partition.
-        self._with_acks: dict[str, PendingAcks] = {}
+        self.with_acks: dict[str, PendingAcks] = {}
         self._renewed: dict[str, float] = {}
         #: By partition: number of the last claim that a lost lease has made void, and the monotonic time at
         #: which that was read.
@@ -161,7 +161,7 @@ class InFlightMessages:
                 held.settle_by = self._clock.monotonic() + SETTLE_WAIT_S
             box = self.pending_acks(held.partition)
             box.settles.append(held)
-            self._with_acks[held.partition] = box
+            self.with_acks[held.partition] = box
             self.notify_listeners()
 
     def finish(self, tag: str) -> None:
@@ -223,7 +223,7 @@ class InFlightMessages:
 
     def _end_move(self, held: InFlightMessage, box: PendingAcks) -> None:
         box.moves.pop()
-        self._with_acks[held.partition] = box
+        self.with_acks[held.partition] = box
         # Last: a thread that sees this flag looks for the pending ack next.
         held.done = True
         self.notify_listeners()
@@ -280,21 +280,16 @@ class InFlightMessages:
             box = self._pending_acks.setdefault(partition, PendingAcks())
         return box
 
-    @property
-    def has_acks(self) -> bool:
-        """Whether an ack may be pending."""
-        return bool(self._with_acks)
-
     def partitions_with_acks(self) -> list[tuple[str, PendingAcks]]:
         """Return the partitions with pending acks, and these."""
         found = []
-        for name, box in tuple(self._with_acks.items()):
+        for name, box in tuple(self.with_acks.items()):
             if not box:
                 # Removed before the second look, so that an ack which another thread adds now is not missed.
-                self._with_acks.pop(name, None)
+                self.with_acks.pop(name, None)
                 if not box:
                     continue
-                self._with_acks[name] = box
+                self.with_acks[name] = box
             found.append((name, box))
         return found
 
@@ -302,7 +297,7 @@ class InFlightMessages:
         """Make acks pending again whose call got no answer."""
         box = self.pending_acks(partition)
         box.restore(acks)
-        self._with_acks[partition] = box
+        self.with_acks[partition] = box
 
     def send_acks(self, worker: str, queue: AckedQueue[C], client: C) -> None:
         """Send the pending acks of a queue, as :func:`ack_calls` does, and wait for the answers.
@@ -353,7 +348,7 @@ class InFlightMessages:
         self._renewed.pop(partition, None)
         self._void_up_to.pop(partition, None)
         self._pending_acks.pop(partition, None)
-        self._with_acks.pop(partition, None)
+        self.with_acks.pop(partition, None)
 
     def abandon_partition(self, partition: str) -> int:
         """Drop all messages of *partition*; return how many were in flight or had a pending ack."""

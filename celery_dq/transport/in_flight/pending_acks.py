@@ -224,7 +224,7 @@ def _pop(queue: deque[_T], limit: int = MAX_ACKS_PER_CALL) -> list[_T]:
 
 def tags(helds: list[InFlightMessage]) -> list[DeliveryTag]:
     """Return the tags of messages, for the scripts."""
-    return [DeliveryTag(held.claim, held.id) for held in helds]
+    return [DeliveryTag(held.claim, held.id) for held in helds] if helds else []
 
 
 def ack_calls(

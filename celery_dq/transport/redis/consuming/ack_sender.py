@@ -51,8 +51,6 @@ class AckSender:
     @property
     def queues(self) -> list[tuple[Queue, PendingAcks]]:
         """The queues with pending acks."""
-        if not self._identity.in_flight.has_acks:
-            return []
         return self._identity.queues_with_acks(self._leases.queues)
 
     def send_soon(self, keys: Iterable[str]) -> None:
@@ -62,15 +60,17 @@ class AckSender:
     def next_time(self) -> float:
         """Return the monotonic time at which acks are due; infinity without any."""
         next_at = math.inf
+        if not self._identity.in_flight.with_acks:
+            return next_at
         for queue, box in self.queues:
             next_at = min(next_at, max(self._due_at(queue, box), self.resumes_at))
         return next_at
 
     def plan(self, trip: Trip) -> None:
         """Add the acks that are due, of the queues from which the trip does not claim."""
-        if trip.now < self.resumes_at:
-            return
         identity = self._identity
+        if trip.now < self.resumes_at or not identity.in_flight.with_acks:
+            return
         for queue, box in self.queues:
             if queue.key in trip.claims or self._due_at(queue, box) > trip.now:
                 continue

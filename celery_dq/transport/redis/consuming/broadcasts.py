@@ -37,11 +37,12 @@ class Broadcasts:
         self._wanted: frozenset[str] = frozenset()
         self._subscribed: frozenset[str] = frozenset()
         self._pubsub: Any = None
-        self._check_at = math.inf
+        #: Monotonic time at which :meth:`turn` must be called.
+        self.turn_at = math.inf
 
     def follow(self, topics: Collection[str]) -> None:
         """Subscribe to these topics, and to no other ones, from the next turn of the thread on."""
-        self._wanted = frozenset(topics)
+        self._wanted, self.turn_at = frozenset(topics), -math.inf
 
     @property
     def connection(self) -> Any:
@@ -49,15 +50,13 @@ class Broadcasts:
         return None if self._pubsub is None else self._pubsub.connection
 
     def turn(self, now: float) -> bool:
-        """Subscribe, and check the connection when that is due; return whether there is another connection.
+        """Subscribe, or check the connection; return whether there is another connection.
 
         Raises:
             redis.RedisError: The connection is broken.
         """
-        if self._wanted is self._subscribed and now < self._check_at:
-            return False
-        before = self.connection
-        if self._is_refused and now >= self._check_at:
+        before, self.turn_at = self.connection, now + HEALTH_CHECK_SECONDS
+        if self._is_refused:
             self._is_refused, self._subscribed = False, frozenset()
         if self._wanted != self._subscribed:
             if self._pubsub is None:
@@ -68,9 +67,7 @@ class Broadcasts:
                 self._pubsub.psubscribe(*begun)
             if ended:
                 self._pubsub.punsubscribe(*ended)
-            self._check_at = now + HEALTH_CHECK_SECONDS
-        elif now >= self._check_at and self._pubsub is not None:
-            self._check_at = now + HEALTH_CHECK_SECONDS
+        elif self._pubsub is not None:
             if self._pubsub.health_check_response_counter > 1:
                 raise redis.ConnectionError(
                     "The PUB/SUB connection does not answer its health checks: it is dead"
@@ -97,7 +94,7 @@ class Broadcasts:
             # It was a subscription or a health check, and an error is an answer as well.
             self._refusals.refused("subscription to broadcasts", exc)
             self._pubsub.health_check_response_counter = 0
-            self._is_refused, self._check_at = True, time.monotonic() + RETRY_AFTER_REFUSAL_S
+            self._is_refused, self.turn_at = True, time.monotonic() + RETRY_AFTER_REFUSAL_S
             return
         self._refusals.accepted("subscription to broadcasts")
         if isinstance(answer, (list, tuple)):

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import redis
 
 from celery_dq.transport.in_flight.pending_acks import Acks, PendingAcks, tags
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
@@ -35,7 +36,10 @@ from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupList
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.queue import Queue
 from celery_dq.transport.redis.store.script_calls import is_lost
+from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 from celery_dq.transport.redis.store.transient import TransientListener
+
+_T = TypeVar("_T")
 
 #: Seconds after which a claim without an answer uses up no capacity of other masters.
 OVERDUE_CLAIM_S = 0.5
@@ -51,11 +55,13 @@ class Inboxes(Protocol):
         discard_pace: Decides how many discards a claim takes besides its messages.
         suspect: Delivery tag of a *suspect*: a message that was in flight when a worker died. Until it is
             over, no second suspect is claimed, so that a poison message kills its neighbours at most once.
+        awaits_ends: Whether a message may be delivered when another one ends.
     """
 
     lock: Any
     discard_pace: DiscardPace
     suspect: str | None
+    awaits_ends: bool
 
     def capacity(self, claims: ChannelClaims) -> tuple[int, int]:
         """Return how many messages these claims may bring, and how many of them fit free pool slots."""
@@ -74,10 +80,6 @@ class Inboxes(Protocol):
 
     def receive(self, subscription: Subscription, entry: ClaimedEntry, tag: str) -> None:
         """Take a claimed message, which has this delivery tag."""
-
-    @property
-    def awaits_ends(self) -> bool:
-        """Whether a message may be delivered when another one ends."""
 
     def before_trip(self, claims: ChannelClaims, now: float) -> float:
         """Release what waits too long, follow the leaderships; return when to do so again."""
@@ -301,7 +303,7 @@ class ChannelClaims:
             listener.tick(now)
             if listener.connection.connection is not before:
                 self._thread.sockets_changed = True
-        if self.broadcasts is not None and self.broadcasts.turn(now):
+        if self.broadcasts is not None and self.broadcasts.turn_at <= now and self.broadcasts.turn(now):
             self._thread.sockets_changed = True
 
     def sockets(self) -> Iterator[tuple[Any, Callable[[], object]]]:
@@ -358,26 +360,32 @@ class ChannelClaims:
         )
 
     def _read_wakeups(self, group: WakeupListener) -> None:
-        with self._refusals("wait for wake-ups", group):
-            for subscription in group.read_wakeups():
-                self.ready.rely_on(subscription)
+        for subscription in self._read("wait for wake-ups", group, group.read_wakeups) or ():
+            self.ready.rely_on(subscription)
         if group.connection.connection is None:  # it was idle for longer than the setting `timeout` of Redis
             self._thread.sockets_changed = True
 
     def _read_messages(self, listener: TransientListener) -> None:
-        message: bytes | None = None
-        with self._refusals("wait for replies", listener):
-            message = listener.read()
+        message = self._read("wait for replies", listener, listener.read)
         if message is not None:
             listener.deliver(message)
 
-    @contextmanager
-    def _refusals(self, command: str, waiter: WakeupListener | TransientListener) -> Iterator[None]:
-        """Let a wait begin again later that Redis refuses."""
-        with self._identity.refusals.watch(command) as outcome:
-            yield
-        if outcome.refused:
+    def _read(
+        self, command: str, waiter: WakeupListener | TransientListener, read: Callable[[], _T]
+    ) -> _T | None:
+        """Return what a wait has brought. A wait that Redis refuses begins again later."""
+        refusals = self._identity.refusals
+        try:
+            answer = read()
+        except PASSING_ERRORS:
+            raise
+        except redis.ResponseError as exc:
+            refusals.refused(command, exc)
             waiter.resumes_at = self._identity.clock.monotonic() + RETRY_AFTER_REFUSAL_S
+            return None
+        if refusals.reasons:
+            refusals.accepted(command)
+        return answer
 
     # -- handing over ------------------------------------------------------------
 

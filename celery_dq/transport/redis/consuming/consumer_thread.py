@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-    from celery_dq.transport.redis.store.slot_map import NodeAddress
+    from celery_dq.transport.redis.store.slot_map import NodeAddress, SlotMap
 
 logger = shown_logger(__name__)
 
@@ -242,9 +242,8 @@ class ConsumerThread:
         self._followed = -1
         self.wake()
 
-    def _follow(self) -> None:
-        slots = self._identity.slots
-        if slots is not None and slots.changes != self._followed:
+    def _follow(self, slots: SlotMap) -> None:
+        if slots.changes != self._followed:
             self._followed = slots.changes
             self._follow_slots(self)
             for member in self._members:
@@ -403,7 +402,8 @@ class ConsumerThread:
         self._requests_after_trip = []
         while self._requests:
             self._requests.popleft()()
-        self._follow()
+        if identity.slots is not None:
+            self._follow(identity.slots)
         now = identity.clock.monotonic()
         if self.node is not None and self._has_lost and now < leases.round_at:
             # What others ask for makes no trip come sooner: a master that hangs would delay the next request.
@@ -413,16 +413,17 @@ class ConsumerThread:
         if leases.due_at <= now:
             self._renew(trip)
         # A master that has failed gets no claims before it answers: they would take up the capacity.
-        if self.node is None or not (self._has_lost and trip):
+        if self.node is None or not (self._has_lost and trip.calls):
             for member in self._members:
                 member.plan(trip)
         self._acks.plan(trip)
-        if trip:
+        if trip.calls:
             self._trip_at = now
-            wire = self._open_wire()
-            connection = socket_of(wire.watched)
-            error = trip.run(wire)
-            if socket_of(wire.watched) is not connection:
+            if self._wire is None:
+                self._wire = PipelinedConnection(self.pool)
+            connects = self._wire.connects
+            error = trip.run(self._wire)
+            if self._wire.connects != connects:
                 self.sockets_changed = True
             if error is not None:
                 raise error
@@ -444,28 +445,16 @@ class ConsumerThread:
             self._resign()
         if leases.plan(trip) and any(queue.token for queue in leases.queues.values()):
             # A leader itself waits until a retry is due; elsewhere Redis compares the times.
-            with self._refused_as_outage("time"):
+            with identity.refusals.watch("time"):
                 identity.server_clock.ask(self._open_client())
 
     def _resign(self) -> None:
         self.leases.may_end = False
-        with self._refused_as_outage("resign"):
+        with self._identity.refusals.watch("resign"):
             self.leases.resign(self._open_client())
 
-    @contextlib.contextmanager
-    def _refused_as_outage(self, command: str) -> Iterator[None]:
-        """Let a command be sent again with the next round that Redis refuses."""
-        try:
-            yield
-        except PASSING_ERRORS:
-            raise
-        except redis.ResponseError as exc:
-            self._identity.refusals.refused(command, exc)
-        else:
-            self._identity.refusals.accepted(command)
-
     def _after_round(self, now: float) -> None:
-        with self._refused_as_outage("comparison"):
+        with self._identity.refusals.watch("comparison"):
             self.leases.compare(self._open_client())
         self._resign()
         for member in self._members:
@@ -510,10 +499,10 @@ class ConsumerThread:
         if self.sockets_changed:
             self._watch()
         self._awaits_room = any([member.awaits_room for member in self._members])  # noqa: C419 - cheaper
-        clock, last_at = self._identity.clock, now + MAX_WAIT_S
+        clock, next_at = self._identity.clock, min(self._next_time(), now + MAX_WAIT_S)
         needs_turn = False
         while not needs_turn:
-            timeout_s = max(min(self._next_time(), last_at) - clock.monotonic(), 0.0)
+            timeout_s = max(min(next_at, self._acks.next_time()) - clock.monotonic(), 0.0)
             # A millisecond is the unit: rounded up, because a wait that ends early would be repeated at once.
             ready = self._poll.poll(math.ceil(timeout_s * 1000))
             needs_turn = not ready  # else an ack may have come that can wait
@@ -527,10 +516,11 @@ class ConsumerThread:
             needs_turn = needs_turn or self._is_woken or (self._awaits_room and self._has_room)
 
     def _next_time(self) -> float:
+        """Return the monotonic time at which something is due, beside the acks of other threads."""
         next_at = self.leases.due_at
         for member in self._members:
             next_at = min(next_at, member.next_time())
-        return min(next_at, self._acks.next_time())
+        return next_at
 
     def _watch(self) -> None:
         """Watch the present sockets, and no other ones."""
@@ -591,11 +581,6 @@ class ConsumerThread:
     def new_client(self) -> redis.Redis:
         """Return the client of this thread."""
         return self._open_client()
-
-    def _open_wire(self) -> PipelinedConnection:
-        if self._wire is None:
-            self._wire = PipelinedConnection(self.pool)
-        return self._wire
 
     def _lost(self, exc: Exception) -> None:
         """Handle a lost connection: the leases are renewed over the next one.

@@ -114,6 +114,8 @@ class ChannelDelivery:
         self.allocated_partitions: AllocatedPartitions | None = None
         #: Delivery of the singleton queues; None while the channel consumes none.
         self.singleton_delivery: SingletonDelivery | None = None
+        #: See :class:`Inboxes`. Messages of singleton queues wait for one another.
+        self.awaits_ends = False
         #: The error that has ended the connection.
         self.failure: Exception | None = None
 
@@ -272,6 +274,7 @@ class ChannelDelivery:
                 in_turn=self._singleton_window,
                 in_loop=self._runs_in_loop,
             )
+            self.awaits_ends = True
             self._identity.on_fenced = lambda queue: leaderships.report_fenced(queue.name, queue.token)
             leaderships.add_listener(self._threads.main.wake)
         self.singleton_delivery.add(queue)
@@ -405,11 +408,6 @@ class ChannelDelivery:
         self._release_overdue()
         return math.inf
 
-    @property
-    def awaits_ends(self) -> bool:
-        """Whether a message may be delivered when another one ends."""
-        return self.singleton_delivery is not None
-
     def after_trip(self, claims: ChannelClaims) -> None:
         """Wake the delivery if a message may be delivered or started."""
         is_startable = False
@@ -472,7 +470,8 @@ class ChannelDelivery:
 
     def deliver_one(self) -> bool:
         """Deliver the next message, if one may be delivered; return whether a consumer received it."""
-        self.pace.end()
+        if self._runs_in_loop:
+            self.pace.end()
         self._rests = False
         if self._others:
             return bool(self._others.popleft()())

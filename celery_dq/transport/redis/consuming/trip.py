@@ -58,9 +58,6 @@ class Trip:
     calls: list[TripCall] = field(default_factory=list)
     claims: set[str] = field(default_factory=set)
 
-    def __bool__(self) -> bool:
-        return bool(self.calls)
-
     @property
     def room(self) -> int:
         """How many calls it may still carry."""
@@ -100,7 +97,7 @@ class Trip:
                         broken = broken or answer
                     each.failed(answer)
                 else:
-                    if self.refusals.lasts:
+                    if self.refusals.reasons:
                         self._accepted(each)
                     each.answered(each.call.parse(answer))
             except Exception as exc:  # noqa: PERF203 - each by itself

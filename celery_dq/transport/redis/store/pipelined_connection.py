@@ -71,6 +71,8 @@ class PipelinedConnection:
         self.connection: Any = None
         #: Whether commands are packed here. A connection to a cluster takes them as they are, for many nodes.
         self._packs = True
+        #: How often :meth:`open` has got another connection or socket.
+        self.connects = 0
 
     @property
     def watched(self) -> Any:
@@ -89,9 +91,11 @@ class PipelinedConnection:
                 self.connection = self._pool.get_connection()
             else:
                 self.connection = self._pool.get_connection("_")
+            self.connects += 1
             self._packs = isinstance(self.connection, AbstractConnection)
         if socket_of(self.connection) is None:
             self.connection.connect()
+            self.connects += 1
         if self._may_repeat:
             self.connection.may_repeat = True
 

@@ -288,11 +288,6 @@ class RefusalLog:
             error if isinstance(error, DQError) else _named(error),
         )
 
-    @property
-    def lasts(self) -> bool:
-        """Whether Redis refuses a command."""
-        return bool(self.reasons)
-
     def accepted(self, command: str, queue: str = "") -> None:
         """Record that Redis has accepted a command that it may have refused before."""
         reason = self.reasons.pop((command, queue), None) if self.reasons else None
