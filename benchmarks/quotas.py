@@ -51,7 +51,7 @@ def worst_excess(arrivals: list[float], rate: float, burst: float) -> float:
     for index, moment in enumerate(sorted(arrivals)):
         lowest = min(lowest, index - rate * moment)
         worst = max(worst, (index + 1 - rate * moment) - lowest - burst)
-    # A burst that is used completely is no excess. The tolerance is for rounding errors.
+    # A burst that is used completely is not an excess. The tolerance is for rounding errors.
     return round(worst, 6) + 0.0
 
 

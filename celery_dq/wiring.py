@@ -65,7 +65,7 @@ def setup(app: Any) -> Any:
         The same app.
 
     Raises:
-        InvalidRequest: `app` is no Celery app.
+        InvalidRequest: `app` is not a Celery app.
     """
     if not hasattr(app, "send_task"):
         raise InvalidRequest(f"setup({app!r}): give the Celery app, such as celery_dq.setup(app)")

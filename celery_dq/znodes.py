@@ -92,7 +92,7 @@ class LeadershipNodes:
 
 @dataclasses.dataclass(frozen=True)
 class AllocatorNodes(LeadershipNodes):
-    """The nodes of the election of the allocator, which is no leadership of a queue."""
+    """The nodes of the election of the allocator, which is not a leadership of a queue."""
 
     name: str = "allocator"
 

@@ -125,7 +125,7 @@ STOCK = Broker(
             ["old", "new"], "as above: the deletion did nothing"
         ),
         "passive declare of an emptied queue": Deviation(
-            404, "an empty list is no key in Redis, so the queue seems not to exist"
+            404, "an empty list is not a key in Redis, so the queue seems not to exist"
         ),
         "a revoke stops what waits for a slot (gevent)": WAITS_IN_GREEN_POOL,
     },

@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Set no deadline for examples: a pause of the machine is no fault of the tested code."""
+    """Set no deadline for examples: a pause of the machine is not a fault of the tested code."""
     now = settings()
     checks = (*now.suppress_health_check, HealthCheck.too_slow)
     settings.register_profile("patient", now, deadline=None, suppress_health_check=checks)

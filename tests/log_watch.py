@@ -33,7 +33,7 @@ _CHAIN = re.compile(
 #: the order to stop, or a lost connection.
 _DEAD_CHILD = re.compile(r"^billiard\.exceptions\.WorkerLostError\b", re.M)
 
-#: Celery logs a lost connection with its traceback, which is no fault of the package.
+#: Celery logs a lost connection with its traceback, which is not a fault of the package.
 _LOST_CONNECTION = re.compile(
     r"Connection to broker lost|Frequent restarts detected|Cannot connect to|Connection refused"
     r"|Couldn't (?:ack|reject) .*(?:Connection\w*|BrokenPipe|OS)Error"

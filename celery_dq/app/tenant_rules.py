@@ -25,7 +25,7 @@ class TenantRules:
 
         Raises:
             ConfigurationError: The option cannot be used for this task.
-            InvalidTenant: The option's value for this call is no tenant.
+            InvalidTenant: The option's value for this call is not a tenant.
         """
         headers, _, body, _ = message
         if headers.get("retries"):

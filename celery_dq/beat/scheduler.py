@@ -442,7 +442,7 @@ class ElectedScheduler(Scheduler):
         ahead = 0
         for name, ran in self.schedule_store.adopt(token, entries).items():
             entry, latest = schedule[name], entries[name].latest
-            # A first reading is no run. Where Django has no time zones, it may be a local time.
+            # A first reading is not a run. Where Django has no time zones, it may be a local time.
             is_ahead = micros(entry.last_run_at) > micros(latest)
             if not self._keeps_times or (
                 ran.runs and (is_ahead or micros(ran.at) > micros(entry.last_run_at))

@@ -87,7 +87,7 @@ def _read_options(given: str | None) -> dict[str, Any]:
     except ValueError as exc:
         raise click.BadParameter(f"{given!r} is not JSON: {exc}", param_hint="--stock-options") from exc
     if not isinstance(options, dict):
-        raise click.BadParameter(f"{given!r} is no JSON object", param_hint="--stock-options")
+        raise click.BadParameter(f"{given!r} is not a JSON object", param_hint="--stock-options")
     return options
 
 

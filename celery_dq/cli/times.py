@@ -19,7 +19,7 @@ def time(text: str) -> datetime:
         return datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text).astimezone()
     except (ValueError, OverflowError):
         raise click.BadParameter(
-            f"{text!r} is no time such as 2026-03-01T18:00 (local time) or 2026-03-01T17:00Z"
+            f"{text!r} is not a time such as 2026-03-01T18:00 (local time) or 2026-03-01T17:00Z"
         ) from None
 
 
@@ -40,7 +40,7 @@ def since(text: str) -> datetime:
         return datetime.now().astimezone() - duration(text)
     except click.BadParameter:
         raise click.BadParameter(
-            f"{text!r} is no time such as 2026-03-01T18:00, nor a duration such as 2h"
+            f"{text!r} is not a time such as 2026-03-01T18:00, nor a duration such as 2h"
         ) from None
     except OverflowError:
         raise click.BadParameter(f"{text!r} is before the year 1; give a shorter duration") from None

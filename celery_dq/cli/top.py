@@ -23,7 +23,7 @@ from celery_dq.errors import DQError, InvalidRequest, MissingLibrary
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: The bytes of keys that are no characters.
+#: The bytes of keys that are not characters.
 _NAMED = {
     b"\x1b[A": "up",
     b"\x1bOA": "up",
@@ -107,7 +107,7 @@ def _show_live(console: Console, state: TopState, interval_s: float) -> None:
 def _read_keys() -> Iterator[str]:
     """Yield the keys that were pressed; several may come at once, as of a key that is held down."""
     for key in _KEY.findall(os.read(sys.stdin.fileno(), 1024).decode(errors="ignore")):
-        # A key without a meaning here, such as Page Up, has a sequence too, and is no Escape.
+        # A key without a meaning here, such as Page Up, has a sequence too, and is not an Escape.
         if len(key) == 1 or key.encode() in _NAMED:
             yield _NAMED.get(key.encode(), key)
 

@@ -18,7 +18,7 @@ __all__ = ["screen"]
 
 T = TypeVar("T")
 
-#: The lines that are no table rows: title, three headings with an empty line before each, three below.
+#: The lines that are not table rows: title, three headings with an empty line before each, three below.
 _FIXED = 10
 #: Lines below which a terminal shows queues and tenants only.
 _LOW = 16

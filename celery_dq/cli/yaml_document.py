@@ -37,7 +37,7 @@ def yaml_as_json(text: bytes, where: str) -> str:
         for key, value in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise InvalidQuota(f"{where} is not YAML: a name in line {line} is no text")
+                raise InvalidQuota(f"{where} is not YAML: a name in line {line} is not text")
             if key.value in found:
                 raise InvalidQuota(f"{where}: {key.value!r} stands twice, again in line {line}; remove one")
             found[key.value] = loader.construct_object(value, deep=True)

@@ -125,7 +125,7 @@ class DistributedPriorityQueue(CuratorQueue):
             timeout_s: Seconds to wait for room and for ZooKeeper; default: the queue's `timeout_s`.
 
         Raises:
-            InvalidPriority: `priority` is no integer, or out of range.
+            InvalidPriority: `priority` is not an integer, or out of range.
             QueueFull: The queue stayed full for `timeout_s` seconds.
             ZooKeeperUnreachable: ZooKeeper did not answer; the item may have been put.
             MessageTooLarge: The item is too large and was not put.
@@ -172,7 +172,7 @@ def due_ms(due: float | datetime) -> int:
     """Convert a due time to milliseconds since 1970, rounded up so that no item is served early.
 
     Raises:
-        InvalidMessage: `due` is no finite number, or a datetime without a time zone.
+        InvalidMessage: `due` is not a finite number, or a datetime without a time zone.
     """
     if isinstance(due, datetime):
         if due.tzinfo is None:

@@ -142,10 +142,10 @@ def priority_prefix(priority: int) -> str:
         priority: A 32-bit integer; a lower number is served first.
 
     Raises:
-        InvalidPriority: `priority` is no integer, or out of range.
+        InvalidPriority: `priority` is not an integer, or out of range.
     """
     if isinstance(priority, bool) or not isinstance(priority, int):
-        raise InvalidPriority(f"priority = {priority!r} is no integer: give an int")
+        raise InvalidPriority(f"priority = {priority!r} is not an integer: give an int")
     if not -PRIORITIES // 2 <= priority < PRIORITIES // 2:
         raise InvalidPriority(
             f"priority = {priority} is out of range: give {-PRIORITIES // 2} to {PRIORITIES // 2 - 1}"
@@ -188,7 +188,7 @@ def encode_id(item_id: str) -> str:
     try:
         item_id.encode()
     except UnicodeEncodeError as error:
-        raise InvalidMessage(f"id = {item_id!r} is no valid Unicode text: {error}") from None
+        raise InvalidMessage(f"id = {item_id!r} is not valid Unicode text: {error}") from None
 
     def code(match: re.Match[str]) -> str:
         return "".join(f"%{byte:02X}" for byte in match[0].encode())

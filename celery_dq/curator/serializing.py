@@ -50,7 +50,7 @@ class TextSerializer:
     def serialize(self, item: Any) -> bytes:
         """Encode the text in UTF-8."""
         if not isinstance(item, str):
-            raise InvalidMessage(f"item {item!r:.200} is no str: use another serializer than 'text'")
+            raise InvalidMessage(f"item {item!r:.200} is not a str: use another serializer than 'text'")
         return item.encode()
 
     def deserialize(self, data: bytes) -> str:
@@ -67,7 +67,7 @@ class BytesSerializer:
     def serialize(self, item: Any) -> bytes:
         """Return the same bytes."""
         if not isinstance(item, bytes | bytearray | memoryview):
-            raise InvalidMessage(f"item {item!r:.200} is no bytes: use another serializer than 'bytes'")
+            raise InvalidMessage(f"item {item!r:.200} is not bytes: use another serializer than 'bytes'")
         return bytes(item)
 
     def deserialize(self, data: bytes) -> bytes:

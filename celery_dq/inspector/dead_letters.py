@@ -162,14 +162,14 @@ class LetterCursor(NamedTuple):
         """Read a cursor from a text; "" begins.
 
         Raises:
-            InvalidRequest: The text is no cursor.
+            InvalidRequest: The text is not a cursor.
         """
         if not text:
             return cls()
         parts = text.split(".")
         if len(parts) == 3 and all(each.isascii() and each.isdecimal() and len(each) < 18 for each in parts):
             return cls(*map(int, parts))
-        raise InvalidRequest(f"after = {text!r} is no cursor of dead letters: begin without it")
+        raise InvalidRequest(f"after = {text!r} is not a cursor of dead letters: begin without it")
 
     def past(self, at_us: float) -> LetterCursor:
         """Return the place after a dead letter that stays."""

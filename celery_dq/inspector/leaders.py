@@ -37,8 +37,8 @@ class LeaderSnapshot:
 def leader_snapshot(election: Election) -> LeaderSnapshot:
     """Read the state of the leadership of an election, without becoming a candidate."""
     leader, candidates = election.leader(), tuple(election.candidates())
-    # ZooKeeper keeps the name of the last leader. A leader whose session has ended is no candidate any more,
-    # and one that has resigned is not the first candidate.
+    # ZooKeeper keeps the name of the last leader. A leader whose session has ended is not a candidate, and
+    # one that has resigned is not the first candidate.
     if leader is None or candidates[:1] != (leader.who,):
         return LeaderSnapshot(election.name, "vacant", candidates=candidates)
     since = moment(leader.since * 1e6)

@@ -64,7 +64,7 @@ def tenant_page(
         limit: Number of tenants, at most.
 
     Raises:
-        InvalidRequest: `after` is no cursor, or `state` is not the state of a backlog.
+        InvalidRequest: `after` is not a cursor, or `state` is not the state of a backlog.
     """
     if state is not None and state not in _PLACE_OF:
         raise InvalidRequest(f"state = {state!r}: give one of {', '.join(_PLACE_OF)}")
@@ -154,4 +154,4 @@ def _begin(lines: Sequence[_Line], after: str) -> tuple[int, int]:
         for place, line in enumerate(lines):
             if (line.state, line.number) == (state, number):
                 return place, rank
-    raise InvalidRequest(f"after = {after!r} is no cursor of this list: begin without it")
+    raise InvalidRequest(f"after = {after!r} is not a cursor of this list: begin without it")

@@ -52,7 +52,7 @@ class StockReader:
         """Return a message in the form of kombu's ``prepare_message``.
 
         Raises:
-            InvalidMessage: It is no message of kombu, no worker could decode it, or its tenant is invalid.
+            InvalidMessage: It is not a message of kombu, no worker could decode it, or its tenant is invalid.
         """
         message = _parsed(raw)
         headers, properties = message["headers"], message["properties"]
@@ -103,7 +103,7 @@ def _parsed(raw: bytes) -> dict[str, Any]:
     try:
         message = loads(raw)
     except Exception as exc:
-        raise InvalidMessage(f"it is no JSON: {described(exc)}") from exc
+        raise InvalidMessage(f"it is not JSON: {described(exc)}") from exc
     if (
         not isinstance(message, dict)
         or not isinstance(message.get("headers"), dict)
@@ -113,8 +113,8 @@ def _parsed(raw: bytes) -> dict[str, Any]:
         or not isinstance(message.get("content-encoding"), str)
     ):
         raise InvalidMessage(
-            "it is no message of kombu, which has a body, headers, properties, and the type and encoding of "
-            "the body"
+            "it is not a message of kombu, which has a body, headers, properties, and the type and encoding "
+            "of the body"
         )
     return message
 
@@ -154,7 +154,7 @@ def as_restored(value: bytes) -> tuple[bytes, str, str]:
     """Return an unacknowledged message as a list has it when kombu restores it, its exchange and routing key.
 
     Raises:
-        InvalidMessage: It is no unacknowledged message of kombu.
+        InvalidMessage: It is not an unacknowledged message of kombu.
     """
     try:
         message, exchange, routing_key = json.loads(value)
@@ -162,4 +162,4 @@ def as_restored(value: bytes) -> tuple[bytes, str, str]:
         message["properties"]["delivery_info"]["redelivered"] = True
         return dumps(message).encode(), str(exchange or ""), str(routing_key)
     except Exception as exc:
-        raise InvalidMessage(f"it is no unacknowledged message of kombu: {described(exc)}") from exc
+        raise InvalidMessage(f"it is not an unacknowledged message of kombu: {described(exc)}") from exc

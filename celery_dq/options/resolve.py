@@ -58,7 +58,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
         Options,
         values,
         key_prefix=_key_prefix(values["dq_key_prefix"]),
-        # A lease longer than the default of the watchdog is no contradiction, so the default grows with it.
+        # A lease may be longer than the default of the watchdog, so the default grows with it.
         watchdog_us=watchdog_us if "dq_watchdog" in given else max(watchdog_us, lease_us),
         dedup_url=_dedup_url(values["dq_dedup_url"]),
         defaults=defaults,

@@ -52,7 +52,7 @@ class QueuedCalls:
         calls = []
         for headers in behind():
             asked, task = headers.get(DEDUP_HEADER), headers.get("id")
-            # A retry is no new call.
+            # A retry is not a new call.
             if not isinstance(asked, dict) or headers.get("retries"):
                 continue
             if f"{queue}|{asked.get('key')}" == wanted.key:

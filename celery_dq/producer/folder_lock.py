@@ -5,8 +5,8 @@ inherit it. It also ends when the process closes *any* descriptor of the file, a
 only.
 
 A process must therefore never open the lock file of a folder that it has locked. It remembers these folders
-by their inodes. Names are no sign, because in a container a process may have the pid and the start time of an
-earlier one.
+by their inodes. Names prove nothing, because in a container a process may have the pid and the start time of
+an earlier one.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class SegmentScan(NamedTuple):
     Attributes:
         records: The valid records.
         damaged: The bytes between and after them.
-        problem: Why the first of these bytes are no record; "" when there are none.
+        problem: Why the first of these bytes are not a record; "" when there are none.
         missing: Number of records in these bytes, as far as the sequences around them show it; at least one
             for each part.
     """

@@ -86,7 +86,7 @@ class DedupSection:
         """Unpack a section.
 
         Raises:
-            CorruptRecord: the bytes are no section.
+            CorruptRecord: the bytes are not a section.
         """
         try:
             flags, timeout, claim, size = _SECTION.unpack_from(section)
@@ -122,7 +122,7 @@ class MessageRecord(NamedTuple):
 
     Attributes:
         tenant: the tenant; ``""`` when none was named.
-        task: Celery task name, ``""`` for a message that is no task.
+        task: Celery task name, ``""`` for a message that is not a task.
         priority: 0 to 9, higher is more urgent.
         due_us: when it may be delivered, µs since the epoch; 0 = at once.
         expires_us: from when on it must not run, µs since the epoch; 0 = never.
@@ -162,7 +162,7 @@ class MessageRecord(NamedTuple):
         """Unpack stored bytes.
 
         Raises:
-            CorruptRecord: the bytes are no record, because another program wrote to the store.
+            CorruptRecord: the bytes are not a record, because another program wrote to the store.
         """
         try:
             version, priority, flags, due, expires, n_tenant, n_task, n_envelope = _HEADER.unpack_from(raw)
@@ -217,7 +217,7 @@ def placing_of(record: bytes, task_id: str) -> tuple[str, str]:
     """Return the tenant of a message, and its dedup key, or its task id if it has none.
 
     Raises:
-        CorruptRecord: the bytes are no record.
+        CorruptRecord: the bytes are not a record.
     """
     unpacked = MessageRecord.unpack(record)
     return unpacked.tenant, DedupSection.unpack(unpacked.dedup).key if unpacked.dedup else task_id

@@ -29,8 +29,8 @@ class AnyOf(str):
         resources: Names of tenants, or ints.
 
     Raises:
-        InvalidTenant: There is no resource; or one is no str and no int, is empty or a set, holds a comma,
-            or begins or ends with a blank.
+        InvalidTenant: There is no resource; or one is neither a str nor an int, is empty or a set, holds a
+            comma, or begins or ends with a blank.
     """
 
     __slots__ = ()
@@ -55,7 +55,7 @@ class AnyOf(str):
 
 
 def resources_of(tenant: str) -> tuple[str, ...] | None:
-    """Return the resources of a set by its name; None for a tenant that is no set."""
+    """Return the resources of a set by its name; None for a tenant that is not a set."""
     if not (tenant.startswith(_BEGIN) and tenant.endswith(_END)):
         return None
     return tuple(str.__str__(tenant)[len(_BEGIN) : -len(_END)].split(","))

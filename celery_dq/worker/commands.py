@@ -30,7 +30,7 @@ def resign(state: Any, queue: str = "") -> Any:
     leaderships = _terms(state)
     leads = {row.queue: bool(row.token) for row in leaderships.report()} if leaderships is not None else {}
     if queue not in leads:
-        return {"error": f"this worker is no candidate for queue {queue!r}"}
+        return {"error": f"this worker is not a candidate for queue {queue!r}"}
     if not leads[queue]:
         return {"ok": f"this worker does not lead {queue!r}, and has nothing to hand over"}
     leaderships.resign(queue, "asked to")

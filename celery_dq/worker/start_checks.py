@@ -112,7 +112,7 @@ def _check_rights(channel: Any, options: Options) -> None:
 def _warn_of_typos(consumer: Any, channel: Any, options: Options) -> None:
     """Warn of a queue that never had a message, if the name of another that the broker has is close.
 
-    A queue that a setting, a route or a task names is no typo. More than 20 others are not compared.
+    A queue that a setting, a route or a task names is not a typo. More than 20 others are not compared.
     """
     named = queues_of_settings(consumer.app, options)
     unnamed = [name for name in consumer.app.amqp.queues.consume_from if name not in named]
@@ -161,7 +161,7 @@ def routed_queues(app: Any) -> set[str]:
 
 
 def _routed(routes: Any) -> Iterator[str]:
-    """Yield the queues that routes name, as far as these are no functions."""
+    """Yield the queues that routes name, as far as these are not functions."""
     for route in routes if isinstance(routes, (list, tuple)) else (routes,):
         if isinstance(route, dict):
             queues = [each.get("queue") if isinstance(each, dict) else each for each in route.values()]

@@ -279,7 +279,7 @@ class TaskEvents:
         ):
             return False
         logger.error(
-            "Message %.200s goes to the dead letters: it is no valid task.",
+            "Message %.200s goes to the dead letters: it is not a valid task.",
             message.headers.get("id"),
             exc_info=error,
             extra={"event": "invalid_task_dead_lettered", "queue": message.queue},

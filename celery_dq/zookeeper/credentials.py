@@ -16,7 +16,7 @@ __all__ = ["OURS", "Spelling", "check", "is_refusal", "why_refused"]
 
 TLS_KEYS = ("ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
 TLS_FILES = ("ca", "certfile", "keyfile")
-#: Errors of broken connections, which are no errors of TLS settings.
+#: Errors of broken connections, which are not errors of TLS settings.
 BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError)
 #: SASL mechanisms that need a password.
 WITH_PASSWORD = ("DIGEST-MD5", "CRAM-MD5", "PLAIN")
@@ -112,7 +112,7 @@ def why_refused(error: BaseException, spelling: Spelling = OURS) -> str | None:
         spelling: The names of the options for the text.
 
     Returns:
-        The reason and the remedy; None if the error is no matter of credentials or certificates.
+        The reason and the remedy; None if the error is not a matter of credentials or certificates.
     """
     auth, sasl, tls = spelling
     for each in _chain(error):

@@ -46,7 +46,7 @@ __all__ = ["IdempotentWriter", "Stamp"]
 
 logger = shown_logger(__name__)
 
-#: Maximum number of steps that are sent together; more are no faster.
+#: Maximum number of steps that are sent together; more are not faster.
 MAX_STEPS = 500
 #: Seconds that one attempt waits; then the next attempt uses the connection that has come back.
 TRY_S = 3.0

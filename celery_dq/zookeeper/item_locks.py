@@ -340,7 +340,7 @@ class ItemLocks:
         own = self._state.get()
         with own.lock:
             session_id, own.session_id = own.session_id, None
-            # Without a connection, the presence ends with its session; to wait for a connection is no faster.
+            # Without a connection, the presence ends with its session, and waiting is not faster.
             if session_id == self._session.id and self._session.state is SessionState.CONNECTED:
                 try:
                     self._session.ask(lambda client: client.delete_async(own.presence), self.timeout_s)

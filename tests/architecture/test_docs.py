@@ -115,7 +115,7 @@ def bin_path(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
-    # The theme does not matter, and that of the published pages is no requirement of the tests.
+    # The theme does not matter, and that of the published pages is not a requirement of the tests.
     options = ["-W", "--keep-going", "-q", "-E", "-b", "dummy", "-D", "html_theme=basic"]
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", *options, str(DOCS), str(tmp_path)], capture_output=True, text=True

@@ -174,7 +174,7 @@ def test_a_one_off_that_is_enabled_again_runs_again(
 def test_an_entry_with_a_start_time_that_was_waited_for_runs_at_it(
     app: Any, database: Any, beats: list[ElectedScheduler]
 ) -> None:
-    """The time at which a row was read is no run of the entry."""
+    """The time at which a row was read is not a run of the entry."""
     row = hourly(database)
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
     lead(beats[0])

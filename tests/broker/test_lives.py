@@ -209,7 +209,7 @@ def test_a_message_that_cannot_run_becomes_a_dead_letter(worker_app: WorkerApp) 
         worker_app.settled()
 
 
-@pytest.mark.logged_error("it is no valid task")
+@pytest.mark.logged_error("it is not a valid task")
 def test_a_request_that_the_pool_cannot_take_keeps_no_slot(worker_app: WorkerApp) -> None:
     with worker_app.app.connection_for_write() as connection:
         for task_id in ("first", "second"):

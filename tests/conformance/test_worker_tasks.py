@@ -203,7 +203,7 @@ def test_nothing_is_left_in_hand(staffed_app: CeleryApp) -> None:
 # Stock workers end at the first message whose header cannot be decoded, and each one after it again.
 @pytest.mark.parametrize("broker", ["dq", "zookeeper", "sqlite"], indirect=True)
 @pytest.mark.logged_error(
-    "it is no valid task", "DecodeError", "could not be recorded", "Pool callback raised", "InvalidKey"
+    "it is not a valid task", "DecodeError", "could not be recorded", "Pool callback raised", "InvalidKey"
 )
 def test_no_message_ends_the_worker(staffed_app: CeleryApp) -> None:
     worker = staffed_app.shared_worker

@@ -255,9 +255,9 @@ def test_a_serializer_of_the_user_and_items_that_it_cannot_read(make: Make, sess
     assert texts.poll(0.2) is None
     assert texts.size() == 3
     assert make(DistributedQueue, serializer="bytes", lock_path=LOCKS).get(30).item == b"\xff no text"
-    with pytest.raises(InvalidMessage, match="is no str"):
+    with pytest.raises(InvalidMessage, match="is not a str"):
         texts.put(7)
-    with pytest.raises(InvalidMessage, match="is no bytes"):
+    with pytest.raises(InvalidMessage, match="is not bytes"):
         make(DistributedQueue, serializer="bytes").put("x")
     with pytest.raises(InvalidMessage, match="cannot be written as JSON"):
         make(DistributedQueue).put(object())

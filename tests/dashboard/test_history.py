@@ -101,7 +101,7 @@ def test_a_plot_has_its_axes_and_a_line_without_the_gaps() -> None:
     rates, waits, counts = plots(points(1, 4, 0, None, 2, step=timedelta(minutes=2)), NOON)
     assert [level for level, _ in rates.levels] == [0, 2.5, 5]
     assert [label for label, _ in rates.times] == ["11:00", "11:15", "11:30", "11:45", "12:00"]
-    # Four minutes without a sample are no line.
+    # Four minutes without a sample are not a line.
     assert rates.lines[0].path.count("M") == 2
     assert rates.lines[0].path.split("M")[-1] == "382.0 81.2"
     assert rates.lines[0].latest == 2

@@ -113,7 +113,7 @@ def test_tenants_come_in_parts_with_the_origin_of_their_quota(shop: Any, operato
             break
     assert (seen, parts, origins["t119"]) == (names, 3, "tenant")
     assert "give one of" in page_of(operator, "queue/", 400, queue="push", state="asleep")
-    assert "is no cursor" in page_of(operator, "queue/", 400, queue="push", after="paused")
+    assert "is not a cursor" in page_of(operator, "queue/", 400, queue="push", after="paused")
 
 
 def test_a_search_finds_tenants_by_a_part_of_their_name_and_idle_ones_by_all_of_it(

@@ -129,8 +129,8 @@ def test_the_entry_of_an_interrupted_step_counts_the_former_ones(shop: Any) -> N
     [
         ({"rate": "fast"}, "rate = &#x27;fast&#x27; is not a rate"),
         ({"rate": "0"}, "leave it empty"),
-        ({"after": "x"}, "is no cursor"),
-        ({"audit_entry": "1-x"}, "is no id of an audit entry"),
+        ({"after": "x"}, "is not a cursor"),
+        ({"audit_entry": "1-x"}, "is not an id of an audit entry"),
         ({"sent": "-1"}, "sent = &#x27;-1&#x27;"),
         ({"until": "2026-99-01"}, "give a time in UTC such as"),
         ({"since": "soon"}, "since = &#x27;soon&#x27;"),
@@ -177,5 +177,5 @@ def test_a_part_of_a_replay_begins_where_the_last_one_ended(shop: Any) -> None:
     assert looked_at == 5
     assert (sent, tenants(shop)) == (2, ["b", "b", "c"])
     assert dead.replay_part(lambda letter: True, "7.0.0").after == ""
-    with pytest.raises(InvalidRequest, match="is no cursor"):
+    with pytest.raises(InvalidRequest, match="is not a cursor"):
         dead.replay_part(lambda letter: True, "1.2")

@@ -142,10 +142,10 @@ def test_the_door_and_the_user(run: Run, shop: Any) -> None:
     assert "quota_set" in run("audit --since 1h --queue other")
     assert run("audit --since 2100-01-01") == "No change is known.\n"
     assert "Did you mean 'push'?" in run("audit --queue pusj", status=1)
-    assert "is no time such as" in run("audit --since 2100", status=2)
+    assert "is not a time such as" in run("audit --since 2100", status=2)
     assert "before the year 1" in run("audit --since 999999d", status=2)
     refused = run("audit --since yesterday", status=2)
-    assert "'yesterday' is no time such as" in refused
+    assert "'yesterday' is not a time such as" in refused
     assert "nor a duration such as 2h" in refused
     assert "quota_set" in run("audit --since 1960-01-01")
     assert len(shop.dq.audit(since=datetime.min)) == 3

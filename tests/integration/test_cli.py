@@ -77,7 +77,7 @@ def test_a_search_for_tenants_reports_how_far_it_looked(run: Run, shop: Any) -> 
     assert search("--state", "paused") == (["Shop-9"], "Looked at 1 tenant; there are no others.")
     assert len(search("--after", "")[0]) == 11
     assert run("tenants", "push", "--like", "x").output.startswith("No tenant matches.\nLooked at 11 tenants")
-    assert "is no cursor" in run("tenants", "push", "--after", "x", status=1).output
+    assert "is not a cursor" in run("tenants", "push", "--after", "x", status=1).output
     assert "'asleep'" in run("tenants", "push", "--state", "asleep", status=2).output
     result = run("tenants", "push", "--like", "other", "--json")
     assert [row["tenant"] for row in json.loads(result.stdout)] == ["other"]

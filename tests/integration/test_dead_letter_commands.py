@@ -170,7 +170,7 @@ def test_an_eta_is_removed(run: Run, shop: Any) -> None:
         (["--kwargs", "[]"], "kwargs = []: give a dict", 1),
         (["--priority", "10"], "'--priority': 10 is not in the range 0<=x<=9", 2),
         (["--eta", "9999-01-01"], "eta = 9999-01-01 00:00:00+00:00: give a datetime", 1),
-        (["--eta", "soon"], "'soon' is no time", 2),
+        (["--eta", "soon"], "'soon' is not a time", 2),
         (["--tenant", "\x01"], "control characters", 1),
     ],
 )

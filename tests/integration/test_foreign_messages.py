@@ -37,7 +37,7 @@ def app(redis_server: Any) -> Iterator[Any]:
         producers.force_close_all()
 
 
-@pytest.mark.logged_error("Message f goes to the dead letters: it is no valid task")
+@pytest.mark.logged_error("Message f goes to the dead letters: it is not a valid task")
 @pytest.mark.parametrize(
     ("body", "headers"),
     [
@@ -67,7 +67,7 @@ def test_a_foreign_message_stops_no_worker(app: Any, body: Any, headers: Any) ->
     app.dq.dead_letters["foreign"].purge()
 
 
-@pytest.mark.logged_error("Message reason goes to the dead letters: it is no valid task")
+@pytest.mark.logged_error("Message reason goes to the dead letters: it is not a valid task")
 def test_the_reason_is_kept(app: Any) -> None:
     with app.connection_for_write() as connection:
         connection.Producer().publish(

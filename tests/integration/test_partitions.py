@@ -406,7 +406,7 @@ def test_tenants_come_in_pages_over_all_partitions(wide: Any, queue: Any) -> Non
     assert [(each.tenant, each.state) for each in found.tenants] == [(C, "eligible")]
     assert found.looked_at == 5
     assert queue.tenant(B).state == "paused"
-    with pytest.raises(InvalidRequest, match="is no cursor"):
+    with pytest.raises(InvalidRequest, match="is not a cursor"):
         queue.tenant_page("eligible.4.0")
 
 

@@ -91,7 +91,7 @@ def test_an_import_reads_yaml_and_takes_names_as_they_are_written(
         ("push: {", "quotas.yml is not YAML: "),
         ("push: {}\npush: {}", "quotas.yml: 'push' stands twice"),
         ("push: {default: 2026-03-01}", "queue 'push', default is '2026-03-01': give an object"),
-        ("? [push]\n: {}", "quotas.yml is not YAML: a name in line 1 is no text"),
+        ("? [push]\n: {}", "quotas.yml is not YAML: a name in line 1 is not text"),
     ],
 )
 def test_a_mistake_in_yaml_is_named(run: Run, tmp_path: Path, text: str, words: str) -> None:

@@ -125,7 +125,7 @@ def test_a_beat_without_a_leader(status: Status, shop: Any) -> None:
         other.resign(True)
     text = status(status=1)
     assert f"WARNING No process leads {name!r}: no tick is sent. Start 'celery beat -S dq'. (W021)" in text
-    assert text.count("W021") == 1  # the queue is no singleton queue any more
+    assert text.count("W021") == 1  # the queue is not a singleton queue any more
 
 
 def test_a_wrong_setting_is_shown() -> None:

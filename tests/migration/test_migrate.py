@@ -62,7 +62,7 @@ def test_a_dry_run_reads_all_and_takes_none(stock: Any, shop: Any, migrate: Migr
     raw.rpush("push", b"rubbish \xff")
     report = migrate("--dry-run", status=1)
     assert (report["found"], report["migrated"], raw.llen("push")) == (2, 0, 3)
-    assert [(left["place"], left["reason"][:13]) for left in report["left"]] == [("push", "it is no JSON")]
+    assert [(left["place"], left["reason"][:13]) for left in report["left"]] == [("push", "it is not JSON")]
 
 
 def edited(raw: Any, change: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Quota:
-    burst: int = 0  # 0 is no rate
+    burst: int = 0  # 0 is not a rate
     weight: float = 1.0
     concurrency: int = 0
     paused: bool = False

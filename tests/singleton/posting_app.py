@@ -224,7 +224,7 @@ def _end_early() -> None:
     """Close the pipe whose end reports this child's death to the pool, as the kernel may do early."""
     frame = sys._getframe()
     while frame.f_code.co_name != "_launch":
-        assert frame.f_back is not None, "this is no child of a prefork pool"
+        assert frame.f_back is not None, "this is not a child of a prefork pool"
         frame = frame.f_back
     os.close(frame.f_locals["child_w"])
 

@@ -99,7 +99,7 @@ def test_a_standby_worker_has_nothing_to_hand_over(redis_posting: PostingWorkers
             return answer
 
         # The leader comes last, because the stand-by is elected at once.
-        assert resign("w3@proof") == {"error": f"this worker is no candidate for queue {QUEUE!r}"}
+        assert resign("w3@proof") == {"error": f"this worker is not a candidate for queue {QUEUE!r}"}
         assert resign(stand_by) == {
             "ok": f"this worker does not lead {QUEUE!r}, and has nothing to hand over"
         }

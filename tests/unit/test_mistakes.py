@@ -71,7 +71,7 @@ def test_the_mistakes_of_lua() -> None:
         ("wrong unit", "1000", "1000000"),
     }
     comment_ends = LUA.index("local")
-    assert all(each.start > comment_ends for each in lua_edits(LUA)), "a comment is no code"
+    assert all(each.start > comment_ends for each in lua_edits(LUA)), "a comment is not code"
     assert not any("x == y"[2:4] == LUA[each.start : each.end] for each in lua_edits(LUA)), "nor is a text"
 
 

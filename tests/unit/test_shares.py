@@ -122,7 +122,7 @@ def test_the_map_names_the_spreads_beside_its_text() -> None:
     assert (str(ended), ended.spreads) == ("64#5", {"acme": (begun.partitions("acme"),) * 2})
     assert not ended.moves("acme")
     assert ended.begin_spread("acme", 1).end().spreads_text == ""
-    with pytest.raises(ConfigurationError, match="are no spreads of tenants"):
+    with pytest.raises(ConfigurationError, match="are not spreads of tenants"):
         PartitionMap.parse("64#5", '{"acme": 4}')
 
 

@@ -260,7 +260,9 @@ def check_entry_id(entry_id: str) -> None:
         InvalidRequest: It is neither.
     """
     if entry_id and not _ENTRY_ID.fullmatch(entry_id):
-        raise InvalidRequest(f"continues = {entry_id[:40]!r} is no id of an audit entry: give `.entry_id`")
+        raise InvalidRequest(
+            f"continues = {entry_id[:40]!r} is not an id of an audit entry: give `.entry_id`"
+        )
 
 
 def _entry(entry_id: str, fields: dict[bytes, bytes]) -> AuditEntry:

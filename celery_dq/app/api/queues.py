@@ -92,7 +92,7 @@ class QueueApi:
             limit: Number of tenants, at most.
 
         Raises:
-            InvalidRequest: `after` is no cursor, `state` is unknown, or `limit` is out of range.
+            InvalidRequest: `after` is not a cursor, `state` is unknown, or `limit` is out of range.
         """
         check_count("limit", limit)
         with self._broker.open(self.name) as (partitions, client):
@@ -180,7 +180,7 @@ class QueueApi:
     # REVOKED, chords, errbacks), and does not run.
 
     def cancel(self, task_id: str) -> Cancellation:
-        """Cancel a task. A tombstone is no entry of the audit stream: programs cancel many unknown tasks.
+        """Cancel a task. A tombstone is not an entry of the audit stream: programs cancel many unknown tasks.
 
         Returns:
             ``waiting`` or ``delayed``: that was its state, and it will not run. ``claimed``: a worker has

@@ -172,7 +172,8 @@ class DeadLetters:
             continues: The audit entry of the former steps (``.entry_id``); the one of this step replaces it.
 
         Raises:
-            InvalidRequest: `after` is no cursor, `continues` no audit entry, or `limit` is out of range.
+            InvalidRequest: `after` is not a cursor, `continues` is not an audit entry, or `limit` is out of
+                range.
         """
         check_count("limit", limit)
         check_entry_id(continues)
@@ -416,7 +417,7 @@ def _forget_oldest(partition: Partition, chunk: int) -> Rounds[int]:
 
 
 def check_choice(message_id: str | None, wanted: DeadLetterFilter) -> None:
-    """Raise :exc:`~celery_dq.errors.InvalidRequest` for an id that is no text, or comes with a filter."""
+    """Raise :exc:`~celery_dq.errors.InvalidRequest` for an id that is not text, or comes with a filter."""
     if message_id is None:
         return
     check_text("message_id", message_id)

@@ -130,7 +130,9 @@ def with_arguments(
         and isinstance(body[0], (list, tuple))
         and isinstance(body[1], Mapping)
     ):
-        raise InvalidMessage("edit: the message is no Celery task of protocol 2, its arguments are not known")
+        raise InvalidMessage(
+            "edit: the message is not a Celery task of protocol 2, its arguments are not known"
+        )
     headers, properties, content_type, _ = envelope.unpack(packed)
     args = list(changes["args"] if "args" in changes else body[0])
     kwargs = dict(changes["kwargs"] if "kwargs" in changes else body[1])

@@ -125,7 +125,7 @@ def _tls(settings: Any) -> dict[str, Any] | None:
     unknown = sorted(set(given).difference(known))
     if unknown:
         raise ConfigurationError(
-            f"broker_use_ssl[{unknown[0]!r}] is no option of dq-zookeeper://: use {', '.join(known)}, "
+            f"broker_use_ssl[{unknown[0]!r}] is not an option of dq-zookeeper://: use {', '.join(known)}, "
             "cert_reqs"
         )
     return {known[name]: value for name, value in given.items()}

@@ -41,7 +41,7 @@ class ZooKeeperConnection(ThreadedConnection, Protocol):
 
     @property
     def discard_handler(self) -> DiscardHandler | None:
-        """The worker's handler of messages that will not run; None if this process is no worker."""
+        """The worker's handler of messages that will not run; None if this process is not a worker."""
 
     def max_deliveries(self, queue: str) -> int:
         """How many consumers of a message may be lost before it is a dead letter; 0 means no limit."""

@@ -141,7 +141,7 @@ def _due(names: Sequence[str]) -> list[tuple[int, str]]:
             found.append((due_ms_of(name), name))
         except (ValueError, IndexError):  # noqa: PERF203 - one bad name must not hide the others
             logger.warning(
-                "A node named %r is no delayed item; it is ignored. Delete it if it is not needed.",
+                "A node named %r is not a delayed item; it is ignored. Delete it if it is not needed.",
                 name,
                 extra={"event": "zookeeper_delayed_name_invalid"},
             )

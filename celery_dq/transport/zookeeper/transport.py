@@ -199,7 +199,7 @@ class Transport(ThreadedTransport):
 
     @property
     def discard_handler(self) -> DiscardHandler | None:
-        """The worker's handler of messages that will not run; None if this process is no worker."""
+        """The worker's handler of messages that will not run; None if this process is not a worker."""
         return None if self._app_context is None else self._app_context.discard_handler
 
     def take_one(self, queue: str) -> list[ClaimedItem]:

@@ -26,7 +26,7 @@ def changed_arguments(before: Mapping[str, Any], given: Mapping[str, Any]) -> di
     """Return the arguments of a form that differ. An empty field leaves them as they are.
 
     Raises:
-        InvalidRequest: A field is no JSON, or too long.
+        InvalidRequest: A field is not JSON, or too long.
     """
     changes = {}
     for part in ARGUMENTS:

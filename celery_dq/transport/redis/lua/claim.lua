@@ -21,7 +21,7 @@
 --   max_deliveries: deliveries after which a message that crashes is dead; 0 is never
 --   suspects: '1' may take one message that has crashed a worker before, '0' passes over tenants whose next is one
 --   discards: how many discards to take besides, at most 1000; none when want is 0
---   rest_us: how long this consumer takes no discards after it has taken some here; 0 is no rest
+--   rest_us: how long this consumer takes no discards after it has taken some here; 0 means no rest
 --   n_settle: number of tags to settle, at most 1000
 --   (claim, id)*: the tags
 --   n_finish: number of tags to finish, at most 1000

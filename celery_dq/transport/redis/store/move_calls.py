@@ -176,8 +176,8 @@ def run_confirmed(call: ScriptCall[T], partition: Partition, client: Any, replic
         connection.open()
         answer = call.parse(ask_script(connection, call))
         marker = partition.keys.producer(uuid.uuid4().hex)
-        # WAIT waits for the last write of its own connection, and a step that was made before is no write. On
-        # a cluster, it goes to the nodes whose answers were read. A check of health could connect again.
+        # WAIT waits for the last write of its own connection, and a step that was made before is not a write.
+        # On a cluster, it goes to the nodes whose answers were read. A check of health could connect again.
         connection.send(("SET", marker, 0, "PX", CONFIRM_TIMEOUT_MS))
         connection.read()
         connection.send(("WAIT", replicas, CONFIRM_TIMEOUT_MS))

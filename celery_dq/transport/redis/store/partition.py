@@ -273,7 +273,7 @@ class Partition:
     ) -> ScriptCall[HeartbeatReply]:
         """Send a heartbeat: renew the lease, reap messages of lost consumers, promote, wake, tidy.
 
-        The `retention` is for how many ms a dead letter is kept, and how many of them are; 0 is no bound.
+        The `retention` is for how many ms a dead letter is kept, and how many of them are; 0 means no bound.
         """
         args = (consumer, lease_ms, min(limit, MAX_CHUNK), max_deliveries, *retention)
         return self._call("heartbeat", args, read_heartbeat_reply)

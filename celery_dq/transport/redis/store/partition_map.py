@@ -99,7 +99,7 @@ class PartitionMap:
             }
         except (ValueError, TypeError, AttributeError):
             raise ConfigurationError(
-                f"{spreads[:60]!r} are no spreads of tenants: another program has written them"
+                f"{spreads[:60]!r} are not spreads of tenants: another program has written them"
             ) from None
         before = found["before"]
         return cls(int(found["count"]), int(before) if before else None, int(found["version"] or 0), parsed)

@@ -290,7 +290,7 @@ class RedisPublisher:
 
     def _confirm(self, replicas: int, repeats: bool) -> None:
         """Wait for replicas. `repeats`: messages were stored before, perhaps over another connection."""
-        # WAIT waits for the writes of its own connection, and a message that was seen is no write.
+        # WAIT waits for the writes of its own connection, and a message that was seen is not a write.
         writes = [("PEXPIRE", *each) for each in self._pushed_with.items()] if repeats else []
         timeout_ms = self._confirm_timeout_ms()
         confirmed = self._exchange(_ask_last, [*writes, ("WAIT", replicas, timeout_ms)])

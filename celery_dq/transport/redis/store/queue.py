@@ -29,7 +29,7 @@ class Queue:
         partition: the partition with its messages.
         max_deliveries: deliveries with a crash after which a message is a dead letter; 0 = never.
         head_start_us: µs by which one step of priority goes before its time.
-        retention: for how many ms a dead letter is kept, and how many dead letters are; 0 is no bound.
+        retention: for how many ms a dead letter is kept, and how many dead letters are; 0 means no bound.
         token: fencing token of the term in which this process leads the queue; 0 without a leader.
     """
 

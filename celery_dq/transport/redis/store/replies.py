@@ -210,7 +210,7 @@ class BacklogsReply(NamedTuple):
     def read(cls, reply: Any) -> BacklogsReply:
         """Return the answer in the form of this class."""
         size, tenants, runnable, *largest = reply
-        # A name that is not UTF-8 is shown, and is no name of a tenant that other calls find.
+        # A name that is not UTF-8 is shown, and is not a name of a tenant that other calls find.
         names = [each.decode("utf-8", "backslashreplace") for each in largest[::2]]
         return cls(
             int(size), int(tenants), int(runnable), tuple(zip(names, map(int, largest[1::2]), strict=True))

@@ -90,7 +90,7 @@ class SlotMap:
 
         Raises:
             redis.RedisError: No node answered.
-            ServerError: A server is no node of a cluster.
+            ServerError: A server is not a node of a cluster.
         """
         now = self.clock.monotonic()
         if self._masters and now - self._asked_at < REFRESH_EVERY_S:
@@ -135,7 +135,7 @@ def _ask(
         if "cluster support disabled" not in str(exc):
             raise
         raise ServerError(
-            f"The server {node} is no node of a Redis Cluster ({exc}): name it as dq-redis://{node}/0"
+            f"The server {node} is not a node of a Redis Cluster ({exc}): name it as dq-redis://{node}/0"
         ) from None
     finally:
         connection.disconnect()

@@ -6,7 +6,7 @@
 --   dead_index ZSET
 --@include state
 -- Deletes the oldest dead letters, at most `limit` of them: those older than `age` µs, and those beyond the `most` latest
--- ones. An age or a number of 0 is no bound.
+-- ones. An age or a number of 0 means no bound.
 function dq.delete_old_dead_letters(limit, age, most)
   local ids = {}
   if age > 0 then ids = call('ZRANGEBYSCORE', P .. 'dead_index', '-inf', text(now - age), 'LIMIT', 0, limit) end
