@@ -122,8 +122,8 @@ class ChannelClaims:
         self._listeners: dict[str, TransientListener] = {}
         #: Subscribes to broadcasts; None without any.
         self.broadcasts: Any = None
-        #: Monotonic time at which the claims under way were sent.
-        self._asked_at = -math.inf
+        #: Monotonic time at which the last claims were sent.
+        self.asked_at = -math.inf
         #: Monotonic time of the last answered claim, for the watchdog.
         self.claimed_at = identity.clock.monotonic()
         self._look_at = 0.0
@@ -221,7 +221,7 @@ class ChannelClaims:
 
     def may_bring(self, now: float) -> int:
         """Return how many messages the claims under way may bring. A master that hangs counts no longer."""
-        return self._shares.may_bring if now - self._asked_at < OVERDUE_CLAIM_S else 0
+        return self._shares.may_bring if now - self.asked_at < OVERDUE_CLAIM_S else 0
 
     @property
     def _runs_suspect(self) -> bool:
@@ -447,7 +447,7 @@ class ChannelClaims:
             finish=tags(acks.finishes),
         )
         identity.in_doubt.claim_sent(queue.key)
-        self._asked_at = trip.now
+        self.asked_at = trip.now
         trip.claims.add(queue.key)
         answered = partial(self._claimed, subscription, acks, want, leads, trip.now)
         trip.add(call, queue, answered, partial(self._not_claimed, subscription, acks))

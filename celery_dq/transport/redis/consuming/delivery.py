@@ -288,9 +288,9 @@ class ChannelDelivery:
             return self._room(0)
         now = self._identity.clock.monotonic()
         want, free = self._room(sum(each.may_bring(now) for each in others))
-        # Each master gets a share, by the number of its queues that may have work.
+        # The masters whose turn is longer ago get their shares, by the number of queues that may have work.
         ready = len(claims.ready)
-        total = ready + sum(len(each.ready) for each in others)
+        total = ready + sum(len(each.ready) for each in others if each.asked_at <= claims.asked_at)
         return -(-want * ready // total) if ready else want, -(-free * ready // total) if ready else free
 
     def _others_of(self, claims: ChannelClaims) -> list[ChannelClaims]:
