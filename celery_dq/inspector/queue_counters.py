@@ -14,26 +14,6 @@ from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 
 #: Upper bounds of the buckets of waiting times, in seconds. ``include/waiting_times.lua`` has the same.
 WAIT_BOUNDS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0, 3600.0, math.inf)
-#: The fields of the hash ``state`` that :meth:`QueueCounters.read` reads.
-COUNTER_FIELDS = (
-    "pushed",
-    "replayed",
-    "settled",
-    "released",
-    "reaped",
-    "leases_lost",
-    "stale_acks",
-    "discarded",
-    "cancelled",
-    "expired",
-    "discards_claimed",
-    "discards_finished",
-    "dead_lettered",
-    "dropped",
-    "waits_alone",
-    "waits_in_line",
-    "held",
-)
 #: The places of tenants with a backlog, next in turn first.
 PLACES = ("turn", "resource_sets", "throttled", "at_concurrency", "paused")
 #: Tenants with a backlog of which :func:`oldest_waiting_s` looks at the oldest message.
@@ -43,6 +23,87 @@ TENANTS_PER_TRIP = 1_000
 
 _BUCKET_BYTES = 5
 _WAITS_BYTES = 8 + _BUCKET_BYTES * len(WAIT_BOUNDS_S)
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A counter of a queue. Scripts, snapshots, metrics and the dashboard have the rows of :data:`COUNTERS`.
+
+    Attributes:
+        name: Attribute of :class:`QueueCounters`, and field of the hash ``state``.
+        metric: Name of its metric, between ``celery_dq_`` and ``_total``.
+        meaning: One sentence, the help text in Prometheus.
+        title: Its name on the dashboard; "" where it is not shown.
+        is_stored: Whether the scripts count it; else it follows from the others.
+    """
+
+    name: str
+    metric: str
+    meaning: str
+    title: str = ""
+    is_stored: bool = True
+
+
+COUNTERS = (
+    Counter(
+        "pushed",
+        "messages_published",
+        "Messages that were stored; moved ones count in both queues.",
+        "published",
+    ),
+    Counter("claimed", "messages_claimed", "Deliveries of messages to workers.", "claimed", is_stored=False),
+    Counter("settled", "messages_settled", "Messages whose early ack reached the broker before their end."),
+    Counter(
+        "finished",
+        "messages_finished",
+        "Messages that have left their worker for good.",
+        "finished",
+        is_stored=False,
+    ),
+    Counter(
+        "released",
+        "messages_released",
+        "Messages that a worker has given back unstarted or requeued.",
+        "released",
+    ),
+    Counter(
+        "reaped",
+        "messages_reaped",
+        "Messages that were taken back from a lost worker.",
+        "reaped from lost workers",
+    ),
+    Counter(
+        "leases_lost",
+        "leases_lost",
+        "Leases of workers that expired: the workers were killed, cut off or stood still.",
+        "leases that expired",
+    ),
+    Counter(
+        "stale_acks",
+        "stale_acks",
+        "Acks and releases that changed nothing, because the worker had lost the message.",
+        "stale acks",
+    ),
+    Counter(
+        "discarded",
+        "messages_discarded",
+        "Messages that will not run: cancelled, expired, dead or covered by a call.",
+    ),
+    Counter("cancelled", "messages_cancelled", "Discards that were cancelled.", "cancelled"),
+    Counter("expired", "messages_expired", "Discards that expired.", "expired"),
+    Counter("discards_finished", "messages_discards_finished", "Discards whose end a worker has recorded."),
+    Counter("dead_lettered", "messages_dead_lettered", "Dead letters that were stored.", "dead-lettered"),
+    Counter("replayed", "messages_replayed", "Dead letters that were sent again.", "replayed"),
+    Counter(
+        "dropped",
+        "messages_dropped",
+        "Messages that were deleted before their end, for example by a purge.",
+        "dropped",
+    ),
+)
+_STORED = tuple(each.name for each in COUNTERS if each.is_stored)
+#: The fields of the hash ``state`` that :meth:`QueueCounters.read` reads.
+COUNTER_FIELDS = (*_STORED, "discards_claimed", "waits_alone", "waits_in_line", "held")
 
 
 @dataclass(frozen=True)
@@ -154,15 +215,20 @@ class QueueCounters:
         names = [field.name for field in fields(self)]
         return QueueCounters(*(getattr(self, name) + getattr(other, name) for name in names))
 
+    @property
+    def titled(self) -> list[tuple[str, int]]:
+        """The titles and the numbers that the dashboard shows."""
+        return [(each.title, getattr(self, each.name)) for each in COUNTERS if each.title]
+
     @classmethod
     def read(cls, values: Sequence[bytes | None]) -> QueueCounters:
         """Return the counters from the values of :data:`COUNTER_FIELDS`, read at one moment."""
-        *numbers, alone, in_line, in_flight = values
-        counts = dict(zip(COUNTER_FIELDS, (int(number(each)) for each in numbers), strict=False))
+        *stored, discards_claimed, alone, in_line, in_flight = values
+        counts = dict(zip(_STORED, (int(number(each)) for each in stored), strict=True))
         waits = WaitingTimes.unpack(alone), WaitingTimes.unpack(in_line)
         claimed = waits[0].count + waits[1].count
         # Of the messages that were given to workers, those are finished that are in none of the other states.
-        left = claimed + counts.pop("discards_claimed") - int(number(in_flight))
+        left = claimed + int(number(discards_claimed)) - int(number(in_flight))
         finished = left - counts["released"] - counts["reaped"] - counts["discards_finished"]
         return cls(
             **counts,

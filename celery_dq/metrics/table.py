@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from celery_dq.inspector.queue_counters import COUNTERS
+
 __all__ = ["METRICS", "OTHER_TENANTS", "Metric"]
 
 MetricKind: TypeAlias = Literal["gauge", "counter", "histogram"]
@@ -39,10 +41,6 @@ class Metric:
 
 def _queue(name: str, meaning: str, source: str, kind: MetricKind = "gauge", label: str = "queue") -> Metric:
     return Metric(name, kind, meaning, (label,), "queue", (("", source),))
-
-
-def _messages(event: str, meaning: str, source: str) -> Metric:
-    return _queue(f"celery_dq_messages_{event}_total", meaning, f"snapshot.counters.{source}", "counter")
 
 
 METRICS: tuple[Metric, ...] = (
@@ -109,32 +107,9 @@ METRICS: tuple[Metric, ...] = (
         "Living worker processes that consume the queue.",
         "snapshot.living_consumers",
     ),
-    _messages("published", "Messages that were stored; moved ones count in both queues.", "pushed"),
-    _messages("replayed", "Dead letters that were sent again.", "replayed"),
-    _messages("claimed", "Deliveries of messages to workers.", "claimed"),
-    _messages("settled", "Messages whose early ack reached the broker before their end.", "settled"),
-    _messages("finished", "Messages that have left their worker for good.", "finished"),
-    _messages("released", "Messages that a worker has given back unstarted or requeued.", "released"),
-    _messages("reaped", "Messages that were taken back from a lost worker.", "reaped"),
-    _messages(
-        "discarded", "Messages that will not run: cancelled, expired, dead or covered by a call.", "discarded"
-    ),
-    _messages("cancelled", "Discards that were cancelled.", "cancelled"),
-    _messages("expired", "Discards that expired.", "expired"),
-    _messages("discards_finished", "Discards whose end a worker has recorded.", "discards_finished"),
-    _messages("dead_lettered", "Dead letters that were stored.", "dead_lettered"),
-    _messages("dropped", "Messages that were deleted before their end, for example by a purge.", "dropped"),
-    _queue(
-        "celery_dq_leases_lost_total",
-        "Leases of workers that expired: the workers were killed, cut off or stood still.",
-        "snapshot.counters.leases_lost",
-        "counter",
-    ),
-    _queue(
-        "celery_dq_stale_acks_total",
-        "Acks and releases that changed nothing, because the worker had lost the message.",
-        "snapshot.counters.stale_acks",
-        "counter",
+    *(
+        _queue(f"celery_dq_{each.metric}_total", each.meaning, f"snapshot.counters.{each.name}", "counter")
+        for each in COUNTERS
     ),
     Metric(
         "celery_dq_queue_wait_seconds",

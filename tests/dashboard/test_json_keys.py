@@ -55,8 +55,11 @@ def names_of_pages(broker: str, client: Any, *pages: str, **query: Any) -> set[s
     return found
 
 
-def known(broker: str) -> set[str]:
-    return {line for line in KNOWN.read_text().splitlines() if line.startswith(f"{broker} ")}
+def compare(broker: str, found: set[str]) -> None:
+    known = {line for line in KNOWN.read_text().splitlines() if line.startswith(f"{broker} ")}
+    assert not known - found, f"names that users read are gone: {sorted(known - found)}"
+    new = "\n".join(sorted(found - known))
+    assert not new, f"add these lines to {KNOWN.name}:\n{new}"
 
 
 @pytest.fixture
@@ -99,7 +102,7 @@ def test_the_names_of_the_tenant_broker(busy: Any, operator: Any) -> None:
     found |= names_of_pages("dq-redis", operator, "queue/", "dead-letters/", queue="push")
     found |= names_of_pages("dq-redis", operator, "tenant/", queue="push", tenant="slow")
     found |= names_of_pages("dq-redis", operator, "message/", id=waiting.id)
-    assert found == known("dq-redis")
+    compare("dq-redis", found)
 
 
 def test_the_names_of_the_zookeeper_broker(make_shop: Callable[..., Any], operator: Any, hosts: str) -> None:
@@ -112,9 +115,9 @@ def test_the_names_of_the_zookeeper_broker(make_shop: Callable[..., Any], operat
     found |= names_of_pages("dq-zookeeper", operator, "", "leaders/", "workers/", "audit/")
     found |= names_of_pages("dq-zookeeper", operator, "queue/", "dead-letters/", queue="push")
     found |= names_of_pages("dq-zookeeper", operator, "message/", id=waiting)
-    assert found == known("dq-zookeeper")
+    compare("dq-zookeeper", found)
 
 
 def test_the_names_of_the_metrics() -> None:
     found = {f"metrics {each.name}.{label}" for each in METRICS for label in ("", *each.labels)}
-    assert found == known("metrics")
+    compare("metrics", found)

@@ -77,7 +77,10 @@ class WatchedPartition(RuleBasedStateMachine):
         keys, model = self.scripts.keys, self.model
         counted = QueueCounters.read(self.client.hmget(keys.state, COUNTER_FIELDS))
         found = {name: value for name, value in vars(counted).items() if isinstance(value, int)}
-        assert found == {name: model.counts[name] for name in found}
+        differing = {
+            name: (value, model.counts[name]) for name, value in found.items() if value != model.counts[name]
+        }
+        assert not differing, f"counter: (broker, Model.counts): {differing}"
         ended = counted.finished + counted.discards_finished + counted.dropped
         assert counted.pushed + counted.replayed == len(model.messages) + ended
 
