@@ -1,7 +1,7 @@
-"""One partition of a tenant broker as the source of a migration.
+"""One partition of a tenant broker as the source of a move, or of a migration back.
 
-A migration is a consumer of the partition. It takes a batch of messages under a lease, so that no worker
-gets them, and finishes them when the target has the batch. A batch that was taken stays as it is: its claim
+The move is a consumer of the partition. It takes a batch of messages under a lease, so that no worker gets
+them, and finishes them when the target has the batch. A batch that was taken stays as it is: its claim
 number and its ids name it. A process that dies leaves its batches under the lease, and the next one begins
 with them.
 """
@@ -21,14 +21,12 @@ from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
 from celery_dq.transport.redis.store.rounds import run_one
 
-__all__ = ["BATCH", "LEASE_MS", "Batch", "TenantSource"]
+__all__ = ["BATCH", "Batch", "TenantSource"]
 
 #: Messages of one batch.
 BATCH = 200
 #: Tenants that share a batch.
 TENANTS = 40
-#: For how long the messages of an interrupted migration are kept for the next run, in milliseconds: 30 days.
-LEASE_MS = 30 * 24 * 3_600_000
 #: The beginning of an entry of an in-flight message: claim number and score.
 _ENTRY = struct.Struct(">dd")
 
@@ -40,12 +38,6 @@ class Batch:
     claim: str
     entries: tuple[ClaimedEntry, ...]
 
-    @property
-    def name(self) -> str:
-        """The name of the batch in its partition: the same for each process that reads the batch."""
-        ids = sorted(entry.id for entry in self.entries)
-        return f"{self.claim}.{blake2b(repr(ids).encode(), digest_size=8).hexdigest()}"
-
 
 class TenantSource:
     """The messages of a partition, for one consumer.
@@ -53,33 +45,34 @@ class TenantSource:
     Args:
         partition: The partition.
         client: A client of its server.
-        consumer: The name of the migration as a consumer.
-        max_deliveries: As for workers: deliveries after which a message that crashes is dead; 0 is never.
+        consumer: The name of the consumer, which is the same for the next process.
+        lease_ms: For how long the messages of a process that dies are kept for the next one.
     """
 
-    def __init__(self, partition: Partition, client: Client, consumer: str, max_deliveries: int) -> None:
+    def __init__(self, partition: Partition, client: Client, consumer: str, lease_ms: int) -> None:
         self._partition = partition
         self._client = client
-        self._max_deliveries = max_deliveries
-        # The scripts read the fencing token of a singleton queue from the name.
-        epoch = int(client.hget(partition.keys.state, "epoch") or 0)
-        self._consumer = f"{consumer}@{epoch}" if epoch else consumer
+        self._consumer = consumer
+        self._lease_ms = lease_ms
 
-    def reap(self) -> None:
-        """Return the messages of lost workers to the places where they waited."""
+    def reap(self, max_deliveries: int) -> None:
+        """Return the messages of lost workers to the places where they waited.
+
+        Args:
+            max_deliveries: As for workers: deliveries after which a message that crashes is dead; 0 is never.
+        """
         reaped = MAX_CHUNK
         while reaped == MAX_CHUNK:
             call = self._partition.heartbeat(
-                self._consumer,
-                lease_ms=LEASE_MS,
-                limit=MAX_CHUNK,
-                max_deliveries=self._max_deliveries,
+                self._consumer, lease_ms=self._lease_ms, limit=MAX_CHUNK, max_deliveries=max_deliveries
             )
             reaped = call.run(self._client).reaped
 
     def interrupted(self) -> list[Batch]:
         """Return the batches that a process has taken and not finished."""
         keys = self._partition.keys
+        # No worker may reap them now.
+        self._partition.heartbeat(self._consumer, lease_ms=self._lease_ms, limit=0).run(self._client)
         batches: dict[float, list[tuple[float, bytes]]] = {}
         for message_id, entry in self._client.hgetall(keys.held(self._consumer)).items():
             claim, score = _ENTRY.unpack_from(entry)
@@ -118,10 +111,16 @@ class TenantSource:
         delayed = self._client.zrange(keys.delayed, 0, BATCH + len(left) - 1)
         yield [each for each in map(text, delayed) if each not in left][:BATCH]
 
-    def take(self, ids: Sequence[str]) -> Batch | None:
-        """Take those of these messages that still wait; None if there are none."""
-        entries = self._partition.take(self._consumer, ids, lease_ms=LEASE_MS).run(self._client)
-        return Batch(entries[0].claim, tuple(entries)) if entries else None
+    def take(self, ids: Sequence[str]) -> Batch:
+        """Take those of these messages that still wait."""
+        entries = self._partition.take(self._consumer, ids, lease_ms=self._lease_ms).run(self._client)
+        return Batch(entries[0].claim if entries else "", tuple(entries))
+
+    def name_of(self, batch: Batch) -> str:
+        """Return the name of a batch: the same for each process that reads it, and of no other batch."""
+        ids = sorted(entry.id for entry in batch.entries)
+        digest = blake2b(repr(ids).encode(), digest_size=8).hexdigest()
+        return f"{self._partition.keys.prefix}{batch.claim}.{digest}"
 
     def release(self, entries: Sequence[ClaimedEntry]) -> None:
         """Return messages to their places."""

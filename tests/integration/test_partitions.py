@@ -353,7 +353,7 @@ def test_a_move_that_the_destination_has_refused_loses_nothing(wide: Any, queue:
         set_map(destination.partitions[0], PartitionMap(), PartitionMap(2)).run(source.client)
         mover = Mover(source.of(C)[0], destination.partitions, source.client, 0)
         with pytest.raises(PartitionsChanging, match="move again"):
-            mover.move([task_id])
+            mover.move([[task_id]])
     assert [(each.queue, each.state) for each in wide.dq.find(task_id)] == [("push", "waiting")]
 
 

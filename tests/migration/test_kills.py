@@ -1,4 +1,4 @@
-"""A migration that is killed at any point is completed by the next one: nothing is lost or doubled."""
+"""A migration or move that is killed at any point is completed by the next: nothing is lost or doubled."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import json
 import os
 import signal
 from collections import Counter
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeAlias
 
+import pytest
 import redis
 
 from celery_dq.app.api.migration_report import MigrationOptions
@@ -17,27 +21,36 @@ from tests.migration.test_migrate import hold, send
 OPTIONS = MigrationOptions(take_unacked=True)
 BACK = MigrationOptions(priorities="same")
 
+Prepared: TypeAlias = "Callable[[], AbstractContextManager[Callable[[], Any]]]"
 
-def migrate(shop: Any, *urls: str, options: MigrationOptions = OPTIONS) -> Any:
+
+@contextmanager
+def surveyed(shop: Any, *urls: str, options: MigrationOptions = OPTIONS) -> Iterator[Callable[[], Any]]:
+    """Prepare a migration; a kill counts the requests of the rest."""
     with shop.dq.migration(*urls, options=options) as migration:
         migration.survey(read=False)
-        return migration.run()
+        yield migration.run
 
 
-def killed_migration(shop: Any, *urls: str, requests: int, options: MigrationOptions = OPTIONS) -> bool:
-    """Migrate in a child process that dies by SIGKILL after so many requests, before the last answer.
-
-    The survey, which only reads, does not count.
+def completed_runs(client: Any, prepared: Prepared) -> Iterator[Any]:
+    """Kill a process at its first request, then at its second, and so on; yield what the next run returns.
 
     Args:
-        shop: The app.
-        urls: Source and target.
-        requests: Number of requests.
-        options: The choices.
-
-    Returns:
-        False if the child has lived to the end.
+        client: A client of the database from which a run takes messages.
+        prepared: Prepares a run.
     """
+    before = {key: client.dump(key) for key in client.scan_iter()}
+    requests = 0
+    while is_killed(prepared(), requests := requests + 1):
+        with prepared() as run:
+            yield run()
+        client.flushdb()
+        for key, value in before.items():
+            client.restore(key, 0, value)
+
+
+def is_killed(prepared: AbstractContextManager[Callable[[], Any]], requests: int) -> bool:
+    """Return whether a child process dies by SIGKILL after so many requests, before the last answer."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -53,10 +66,9 @@ def killed_migration(shop: Any, *urls: str, requests: int, options: MigrationOpt
             os.kill(os.getpid(), signal.SIGKILL)
 
     try:
-        with shop.dq.migration(*urls, options=options) as migration:
-            migration.survey(read=False)
+        with prepared as run:
             redis.connection.AbstractConnection.send_packed_command = send_and_die  # type: ignore[method-assign]
-            migration.run()
+            run()
     finally:
         os._exit(0)
 
@@ -64,35 +76,40 @@ def killed_migration(shop: Any, *urls: str, requests: int, options: MigrationOpt
 def test_a_killed_migration_is_completed(stock: Any, shop: Any, raw: Any, redis_url: str) -> None:
     ids = send(stock, "a", "b", "c")
     hold(redis_url, 1).release()
-    before = {key: raw.dump(key) for key in raw.scan_iter()}
     requests = 0
-    while killed_migration(shop, redis_url, requests=(requests := requests + 1)):
-        assert migrate(shop, redis_url).is_complete
+    for requests, report in enumerate(completed_runs(raw, partial(surveyed, shop, redis_url)), 1):
+        assert report.is_complete
         found = [each.id for each in shop.dq.queues["push"].peek(9)]
         assert Counter(found) == Counter(ids), f"killed at request {requests}"
         shop.dq.queues["push"].purge()
-        raw.flushdb()
-        for key, value in before.items():
-            raw.restore(key, 0, value)
-    assert requests > 20
+    assert requests >= 20
 
 
 def test_a_killed_migration_back_is_completed(stock: Any, shop: Any, raw: Any, redis_url: str) -> None:
-    urls = (shop.conf.broker_url, redis_url)
     ids = send(shop, "a", "b", "a")
     ids += send(shop, "a", countdown=3600)
+    prepared, requests = partial(surveyed, shop, shop.conf.broker_url, redis_url, options=BACK), 0
     with shop.dq.queues["push"]._broker.open("push") as (partitions, client):
         partitions[0].claim("dead", lease_ms=1, want=1).run(client)
-        before = {key: client.dump(key) for key in client.scan_iter()}
-        requests = 0
-        while killed_migration(shop, *urls, requests=(requests := requests + 1), options=BACK):
-            assert migrate(shop, *urls, options=BACK).is_complete
+        for requests, report in enumerate(completed_runs(client, prepared), 1):
+            assert report.is_complete
             found = [json.loads(each)["headers"]["id"] for each in raw.lrange("push", 0, -1)]
             assert Counter(found) == Counter(ids), f"killed at request {requests}"
             assert client.hlen(partitions[0].keys.messages) == 0
             assert client.zcard(partitions[0].keys.leases) == 0
             raw.flushdb()
-            client.flushdb()
-            for key, value in before.items():
-                client.restore(key, 0, value)
-    assert requests > 15
+    assert requests >= 15
+
+
+@pytest.mark.parametrize("options", [{}, {"countdown": 3600}])
+def test_a_killed_move_is_completed(shop: Any, options: dict[str, Any]) -> None:
+    ids = send(shop, *("a" if options else "aaa"), **options)
+    push, other, requests = shop.dq.queues["push"], shop.dq.queues["other"], 0
+    chosen = {"task_id": ids[0]} if options else {"tenant": "a"}
+    with push._broker.open("push") as (_, client):
+        move = partial(push.move, "other", **chosen)
+        for requests, _ in enumerate(completed_runs(client, lambda: nullcontext(move)), 1):
+            found = [each.id for each in other.peek() + other.peek(delayed=True)]
+            assert found == ids, f"killed at request {requests}"
+            assert (push.find(ids[0]), push.snapshot().held) == (None, 0)
+    assert requests >= 10

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, takewhile
 
 import redis
 
@@ -14,27 +16,26 @@ from celery_dq.inspector.messages import find
 from celery_dq.inspector.redis_values import Client, text
 from celery_dq.inspector.tenants import tenant_snapshot
 from celery_dq.inspector.waiting import waiting_of
+from celery_dq.migration.tenant_source import BATCH, Batch, TenantSource
 from celery_dq.transport.message_record import as_moved
-from celery_dq.transport.partition_replies import OutgoingRecord
+from celery_dq.transport.partition_replies import ClaimedEntry, OutgoingRecord
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.partition_map import MOVING
 from celery_dq.transport.redis.store.rounds import run_one
 from celery_dq.transport.redis.store.server_errors import PartitionsChanging
 
-#: Lease of a chunk that is being moved, in milliseconds; after it the source gets the messages back.
-LEASE_MS = 30_000
-#: Messages in one chunk.
-CHUNK = 100
+#: For how long the messages of an interrupted move are kept for the next one, in milliseconds.
+LEASE_MS = 600_000
+#: For how long the destination knows the batches that it has got, in milliseconds: also those whose lease is
+#: over while no worker lives that would reap them.
+MARKER_TTL_MS = 24 * 3_600_000
 
 
 class Mover:
-    """A consumer of the source and a producer of the destination, for the duration of one move.
+    """Moves messages of one partition to another queue.
 
-    Each chunk takes three steps: take the messages under a lease, push them under a producer sequence, finish
-    them at the source. A push whose answer was lost is repeated without effect. If the process dies before
-    the push, the messages stay in the source (as a delivery that crashed). If it dies after the push, they
-    are in both queues.
+    A partition of the destination stores its messages of a batch once, under the name of the batch. A process
+    that dies leaves its batch under the lease. The next move to the same queue begins with it.
 
     Args:
         source: The partition that loses the messages.
@@ -46,72 +47,55 @@ class Mover:
     def __init__(
         self, source: Partition, destination: Sequence[Partition], client: Client, head_start_us: int
     ) -> None:
-        self._source = source
+        # The name does not end with that of the queue, whose end might look like a fencing token.
+        consumer = f"move:{destination[0].keys.queue}:"
+        self._source = TenantSource(source, client, consumer, LEASE_MS)
         self._destination = destination
         self._client = client
         self._head_start_us = head_start_us
-        self._name = f"move:{uuid.uuid4().hex}"
-        self._sequence = 0
 
-    def move(self, ids: Sequence[str]) -> int:
-        """Move those of these messages that wait or are delayed, and return their number."""
-        moved = 0
-        try:
-            for start in range(0, len(ids), CHUNK):
-                moved += self._move_chunk(ids[start : start + CHUNK])
-        finally:
-            self._resign()
-        return moved
+    def move(self, pages: Iterable[Sequence[str]], moved: OnProgress = ignore_progress) -> None:
+        """Complete an interrupted move. Then move messages that wait or are delayed.
 
-    def move_tenant(self, tenant: str, on_progress: OnProgress = ignore_progress) -> int:
-        """Move all waiting messages of a tenant, in order, and return their number."""
-        moved = 0
-        try:
-            while line := run_one(self._client, waiting_of(self._source.keys, [tenant], CHUNK))[0]:
-                step = self._move_chunk([text(each) for each, _ in line])
-                moved += step
-                on_progress(moved)
-                if not step:  # workers have claimed all of them, or they have no record
-                    break
-        finally:
-            self._resign()
-        return moved
-
-    def _move_chunk(self, ids: Sequence[str]) -> int:
-        taken = self._source.take(self._name, ids, lease_ms=LEASE_MS).run(self._client)
-        if not taken:
-            return 0
-        first = self._destination[0]
-        routed: dict[tuple[int, bool], tuple[list[OutgoingRecord], list[tuple[str, str]]]] = {}
-        for entry in taken:
-            self._sequence += 1
-            record, task_id = as_moved(entry.record), task_id_of(entry.id)
-            place = first.homes.route(first.keys.queue, record, task_id)
-            outgoing, tags = routed.setdefault(place, ([], []))
-            outgoing.append(OutgoingRecord(self._sequence, task_id, record))
-            tags.append(entry.tag)
-        try:
-            for place in [*routed]:
-                self._push(*place, routed[place][0])
-                self._source.ack(self._name, finish=routed.pop(place)[1]).run(self._client)
-        except redis.RedisError:
-            # Requeue to their old places at once instead of at the end of the lease.
-            left = [tag for _, tags in routed.values() for tag in tags]
-            self._source.release(self._name, left, mode="requeue").run(self._client)
-            raise
-        return len(taken)
-
-    def _push(self, number: int, moving: bool, outgoing: Sequence[OutgoingRecord]) -> None:
-        """Push messages into one partition of the destination.
-
-        Raises:
-            PartitionsChanging: The destination has another map.
+        Args:
+            pages: Their ids. A page of which no message waits ends the move.
+            moved: Called after each step with the number of messages that it has moved.
         """
+        try:
+            taken = takewhile(lambda batch: batch.entries, map(self._source.take, pages))
+            for batch in chain(self._source.interrupted(), taken):
+                self._move(batch, moved)
+        finally:
+            self._source.end()
+
+    def _move(self, batch: Batch, moved: OnProgress) -> None:
+        try:
+            for place, part in self._parts(batch):
+                self._push(*place, part)
+                moved(self._source.finish(part))
+        except (redis.ConnectionError, redis.TimeoutError):
+            raise  # the destination may have stored a part, so that the next move must find it
+        except Exception:
+            self._source.release(batch.entries)
+            raise
+
+    def _parts(self, batch: Batch) -> list[tuple[tuple[int, bool], Batch]]:
+        """Divide a batch among the partitions of the destination."""
+        first, places = self._destination[0], defaultdict[tuple[int, bool], list[ClaimedEntry]](list)
+        for entry in batch.entries:
+            places[first.homes.route(first.keys.queue, entry.record, task_id_of(entry.id))].append(entry)
+        return [(place, replace(batch, entries=tuple(part))) for place, part in places.items()]
+
+    def _push(self, number: int, moving: bool, batch: Batch) -> None:
+        """Push messages into one partition of the destination."""
         partition = self._destination[number]
         push = partition.push(
-            outgoing,
-            producer=f"{self._name}{MOVING * moving}",
-            marker_ttl_ms=LEASE_MS,
+            [
+                OutgoingRecord(sequence, task_id_of(entry.id), as_moved(entry.record))
+                for sequence, entry in enumerate(batch.entries, 1)
+            ],
+            producer=self._source.name_of(batch),
+            marker_ttl_ms=MARKER_TTL_MS,
             head_start_us=self._head_start_us,
             moving=moving,
         )
@@ -124,11 +108,6 @@ class Mover:
                 f"The number of partitions of queue {partition.keys.queue!r} has just changed; "
                 "the rest was not moved: move again"
             )
-
-    def _resign(self) -> None:
-        """End the lease, under which no message is left."""
-        while self._source.resign(self._name).run(self._client):
-            pass
 
 
 def movable(source: OpenQueue, task_id: str | None, tenant: str | None) -> int:
@@ -159,20 +138,23 @@ def move_chosen(
         change: Counts the messages.
         on_progress: Called with the number of messages that have moved so far.
     """
+
+    def moved(count: int) -> None:
+        change.count += count
+        on_progress(change.count)
+
     client = source.client
     if tenant is not None:
         destination.homes.check_set(destination.partitions[0].keys.queue, tenant)
-        done = 0
         for each in source.of(tenant)[::-1]:
-
-            def moved(count: int, before: int = done) -> None:
-                change.count = before + count
-                on_progress(change.count)
-
             mover = Mover(each, destination.partitions, client, head_start_us)
-            done += mover.move_tenant(tenant, moved)
+            mover.move(_waiting(each, client, tenant), moved)
     elif found := find(*source, task_id or ""):
         place = source.partitions[found[0].partition]
-        mover = Mover(place, destination.partitions, client, head_start_us)
-        change.count = mover.move([found[0].id])
-        on_progress(change.count)
+        Mover(place, destination.partitions, client, head_start_us).move([[found[0].id]], moved)
+
+
+def _waiting(partition: Partition, client: Client, tenant: str) -> Iterator[list[str]]:
+    """Yield ids of messages of a tenant, in order, until none waits."""
+    while line := run_one(client, waiting_of(partition.keys, [tenant], BATCH))[0]:
+        yield [text(each) for each, _ in line]

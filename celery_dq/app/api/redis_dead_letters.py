@@ -392,7 +392,7 @@ class DeadLetters:
         new_id = partition.replay(message_id, record=edit, head_start_us=head_start).run(client)
         if new_id is not None and home is not partition:
             # Its tenant was changed, or the queue has got more partitions since it died.
-            Mover(partition, opened.partitions, client, head_start).move([new_id])
+            Mover(partition, opened.partitions, client, head_start).move([[new_id]])
         return new_id
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess, OpenQueue
@@ -19,13 +21,15 @@ from celery_dq.inspector.queues import QueueSnapshot, queue_snapshot
 from celery_dq.inspector.redis_values import scan, text
 from celery_dq.migration.stock_broker import StockBroker
 from celery_dq.migration.stock_writer import as_stock_message
-from celery_dq.migration.tenant_source import LEASE_MS, Batch, TenantSource
+from celery_dq.migration.tenant_source import Batch, TenantSource
 from celery_dq.shown import shell_word, shown_url
 from celery_dq.transport.message_record import HEADER_SIZE
 from celery_dq.transport.redis.store.partition import Partition
 
 __all__ = ["ReturnMigration"]
 
+#: For how long the messages of an interrupted migration are kept for the next run, in milliseconds: 30 days.
+LEASE_MS = 30 * 24 * 3_600_000
 #: Messages of one queue that are not understood, after which the rest of the queue is left alone.
 MOST_LEFT = 10_000
 
@@ -189,39 +193,34 @@ class ReturnMigration:
     def _drain(self, partition: Partition, client: Any, consumer: str, moved: OnProgress) -> None:
         """Move the messages of a partition, until none waits."""
         queue = partition.keys.queue
-        most = self._broker.options.queue(queue).max_deliveries
-        source = TenantSource(partition, client, consumer, most)
-        source.reap()
-        for interrupted in source.interrupted():
-            self._move(source, partition, interrupted, moved)
+        # The scripts read the fencing token of a singleton queue from the name.
+        epoch = _epoch(partition, client)
+        source = TenantSource(partition, client, f"{consumer}@{epoch}" if epoch else consumer, LEASE_MS)
+        source.reap(self._broker.options.queue(queue).max_deliveries)
+        left = self._left.setdefault(queue, {})
+        for batch in source.interrupted():
+            self._move(source, queue, batch, moved)
         has_moved = True
         while has_moved:
-            has_moved = False
-            left = self._left.get(queue, {})
-            for ids in source.pages(left.keys()):
-                if len(left) >= MOST_LEFT:
-                    break
-                batch = source.take(ids) if ids else None
-                if batch is not None:
-                    has_moved |= self._move(source, partition, batch, moved)
+            pages = takewhile(lambda _: len(left) < MOST_LEFT, source.pages(left.keys()))
+            has_moved = sum(self._move(source, queue, source.take(ids), moved) for ids in pages) > 0
         source.end()
 
-    def _move(self, source: TenantSource, partition: Partition, batch: Batch, moved: OnProgress) -> bool:
+    def _move(self, source: TenantSource, queue: str, batch: Batch, moved: OnProgress) -> bool:
         """Move a batch; return whether any of its messages was understood.
 
         Those that are not understood go back first. So each process that finds the batch names it alike.
         """
-        queue = partition.keys.queue
         converted = [self._converted(queue, entry.id, entry.record) for entry in batch.entries]
         pairs = list(zip(batch.entries, converted, strict=True))
         unclear = [entry for entry, message in pairs if message is None]
         if unclear:
             source.release(unclear)
-        understood = Batch(batch.claim, tuple(entry for entry, message in pairs if message is not None))
+        understood = replace(batch, entries=tuple(entry for entry, message in pairs if message is not None))
         if not understood.entries:
             return False
         messages = [message for message in converted if message is not None]
-        self._stock.receive(queue, f"{partition.keys.prefix}{understood.name}", messages, LEASE_MS)
+        self._stock.receive(queue, source.name_of(understood), messages, LEASE_MS)
         moved(source.finish(understood))
         return True
 

@@ -144,7 +144,7 @@ class MoveView(MessageChange):
         """Move the task."""
         queue, task_id = self.named(form)
         to = self._destination(dq, form)
-        is_moved = dq.queues[queue].move(to, task_id=task_id) == 1
+        is_moved = dq.queues[queue].move(to, task_id=task_id) > 0
         return self.outcome(queue, task_id, "" if is_moved else "other", f"was moved to {to!r}")
 
     def _destination(self, dq: DQ, form: QueryDict) -> str:
