@@ -6,5 +6,5 @@
 ``stock_writer``   writes one
 ``stock_broker``   the lists, the unacknowledged messages, and the staged messages of a migration
 ``live_workers``   signs of workers that still consume from it
-``tenant_source``  the messages of a partition on their way back
+``tenant_source``  the messages of a partition on their way back, or by ``app/api/move.py`` to another queue
 """
