@@ -86,12 +86,24 @@ class PartitionKeys:
 
     @property
     def state(self) -> str:
-        """HASH: seq, v, claim, held, head, next_look, next_look_owner, evict, floor, discards_at, resume_at.
+        """HASH: the numbers of the partition; times are in µs.
 
-        A pause of the queue is in paused_since and paused_until, in µs. partitions is its map, spreads the
-        tenants in several partitions, sealed the seq at which these came, opened the version after which no
-        tenant arrives, sets the count of resource_sets, clock the time of the last heartbeat.
-        Its counters are those of :class:`~celery_dq.inspector.queue_counters.QueueCounters`.
+        ``seq`` and ``claim`` number pushes and claims, ``accepted`` the calls of dedup. ``v`` is the virtual
+        time, ``floor`` the least start tag of a tenant that comes back, ``head`` the head start of a
+        priority. ``held`` counts the messages in flight, ``sets`` the resource_sets with a backlog.
+
+        ``next_look`` is when ``next_look_owner`` looks again, ``evict`` the end of the next dedup timeout,
+        ``discards_at`` when discards are claimed again, ``clock`` the last heartbeat, ``claim_window`` the
+        claims of the last windows. A pause lasts from ``paused_since`` to ``paused_until``; ``resume_at`` is
+        the end of the next pause of a tenant.
+
+        ``epoch`` is the fencing token of a singleton queue, whose ``leader`` holds it; ``last_epoch`` that of
+        a fence that has ended. ``partitions`` is the map of the queue, ``spreads`` the tenants in several
+        partitions, ``sealed`` the seq at which both came, ``opened`` the version after which no tenant
+        arrives.
+
+        The counters are in :data:`~celery_dq.inspector.queue_counters.COUNTERS`, beside ``waits_alone``,
+        ``waits_in_line`` (claimed messages) and ``discards_claimed``.
         """
         return self.prefix + "state"
 

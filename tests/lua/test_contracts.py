@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from celery_dq.inspector.queue_counters import COUNTERS
 from celery_dq.keys import PartitionKeys
 from celery_dq.scripts.loader import Script, derived_by
 from celery_dq.transport.partition_replies import OutgoingRecord
@@ -144,6 +145,18 @@ def test_a_chunk_that_is_too_long_is_refused() -> None:
     for acks in ({"settle": [("1", "a")] * 1001}, {"finish": [("1", "a")] * 1001}):
         with pytest.raises(ValueError, match="1001 in one call"):
             partition.ack("c", **acks)
+
+
+def test_the_fields_of_the_state_are_documented_where_its_key_is() -> None:
+    sources = "\n".join(without_comments(path.read_text()) for path in FILES)
+    used = set(re.findall(r"\bstate\.(\w+)", sources))
+    for words in re.findall(r"\b(?:read_state\(|'H\w+', KEYS\[1\],)((?:\s*'\w+',?)+)", sources):
+        used.update(re.findall(r"'(\w+)'", words))
+    listed = set(re.findall(r"``(\w+)``", PartitionKeys.state.__doc__ or ""))
+    counted = {each.name for each in COUNTERS if each.is_stored}
+    assert used - listed - counted == set(), "name them in the docstring of PartitionKeys.state"
+    gone = [word for word in sorted(listed | counted) if not re.search(rf"\b{word}\b", sources)]
+    assert gone == [], "no script has such a field"
 
 
 def test_no_script_searches_the_keyspace() -> None:

@@ -4,10 +4,7 @@
 -- DERIVES
 --   unreadable HASH
 --@include clock
--- The state: `epoch`, `last_epoch` (of a fence that has ended), `seq`, `v`, `claim`, `held`, `head`, `next_look`, `next_look_owner`, `evict`, `leader`, `floor`,
--- `accepted`, `clock` (of the last heartbeat), `discards_at`, `resume_at`, `paused_until`, `paused_since`, `partitions` (the map), `opened`,
--- `sets` (those with a backlog) and `claim_window`; and the counters of `COUNTERS` in `inspector/queue_counters.py`, with
--- `waits_alone` and `waits_in_line` (claimed messages) and `discards_claimed`. A field is read when a script first asks for it, or with others by
+-- `PartitionKeys.state` in `keys.py` lists the fields. A field is read when a script first asks for it, or with others by
 -- `read_state`: a call that reads all of them takes longer than most commands of a script together.
 local TEXTS = {next_look_owner = true, leader = true, waits_alone = true, waits_in_line = true, partitions = true,
   claim_window = true}
