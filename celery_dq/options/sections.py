@@ -92,6 +92,11 @@ class QueueOptions:
         return STRICT_HEAD_START_US if self.priority_aging_us is None else self.priority_aging_us
 
 
+#: The keys of dq_queues[name] besides the parts of a quota; there they have no prefix.
+QUEUE_SETTINGS = settings_of(QueueOptions)
+_QUEUE_OPTIONS = [each.name.removeprefix("dq_") for each in QUEUE_SETTINGS]
+
+
 @dataclass(frozen=True)
 class AllocationOptions:
     """Options of the allocation of partitions to workers."""
@@ -314,8 +319,7 @@ class Options:
         "dq_queues",
         Kind.TABLE,
         {},
-        "Per queue: the parts of a quota, priority_aging, max_deliveries, partitions, spread_above_per_s, "
-        "allocated.",
+        f"Per queue: the parts of a quota, {', '.join(_QUEUE_OPTIONS)}.",
         unset=(),
     )
     default_quota: Quota = setting(
@@ -492,5 +496,3 @@ class Options:
 
 
 SETTINGS = settings_of(Options)
-#: The keys of dq_queues[name] besides the parts of a quota; there they have no prefix.
-QUEUE_SETTINGS = settings_of(QueueOptions)
