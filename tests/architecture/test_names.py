@@ -247,7 +247,8 @@ def test_no_text_has_a_word_that_is_gone() -> None:
 
 
 def test_every_test_names_its_subject() -> None:
-    assert [name for _, source in other_sources() for name in RIDDLE.findall(source)] == []
+    riddles = [name for _, source in other_sources() for name in RIDDLE.findall(source)]
+    assert riddles == [], "give the test the name of its subject instead of `what` or `who`"
     assert RIDDLE.findall("def " + "test_what_is_it()") == ["test_what_is_it"]
 
 
