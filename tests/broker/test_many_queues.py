@@ -137,6 +137,28 @@ def test_two_claims_bring_one_suspect(scripts: list[PartitionScripts], make_cons
     turn_until(lambda: len(harness.got) == 2, harness)
 
 
+def test_each_queue_with_work_may_bring_its_suspect(
+    scripts: list[PartitionScripts], make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One claim of a trip may bring a suspect. It is not always that of the same queue."""
+    monkeypatch.setattr(claim_limits, "MIN_SHARE", 2)
+    scripts[1].push("suspect", tenant="x")
+    (entry,) = scripts[1].claim(consumer="dead").entries
+    scripts[1].partition.release("dead", [(entry.claim, entry.id)], mode="crashed").run(scripts[1].client)
+    for number, each in enumerate(scripts):
+        for tenant in "abcdefgh":
+            each.push(*(f"{number}.{tenant}.{count}" for count in range(100)), tenant=tenant)
+    harness = make_consumer(6, FIRST, SECOND, THIRD)
+    harness.claims._shares._mean_brought = 1.0
+
+    def go_on() -> None:
+        harness.room += 1
+
+    harness.on_message = go_on
+    turn_until(lambda: "suspect" in harness.got, harness)
+    assert len(harness.got) < 100
+
+
 def test_a_queue_that_refuses_the_heartbeat_costs_no_other_queue_its_lease(
     scripts: list[PartitionScripts], kombu_client: KombuClient
 ) -> None:

@@ -410,29 +410,43 @@ class ChannelClaims:
     # -- claims ----------------------------------------------------------------
 
     def _add_claims(self, trip: Trip, want: int, free: int) -> None:
-        """Add claims that together bring at most *want* messages."""
-        shares, all_free = self._shares, free
+        """Add claims that together bring at most *want* messages.
+
+        One of them *leads*: only this one may bring a suspect and discards. So two claims never bring two
+        suspects, and several claims bring no more discards than one.
+        """
+        shares, all_free, room = self._shares, free, trip.room
         self.ready.end_backoffs(free)
-        while trip.room and (share := shares.share(want, len(self.ready))) > 0:
-            subscription = self.ready.next_claimable(shares.may_lead)
+        chosen: list[tuple[Subscription, int, int]] = []
+        leader: Subscription | None = None
+        while len(chosen) < room and (share := shares.share(want, len(self.ready))) > 0:
+            subscription = self.ready.next_claimable(leader is None or not leader.needs_lead)
             if subscription is None:
-                return
+                break
+            queue = subscription.queue
             # Another channel claims from it, or the next trip is to bring what this one releases: within one,
             # the claim would be first where the server lacks the script of the release.
-            if subscription.queue.key in trip.claims or self._thread.will_release(subscription.queue, trip):
+            if queue.key in trip.claims or self._thread.will_release(queue, trip):
                 self.ready.wake(subscription)
-                return
+                break
+            if subscription.claim_limit is not None:
+                share = min(share, subscription.claim_limit())
             subscription.free_at_last_claim = all_free if free else 0
-            asked = self._add_claim(trip, subscription, share, min(free, share))
-            want, free = want - asked, max(free - asked, 0)
+            shares.add(queue.key, share)
+            trip.claims.add(queue.key)
+            chosen.append((subscription, share, min(free, share)))
+            want, free = want - share, max(free - share, 0)
+            if leader is None or subscription.needs_lead or subscription.led_at < leader.led_at:
+                leader = subscription
+        for subscription, share, fitting in chosen:
+            self._add_claim(trip, subscription, share, fitting, subscription is leader)
 
-    def _add_claim(self, trip: Trip, subscription: Subscription, want: int, free: int) -> int:
+    def _add_claim(self, trip: Trip, subscription: Subscription, want: int, free: int, leads: bool) -> None:
         identity, queue = self._identity, subscription.queue
-        if subscription.claim_limit is not None:
-            want = min(want, subscription.claim_limit())
         acks = identity.in_flight.pending_acks(queue.key).take()
-        leads = self._shares.add(queue.key, want)
         subscription.is_claiming, subscription.is_woken, subscription.needs_lead = True, False, False
+        if leads:
+            subscription.led_at = trip.now
         call = queue.partition.claim(
             queue.consumer(identity.consumer),
             lease_ms=identity.lease_ms,
@@ -448,10 +462,8 @@ class ChannelClaims:
         )
         identity.in_doubt.claim_sent(queue.key)
         self.asked_at = trip.now
-        trip.claims.add(queue.key)
         answered = partial(self._claimed, subscription, acks, want, leads, trip.now)
         trip.add(call, queue, answered, partial(self._not_claimed, subscription, acks))
-        return want
 
     def _not_claimed(self, subscription: Subscription, acks: Acks, exc: Exception) -> None:
         identity, queue = self._identity, subscription.queue

@@ -111,25 +111,12 @@ class ClaimWindow:
 
 
 class ClaimsUnderWay:
-    """The claims of one channel without an answer, at most one for each queue.
-
-    One of them *leads*: only this one may bring a suspect and discards. So two claims never bring two
-    suspects, and several claims bring no more discards than one.
-    """
+    """The claims of one channel without an answer, at most one for each queue."""
 
     def __init__(self) -> None:
         #: The most messages that each claim may bring, by :attr:`Queue.key`.
         self._wanted: dict[str, int] = {}
-        self._leader: str | None = None
         self._mean_brought: float = BATCH
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._wanted
-
-    @property
-    def may_lead(self) -> bool:
-        """Whether the next claim leads."""
-        return self._leader is None
 
     @property
     def may_bring(self) -> int:
@@ -147,18 +134,13 @@ class ClaimsUnderWay:
         claims = min(most - len(self._wanted), ready)
         return 0 if claims <= 0 else max(min(want, max(-(-want // claims), MIN_SHARE)), 0)
 
-    def add(self, key: str, want: int) -> bool:
-        """Add a claim from the queue with this key for *want* messages; return whether it leads."""
+    def add(self, key: str, want: int) -> None:
+        """Add a claim from the queue with this key for *want* messages."""
         self._wanted[key] = want
-        if self._leader is None:
-            self._leader = key
-        return self._leader == key
 
     def answered(self, key: str, message_count: int | None) -> None:
         """Remove a claim that brought *message_count* messages; None if it failed."""
         del self._wanted[key]
-        if self._leader == key:
-            self._leader = None
         if message_count is not None:
             self._mean_brought = 0.8 * self._mean_brought + 0.2 * message_count
 

@@ -52,6 +52,7 @@ class Subscription:
         claim_limit: Returns the maximum number of messages to claim; None without a limit of its own.
         needs_lead: Whether the next claim must be one that may bring a suspect, because the last one has
             passed over all eligible messages.
+        led_at: Monotonic time of the last claim that could bring a suspect.
         waits: The group of queues that share one wait for wake-ups.
         timer_at: Time for which the queue is planned; infinity without one.
         has_limits: Whether a tenant may have a limit, as of the last claim.
@@ -68,6 +69,7 @@ class Subscription:
     free_at_last_claim: int = 0
     wake_at: float | None = None
     needs_lead: bool = False
+    led_at: float = -math.inf
     waits: WaitGroup | None = None
     timer_at: float = math.inf
     has_limits: bool = True
