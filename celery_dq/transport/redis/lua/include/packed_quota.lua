@@ -1,10 +1,11 @@
 -- A packed quota.
 -- The quota of a spread tenant is this partition's share of it. Behind a share stands the whole quota, for readers.
--- Returns nil when the quota is absent or cannot be read.
+-- Returns nil when it is absent or cannot be read. GCRA allows a message `tolerance` µs before its arrival time.
 local function read_quota(packed, source)
   if not packed or #packed < 33 then return nil end
   local interval, burst, weight, concurrency, paused = struct.unpack('>ddddB', packed)
   if not (weight > 0) then return nil end
-  return {interval = interval, burst = math.max(burst, 1), weight = weight, concurrency = concurrency,
-    paused = paused == 1, source = source}
+  burst = math.max(burst, 1)
+  return {interval = interval, burst = burst, tolerance = (burst - 1) * interval, weight = weight,
+    concurrency = concurrency, paused = paused == 1, source = source}
 end

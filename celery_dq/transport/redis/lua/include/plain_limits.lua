@@ -26,7 +26,7 @@ local function limits_within(tenants)
   for i = 1, #tenants do
     local quota, arrival = quotas[i], (arrivals[i] or 0) + 0
     arrivals[i] = arrival
-    if quota.interval > 0 and arrival - (quota.burst - 1) * quota.interval > now then return nil end
+    if quota.interval > 0 and arrival - quota.tolerance > now then return nil end
   end
   return quotas, slots, arrivals
 end

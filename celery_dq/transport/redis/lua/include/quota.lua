@@ -60,11 +60,6 @@ function dq.quotas_of(tenants)
   return found
 end
 
--- Returns when the tenant's next message is allowed (GCRA), in µs; a time that is not after `now` means at once.
-function dq.permit_due(arrival, quota)
-  return arrival - (quota.burst - 1) * quota.interval
-end
-
 -- Returns the theoretical arrival time after one more message.
 function dq.take_permit(arrival, quota)
   return math.max(arrival, now) + quota.interval

@@ -15,7 +15,7 @@ function dq.run_length(tenant, follower, most, free)
     after.tag = after.tag + tenant.cost
     if rated then
       arrival = dq.take_permit(arrival, quota)
-      if dq.permit_due(arrival, quota) > now then break end
+      if arrival - quota.tolerance > now then break end
     end
     if follower and not dq.is_before(after, follower) then break end
   end

@@ -21,7 +21,7 @@ function dq.place_of(quota, slots, arrival)
   if quota.paused then return 'paused', 0 end
   if quota.concurrency > 0 and slots >= quota.concurrency then return 'at_concurrency', 0 end
   if quota.interval > 0 then
-    local due = dq.permit_due(arrival, quota)
+    local due = arrival - quota.tolerance
     if due > now then return 'throttled', due end
   end
   return 'turn'
