@@ -20,8 +20,8 @@ from tests.lua.partition_scripts import PartitionScripts, make_keyed_record, mak
 SHORT_PATHS = {
     "push": [
         (
-            "  local priority, due, _, length = read_header(record)\n",
-            "  if true then return nil end\n  local priority, due, _, length = read_header(record)\n",
+            "  local priority, due, _, length, flags = read_header(record)\n",
+            "  if true then return nil end\n  local priority, due, _, length, flags = read_header(record)\n",
         )
     ],
     "claim": [

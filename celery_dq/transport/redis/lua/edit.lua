@@ -44,7 +44,7 @@ local ids, reply = dq.ids_of(ARGV[1]), 'none'
 local records = call('HMGET', P .. 'messages', unpack(ids))
 for i = 1, #ids do
   local id, record = ids[i], records[i]
-  local priority, _, expires, size = dq.header(record)
+  local priority, old_due, expires, size, flags = dq.header(record)
   if record and reply == 'none' then reply = 'other' end
   if new_record ~= '' and record ~= before then priority = nil end
   local tenant = priority and dq.tenant_name(record, size)
@@ -60,11 +60,8 @@ for i = 1, #ids do
   elseif score or at then
     local is_later = due and due > now
     if is_later and expires > 0 and due >= expires then return 'expires' end
-    if new_priority then record = string.sub(record, 1, 1) .. string.char(new_priority) .. string.sub(record, 3) end
-    if due and (at or is_later) then
-      record = string.sub(record, 1, 3) .. struct.pack('>d', due) .. string.sub(record, 12)
-    end
-    call('HSET', P .. 'messages', id, record)
+    local new_due = due and (at or is_later) and due or old_due
+    call('HSET', P .. 'messages', id, dq.with_header(record, new_priority or priority, flags, new_due))
     if at or is_later then
       if due then call('ZADD', P .. 'delayed', due, id) end
       if score then

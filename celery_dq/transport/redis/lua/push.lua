@@ -59,7 +59,7 @@ local map, is_moving = string.gsub(ARGV[5], '!$', '')
 --@uses dedup
 --@uses arrivals
 --@uses wake
---@ready header is_counted is_keyed tenant_name plain_id unique_ids accept wake
+--@ready header tenant_name plain_id unique_ids accept wake
 --@ready add_waiting placed_for resources_of newcomers with_backlog pack_single enter_turn
 --@ready quotas_of standing_of place_of entry_tag is_unlimited
 read_state('epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions', 'sets')
@@ -69,14 +69,14 @@ local replies, messages, ids, order, seen, highest = {}, {}, {}, {}, {}, last
 for i = 1, count do
   local at = 4 + 3 * i
   local sequence, record = tonumber(ARGV[at]), ARGV[at + 2]
-  local priority, due, _, tenant = dq.header(record)
+  local priority, due, _, tenant, flags = dq.header(record)
   if not priority then return redis.error_reply('DQINVALID push: record ' .. i .. ' cannot be read') end
-  if dq.is_counted(record) then
-    due = math.min(math.max(due + now - wall, 1), dq.LATEST)
-    record = dq.with_due(record, due)
+  if flags % 8 >= 4 then
+    due, flags = math.min(math.max(due + now - wall, 1), dq.LATEST), flags - 4
+    record = dq.with_header(record, priority, flags, due)
   end
-  local section = dq.is_keyed(record) and dq.fast_dedup().section_of(record)
-  if dq.is_keyed(record) and not section then
+  local section = flags >= 2 and dq.fast_dedup().section_of(record)
+  if flags >= 2 and not section then
     return redis.error_reply('DQINVALID push: the dedup key of record ' .. i .. ' cannot be read')
   end
   if not sequence then return redis.error_reply('DQINVALID push: sequence ' .. i .. ' is not a number') end

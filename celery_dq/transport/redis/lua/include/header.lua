@@ -1,12 +1,13 @@
 -- The head of a record.
 
--- Returns priority, due, expires, and the length of the tenant's name; nil when the record cannot be read (another
--- program wrote it, or it is the mark of a settled message). The lengths are checked before, so unpack cannot fail.
+-- Returns priority, due, expires, the length of the tenant's name, and the flags: 2 for a dedup key, 4 for a countdown by
+-- the clock of the publisher. Returns nil when the record cannot be read: another program wrote it, or it is the mark of a
+-- settled message. The lengths are checked before, so unpack cannot fail.
 local function read_header(record)
   local HEADER_BYTES = 27
   if not record or #record < HEADER_BYTES then return nil end
-  local version, priority, _, due, expires, tenant, task, envelope = struct.unpack('>BBBddHHI', record)
+  local version, priority, flags, due, expires, tenant, task, envelope = struct.unpack('>BBBddHHI', record)
   if version ~= 1 or priority > 9 or HEADER_BYTES + tenant + task + envelope > #record then return nil end
   if not (due >= 0 and due < 9e15 and expires >= 0 and expires < 9e15) then return nil end
-  return priority, due, expires, tenant
+  return priority, due, expires, tenant, flags
 end

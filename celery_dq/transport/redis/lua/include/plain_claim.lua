@@ -67,8 +67,8 @@ local function claim_plain(consumer, lease_ms, want, known, finished, settled, s
     end
     records = call('HMGET', P .. 'messages', unpack(ids))
     for i = 1, n do
-      local priority, _, expires = read_header(records[i])
-      if not priority or string.byte(records[i], 3) >= 2 or (expires > 0 and expires <= now) then return nil end
+      local priority, _, expires, _, flags = read_header(records[i])
+      if not priority or flags >= 2 or (expires > 0 and expires <= now) then return nil end
       if priority > 0 then has_priorities = true end
     end
     if free then

@@ -25,8 +25,8 @@
 -- such a message the rules of the other includes come down to these commands; tests/lua/test_plain.py compares both. Returns
 -- true, or nil when the message is not plain: then nothing was changed.
 local function push_plain(producer, marker_ttl_ms, head, map, sequence, id, record)
-  local priority, due, _, length = read_header(record)
-  if not priority or due > 0 or string.byte(record, 3) >= 2 or string.find(id, '~', 1, true)
+  local priority, due, _, length, flags = read_header(record)
+  if not priority or due > 0 or flags >= 2 or string.find(id, '~', 1, true)
     or not tonumber(sequence) or string.sub(record, 28, 34) == 'any_of(' then return nil end
   local tenant = string.sub(record, 28, 27 + length)
   local messages, single, dead, wake = P .. 'messages', P .. 'single', P .. 'dead', P .. 'wake'

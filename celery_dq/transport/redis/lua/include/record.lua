@@ -6,15 +6,9 @@ dq.LATEST = 9e15 - 1
 
 dq.header = read_header
 
--- Returns whether the due time is a countdown by the clock of the publisher.
-function dq.is_counted(record)
-  return math.floor(string.byte(record, 3) / 4) % 2 == 1
-end
-
--- Returns the record of a countdown with a due time by the clock of the server.
-function dq.with_due(record, due)
-  local flags = string.byte(record, 3) - 4
-  return string.sub(record, 1, 2) .. struct.pack('>Bd', flags, due) .. string.sub(record, 12)
+-- Returns the record with these values in its header.
+function dq.with_header(record, priority, flags, due)
+  return string.sub(record, 1, 1) .. struct.pack('>BBd', priority, flags, due) .. string.sub(record, 12)
 end
 
 function dq.tenant_name(record, length)
