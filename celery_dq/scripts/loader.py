@@ -9,8 +9,7 @@ most calls need few of them. A line ``--@uses name`` therefore inserts nothing: 
 ``include/name.lua`` defines in the table ``dq`` (``function dq.place(…)``, ``dq.LIMIT = 5``) known to the
 script. Such a statement runs when a call first reads its name. An include that has other statements, too,
 runs as a whole. What it includes itself is inserted into the script, and what it uses is known to the
-script, too. A line ``--@ready name …`` of a script runs the statements of these names at the start of each
-call, which is cheaper for names that most calls read.
+script, too.
 
 A line ``--@cluster statement`` is that statement on a Redis Cluster, and a comment elsewhere.
 
@@ -27,7 +26,7 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence, Set as AbstractSet
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from redis.exceptions import NoScriptError
@@ -43,7 +42,6 @@ SECTIONS = ("KEYS", "DERIVES", "ARGV", "RETURNS", "COST", "GUARANTEE")
 
 _DIRECTIVE = re.compile(r"^--@(?P<kind>include|uses)[ \t]+(?P<name>\S*)[ \t]*(?:\n|\Z)", re.M)
 _CLUSTER = re.compile(r"--@cluster[ \t]+")
-_READY = re.compile(r"^--@ready[ \t]+(?P<names>.*)\n", re.M)
 _DEFINED = re.compile(r"^(?:function (dq\.\w+)\(|(dq\.[\w., ]+) = )", re.M)
 _READ = re.compile(r"(?<![\w.])dq\.(?P<name>\w+)")
 _CONTINUES = re.compile(r"--|\s|end\b|[})]|$")
@@ -213,7 +211,7 @@ class _Parts:
     used: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def _library(script: str, source: str, used: Mapping[str, str], ready: AbstractSet[str]) -> str:
+def _library(script: str, source: str, used: Mapping[str, str]) -> str:
     """Return the text of the table ``dq``, which runs a statement of an include when its name is first read.
 
     The statements stand in a function of their own, so their functions find each local of the script at once.
@@ -228,23 +226,17 @@ def _library(script: str, source: str, used: Mapping[str, str], ready: AbstractS
     read = _names_read_by(source).union(*map(_names_read_by, used.values()))
     if unknown := sorted(read - set(homes)):
         raise ScriptError(f"script {script!r}: no include that it uses defines dq.{', dq.'.join(unknown)}")
-    if unknown := sorted(ready - set(homes)):
-        raise ScriptError(
-            f"script {script!r}: no include that it uses defines {', '.join(unknown)} (--@ready)"
-        )
-    # A table that is made with these names does not grow when they get their values.
-    slots = ", ".join(f"{name} = nil" for name in homes if name in ready)
-    first = "".join(parts[place][1] for place in sorted({homes[name] for name in ready}))
     by_length: dict[int, str] = {}
-    for name in sorted(set(homes) - ready, key=lambda name: (len(name), name)):
-        test = f"if name == '{name}' then place = {homes[name]} end\n"
-        by_length[len(name)] = by_length.get(len(name), "") + test
-    later = {homes[name]: parts[homes[name]][1] for name in homes if name not in ready}
+    shared: dict[int, str] = {}
+    for name, place in homes.items():
+        names, text = parts[place]
+        found = f"{text}return dq.{name}\n"
+        if len(names) > 1:
+            found, shared[place] = f"place = {place}\n", text
+        by_length[len(name)] = by_length.get(len(name), "") + f"if name == '{name}' then\n{found}end\n"
     return (
-        f"local dq = {{{slots}}}\nsetmetatable(dq, {{__index = function(_, name)\n"
-        f"local length, place = #name, -1\n"
-        f"{_search('length', by_length)}{_search('place', later)}return rawget(dq, name)\nend}})\n"
-        f"do\nlocal function make()\n{first}end\nmake()\nend\n"
+        f"local dq = {{}}\nsetmetatable(dq, {{__index = function(_, name)\nlocal length, place = #name, -1\n"
+        f"{_search('length', by_length)}{_search('place', shared)}return rawget(dq, name)\nend}})\n"
     )
 
 
@@ -320,9 +312,8 @@ class ScriptSet(dict[str, Script]):
         parts = _Parts()
         source = self._expand(own, (name,), parts)
         if parts.used:
-            ready = {each for found in _READY.finditer(own) for each in found["names"].split()}
             before, behind = source.rsplit(_LIBRARY, 1)
-            source = before + _library(name, source, parts.used, ready) + behind
+            source = before + _library(name, source, parts.used) + behind
         source = source.replace(_LIBRARY, "")
         includes = {each: self._includes[each] for each in (*parts.inserted, *parts.used)}
         return Script(name, source, Contract.parse(name, own, includes))

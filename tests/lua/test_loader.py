@@ -118,8 +118,8 @@ def test_an_include_that_is_used_runs_when_one_of_its_names_is_read(folder: Path
     assert client.exists("k") == 0
 
 
-def test_a_name_that_is_ready_is_not_looked_for(folder: Path, client: Any) -> None:
-    body = "--@uses b\n--@ready twice\nreturn rawget(dq, 'twice') and not rawget(dq, 'none') and dq.LIMIT\n"
+def test_of_definitions_only_those_run_whose_names_are_read(folder: Path, client: Any) -> None:
+    body = "--@uses b\nlocal sum = dq.twice(0) + dq.LIMIT\nreturn rawget(dq, 'none') and 0 or sum\n"
     write(folder, "add", CONTRACT + body)
     twice = "-- Doubles.\nfunction dq.twice(n)\n  return n + n\nend\n\n"
     write(folder, "include/b", twice + "dq.LIMIT, dq.MOST = 5, 6\nfunction dq.none() end\n")
@@ -140,7 +140,6 @@ def test_every_name_of_an_include_is_found(folder: Path, client: Any) -> None:
     ("body", "include", "refusal"),
     [
         ("return dq.thrice(1)", "function dq.twice() end", "no include that it uses defines dq.thrice"),
-        ("--@ready thrice", "function dq.twice() end", r"defines thrice \(--@ready\)"),
         ("return 1", "function dq.twice() end\nfunction dq.twice() end", "dq.twice is defined twice"),
         ("return 1", "--@uses a", "circular: add -> a -> a"),
     ],

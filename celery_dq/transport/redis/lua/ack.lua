@@ -71,7 +71,6 @@ end
 --@include state
 --@uses in_flight
 --@uses wake
---@ready end_finish wake
 keep_state(known, 'epoch', 'held', 'evict', 'next_look_owner', 'paused_until', 'settled')
 dq.end_finish(finished, tenants, members, settled)
 -- A solo worker that was busy at the time of its planned look gets its wake-up here.

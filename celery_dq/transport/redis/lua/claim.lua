@@ -89,9 +89,6 @@ read_state('resume_at', 'claim_window')
 --@uses claim_discards
 --@uses claim_window
 --@uses next_look
---@ready pack_held turns header
---@ready quotas_of singles_of read_single place_of take_permit is_unlimited
---@ready has_sets serve_singles serve_backlog run_length place_served close_busy_period plan_next_look
 local PROMOTE, TENANTS_PER_MESSAGE, REMOVAL_PAUSE_US = 128, 16, 2000
 local turns, delivery = dq.turns, dq.delivery
 local most_discards = want > 0 and math.min(tonumber(ARGV[8]), 1000) or 0

@@ -19,7 +19,6 @@
 --@include out_of_memory_guard
 --@uses promote
 --@uses wake
---@ready promote wake next_due
 if state.next_look_owner == ARGV[1] then state.next_look_owner = '' end
 dq.promote(128, true)
 dq.wake()

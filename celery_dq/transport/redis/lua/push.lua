@@ -59,9 +59,6 @@ local map, is_moving = string.gsub(ARGV[5], '!$', '')
 --@uses dedup
 --@uses arrivals
 --@uses wake
---@ready header tenant_name plain_id unique_ids accept wake
---@ready add_waiting placed_for resources_of newcomers with_backlog pack_single enter_turn
---@ready quotas_of standing_of place_of entry_tag is_unlimited
 read_state('epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions', 'sets')
 local last = -1
 if producer ~= '' then last = finite(call('GET', P .. 'producer:' .. producer)) or -1 end

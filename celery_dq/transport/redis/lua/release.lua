@@ -22,8 +22,6 @@
 --@include out_of_memory_guard
 --@uses release
 --@uses wake
---@ready read_tags read_held release_messages expand_singles singles_of free_slots enter_new newcomers
---@ready replace standing_of quotas_of place_of close_busy_period erase wake
 local mode = ARGV[2]
 if mode ~= 'unstarted' and mode ~= 'requeue' and mode ~= 'crashed' then
   return redis.error_reply('DQINVALID release: mode must be unstarted, requeue or crashed')
