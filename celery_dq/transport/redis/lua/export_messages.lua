@@ -30,7 +30,7 @@
 --@include state
 --@include out_of_memory_guard
 --@uses record
---@uses arrivals
+--@uses partition_map
 --@uses tenant_placement
 --@uses wake
 local tenant, to, n = ARGV[2], ARGV[3], tonumber(ARGV[4])

@@ -33,7 +33,7 @@
 --@include out_of_memory_guard
 --@uses record
 --@uses unique_ids
---@uses arrivals
+--@uses partition_map
 --@uses tenant_placement
 --@uses discard
 --@uses wake

@@ -19,7 +19,7 @@
 --   A tenant has no more permits than it had before the move. Only a tenant that is expected is changed.
 --@include state
 --@include out_of_memory_guard
---@uses arrivals
+--@uses partition_map
 --@uses tenant_placement
 --@uses wake
 local map, n = ARGV[1], tonumber(ARGV[3])

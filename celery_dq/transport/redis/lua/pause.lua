@@ -22,7 +22,7 @@
 --   discards are delivered during a pause. A pause of the queue and those of its tenants do not touch each other.
 --@include state
 --@include out_of_memory_guard
---@uses arrivals
+--@uses partition_map
 --@uses pauses
 --@uses tenant_placement
 --@uses wake

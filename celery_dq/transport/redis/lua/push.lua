@@ -57,7 +57,7 @@ local map, is_moving = string.gsub(ARGV[5], '!$', '')
 --@uses accept
 --@uses retry_of
 --@uses dedup
---@uses arrivals
+--@uses partition_map
 --@uses wake
 read_state('epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions', 'sets')
 local last = -1

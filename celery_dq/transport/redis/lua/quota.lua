@@ -19,7 +19,7 @@
 --   placed after that; `place` applies it to tenants with backlog. No share of an old map replaces one of a newer map.
 --@include state
 --@include out_of_memory_guard
---@uses arrivals
+--@uses partition_map
 --@uses apply_quota
 --@uses wake
 local field, packed = ARGV[1], ARGV[2]

@@ -24,7 +24,7 @@
 --   on; `place` applies it to tenants with backlog.
 --@include state
 --@uses quota
---@uses arrivals
+--@uses partition_map
 local packed, by, memory = ARGV[1], ARGV[2], tonumber(ARGV[3]) * 1000
 if packed ~= '' and not read_quota(packed, 'config') then
   return redis.error_reply('DQINVALID settings_quota: the packed quota cannot be read')

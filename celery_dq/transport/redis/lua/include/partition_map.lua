@@ -1,4 +1,4 @@
--- Tenants that move to this partition.
+-- The map of the queue that this partition has stored, and the tenants that move here by it.
 --
 -- DERIVES
 --   arriving ZSET
@@ -13,7 +13,6 @@ function dq.map_version(map)
   return tonumber(string.match(map, '#(%d+)$') or 0)
 end
 
--- The map that this partition has stored.
 function dq.stored_map()
   return state.partitions == '' and '1' or state.partitions
 end
