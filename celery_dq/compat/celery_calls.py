@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from celery import _state
@@ -12,11 +13,14 @@ check("celery_calls")
 
 _celerys: Any = _state
 _stack: Any = _celerys._task_stack
-#: Celery's storage of the stacks of running tasks. Without it, `in_task` asks for the stack at each call.
-_running: Any = getattr(getattr(_stack, "_local", None), "__storage__", None)
+#: Celery's storage of the stacks of running tasks, empty while no thread runs a task. True where it has none.
+running_tasks: Any = getattr(getattr(_stack, "_local", None), "__storage__", True)
 
 #: Whether this process waits for results, so that it must not declare a queue for them.
 join_will_block = _celerys.task_join_will_block
+
+#: Returns the result backend of a task; None when it has the one of its app.
+own_backend = attrgetter("_backend")
 
 
 def running_task() -> Any:
@@ -26,10 +30,8 @@ def running_task() -> Any:
 
 def in_task() -> bool:
     """Whether a task makes the call: then the call is a child of that task."""
-    # The storage is empty while no task runs. Looking at it is quicker than looking for the stack.
-    if _running is not None and not _running:
-        return False
-    return bool(_stack.stack)
+    # Looking at the storage is quicker than looking for the stack.
+    return bool(running_tasks and _stack.stack)
 
 
 def current_app_if_any() -> Any:
@@ -66,11 +68,6 @@ def option_method_is_celerys(kind: type, base: type) -> bool:
 def dumps_pydantic_arguments(task: Any) -> bool:
     """Whether the task converts its arguments from pydantic models. Only some versions of Celery can."""
     return getattr(task, "_dump_pydantic_arguments", None) is not None
-
-
-def has_own_backend(task: Any) -> bool:
-    """Whether the task has another result backend than its app."""
-    return getattr(task, "_backend", 0) is not None
 
 
 def set_ignored(result: Any, ignored: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
 from typing import Any
 
 from celery_dq.compat.guard import check
@@ -11,10 +12,11 @@ from celery_dq.compat.guard import check
 check("kombu_publishing")
 
 
-def publish_prepared(producer: Any) -> Callable[..., Any]:
-    """Return the method of a producer (or of its class) that publishes a message which is prepared."""
-    method: Callable[..., Any] = producer._publish
-    return method
+#: Returns the method of a producer (or of its class) that publishes a message which is prepared.
+publish_prepared: Callable[[Any], Callable[..., Any]] = attrgetter("_publish")
+
+#: Returns the default channel of a connection that is connected; None if it has none. Opens nothing.
+default_channel: Callable[[Any], Any] = attrgetter("_default_channel")
 
 
 @contextmanager
@@ -31,11 +33,6 @@ def library_errors(connection: Any) -> AbstractContextManager[Any]:
     """Raise the errors of the transport's library as kombu's ``OperationalError``, as a publish does."""
     errors: AbstractContextManager[Any] = connection._reraise_as_library_errors()
     return errors
-
-
-def open_default_channel(connection: Any) -> Any:
-    """Return the default channel if it is open; None otherwise. Opens nothing."""
-    return connection._default_channel if connection.connected else None
 
 
 def is_py_amqp(channel: Any) -> bool:

@@ -15,7 +15,7 @@ OWN = {"headers": {"trace": "1"}}
 
 
 @pytest.mark.parametrize(
-    ("buffered", "options", "most"), [(True, {}, 14), (True, OWN, 15), (False, {}, 17), (False, OWN, 18)]
+    ("buffered", "options", "most"), [(True, {}, 10), (True, OWN, 11), (False, {}, 12), (False, OWN, 13)]
 )
 def test_a_call_runs_through_few_files(
     make_app: MakeApp, buffered: bool, options: dict[str, Any], most: int

@@ -49,8 +49,8 @@ class BufferApi:
         self._context = context
         self._make_sender = make_sender
         self._made: BufferedProducer | None = None
-        #: The choice of the innermost :meth:`buffered` block; None outside of one.
-        self.wanted: ContextVar[bool | None] = ContextVar("dq_buffered", default=None)
+        #: The choice of the innermost :meth:`buffered` block; not set outside of one.
+        self.wanted: ContextVar[bool] = ContextVar("dq_buffered")
 
     def __repr__(self) -> str:
         return f"<buffer of {self._context}: {len(self)} pending>"

@@ -7,11 +7,9 @@
 ``template_stage``    sends a plain call from a template of its message
 ``message_template``  the message of a task as a template, made of the first one
 ``template_filling``  the parts in which calls differ, filled into the template
-``task_ids``          the ids of calls, which name the tenant in an app with partitions
-``observers``         receivers, tools and events that have to see each message
-``task_apply_async``  a task's ``apply_async`` for plain, buffered calls
+``task_apply_async``  may a call use a template? and a task's ``apply_async`` for plain calls
 ``amqp``              ``app.amqp``: checks tenant and priority on every publish
-``results``           what a call prepares for its result, and the result that the caller gets
+``results``           the id of a call, what it prepares for its result, and the result that the caller gets
 
 ``celery_dq.wiring`` has the order of the stages. Calls reach ``celery_dq.producer`` or a transport from here.
 """

@@ -51,7 +51,8 @@ class BufferChoice:
         return dq_of(self._app).buffer.options
 
     @cached_property
-    def _block(self) -> ContextVar[bool | None]:
+    def block(self) -> ContextVar[bool]:
+        """The choice of the block ``with app.dq.buffer.buffered()`` around a call, if there is one."""
         return dq_of(self._app).buffer.wanted
 
     def wanted(self, asked: bool | None, call: Call) -> bool:
@@ -75,16 +76,14 @@ class BufferChoice:
         task = get("task_type")
         if task is None:
             task = registered_tasks(self._app).get(call.name)
-        if not self.wanted_by(task) or get("retry") is False:
+        if not self.block.get(self.wanted_by(task)) or get("retry") is False:
             return False
         in_worker = self.loader.worker_initialized or call.in_task
         return (self._options.in_workers or not in_worker) and self.possible(options.get("ignore_result"))
 
     def wanted_by(self, task: Any) -> bool:
-        """Whether to buffer a call without the option ``buffered``, given that buffering is possible."""
-        wanted = self._block.get()
-        if wanted is None:
-            wanted = getattr(task, "buffered", None)
+        """Whether a task's option, or else the setting, wants calls buffered."""
+        wanted = getattr(task, "buffered", None)
         return bool(self._options.enabled if wanted is None else wanted)
 
     def possible(self, ignored: Any) -> bool:

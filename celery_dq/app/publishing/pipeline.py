@@ -11,13 +11,11 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.app.publishing.results import flushing_result_class, prepare_for_results
-from celery_dq.app.publishing.task_ids import Ids
+from celery_dq.app.publishing.results import Ids, flushing_result_class, prepare_for_results
 from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.compat.celery_calls import in_task
 from celery_dq.dedup.key import MakeKey
 from celery_dq.dedup.rule import Dedup
-from celery_dq.per_process import PerProcess
 from celery_dq.producer.buffering_producer import BufferingProducer, Published
 from celery_dq.transport.tenant import check_tenant
 
@@ -138,7 +136,7 @@ class CelerysWay:
         self._app = app
         #: A ``send_task`` that a program has put on the app. It is called instead of the class's method.
         self._own: Callable[..., Any] | None = dq_of(app).own_send_task
-        self._ids = PerProcess(partial(Ids, app))
+        self._ids = Ids(app)
         self._rules = TenantRules(app)
 
     def send(self, call: Call, proceed: Proceed) -> Any:
@@ -153,10 +151,8 @@ class CelerysWay:
         if call.represent is not None:
             # Celery takes a third of its time for a message to make them.
             options["argsrepr"] = options["kwargsrepr"] = ""
-        if not options.get("task_id"):
-            ids = self._ids.get()
-            if ids.name_tenants:
-                options["task_id"] = ids.new(self._tenant_of(call).encode())
+        if not options.get("task_id") and self._ids.name_tenants:
+            options["task_id"] = self._ids.new(self._tenant_of(call).encode())
         if self._own is not None:
             return self._own(call.name, call.args, call.kwargs, **options)
         # Looked up at each call, because monitoring tools replace the class's method at any time.

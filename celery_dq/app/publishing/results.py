@@ -1,4 +1,8 @@
-"""The result of a call: its preparation before the call is sent, and the object that the caller gets.
+"""The id and the result of a call: the result's preparation, and the object that the caller gets.
+
+Celery's ids are random UUIDs of version 4. In an app with a queue of several partitions, ids name the tenant
+of their call, see :mod:`celery_dq.transport.redis.store.home`. Canvas makes the ids of its tasks
+before their tenants are known, so those name none.
 
 Celery calls ``on_task_call`` of the result backend before each publish. The backend on Redis subscribes to
 the result there, and retries for 20 s while its server is away. The rpc backend declares its reply queue,
@@ -7,6 +11,7 @@ and retries for ever. Neither knows the deadline of the call.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -18,14 +23,79 @@ from vine import promise
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.timeouts import Deadline
-from celery_dq.compat.celery_calls import has_own_backend, join_will_block, set_ignored
+from celery_dq.compat.celery_calls import join_will_block, own_backend, set_ignored
+from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.producer.buffering_producer import BufferingProducer
+from celery_dq.transport.redis.store.home import id_rest, id_start
 
-__all__ = ["NO_SERVER_ASKED", "FlushingResult", "flushing_result_class", "prepare_for_results", "result_of"]
+__all__ = [
+    "NO_SERVER_ASKED",
+    "FlushingResult",
+    "Ids",
+    "flushing_result_class",
+    "prepare_for_results",
+    "result_of",
+]
 
 #: Modules whose backends ask no server before a call. The Redis backend asks none once it was prepared.
 NO_SERVER_ASKED = ("celery.backends.base", "celery.backends.redis")
 _RPC = "celery.backends.rpc"
+#: Number of tenants whose first digits are remembered.
+REMEMBERED_TENANTS = 10_000
+
+
+class Ids:
+    """A supply of task ids, as text, for calls that name none.
+
+    Args:
+        app: a Celery app.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._owner = OwnerProcess()
+        #: Ids, or the rests of ids behind the digits of the tenant.
+        self._ready: list[str] = []
+        self._starts: dict[bytes, str] = {}
+
+    @cached_property
+    def name_tenants(self) -> bool:
+        """Whether the ids name the tenants of their calls."""
+        dq = dq_of(self._app)
+        return dq.serves_queues() and any(each.partitions > 1 for each in dq.options.queues)
+
+    def new(self, tenant: bytes) -> str:
+        """Return the next id, for a call of this tenant. Thread-safe."""
+        if self._owner.pid != current_pid():
+            # A forked child would repeat the ids of its parent.
+            self._ready, self._owner = [], OwnerProcess()
+        try:
+            made = self._ready.pop()
+        except IndexError:
+            made = self._more()
+        if not self.name_tenants:
+            return made
+        return (self._starts.get(tenant) or self._start(tenant)) + made
+
+    def _more(self) -> str:
+        # One system call provides the random bytes for 256 ids.
+        noise = os.urandom(16 * 256).hex()
+        make = id_rest if self.name_tenants else _uuid4
+        made = [make(noise[at : at + 32]) for at in range(0, len(noise), 32)]
+        last = made.pop()
+        self._ready.extend(made)
+        return last
+
+    def _start(self, tenant: bytes) -> str:
+        if len(self._starts) >= REMEMBERED_TENANTS:
+            self._starts.clear()
+        start = self._starts[tenant] = id_start(tenant.decode())
+        return start
+
+
+def _uuid4(digits: str) -> str:
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
 
 def prepare_for_results(app: Any, deadline: Deadline) -> None:
@@ -151,10 +221,9 @@ def result_of(app: Any, task_id: str, result_cls: Any, ignored: Any) -> Any:
         result_class = flushing_result_class(app)
     made = result_cls or result_class
     # A task makes the app's class of result, with the task's own backend if there is one.
-    task = getattr(made, "__self__", None)
     if result_class.__init__ is AsyncResult.__init__ and (
         made is result_class
-        or (getattr(made, "__func__", None) is Task.AsyncResult and not has_own_backend(task))
+        or (getattr(made, "__func__", None) is Task.AsyncResult and own_backend(made.__self__) is None)
     ):
         return result_class.quick(task_id, ignored)
     result = made(task_id)

@@ -22,10 +22,8 @@ from celery.utils.saferepr import saferepr
 from kombu.utils import json as kombu_json
 
 from celery_dq.app.publishing.message_template import KNOWN_HEADERS, VARIABLE, MessageTemplate, learn_template
-from celery_dq.app.publishing.observers import Observers
-from celery_dq.app.publishing.task_ids import Ids
+from celery_dq.app.publishing.results import Ids
 from celery_dq.app.tenant_rules import TenantRules
-from celery_dq.per_process import OwnerProcess
 from celery_dq.producer.sender import Addressed
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import TEXT, pack_joined
@@ -156,7 +154,7 @@ def represent(amqp: Any, message: Any) -> None:
 
 
 class MessageTemplates:
-    """The message templates of one app in one process.
+    """The message templates of one app.
 
     Args:
         app: a Celery app whose broker is one of celery-dq.
@@ -171,12 +169,6 @@ class MessageTemplates:
         #: The template of each kind that was seen; None for calls that go Celery's way.
         self.by_kind: dict[Kind, MessageTemplate | None] = {}
         self._rules = TenantRules(app)
-        self.owner = OwnerProcess()
-        #: Whether direct calls may use a template; None until a stage has asked.
-        self.publishes: bool | None = None
-        #: Whether the result backend asks a server before each call; None until a stage has asked.
-        self.asks_a_server: bool | None = None
-        self.observers = Observers(app)
         self._sends_event = bool(app.conf.task_send_sent_event)
 
     def kind_of(self, name: str, options: dict[str, Any]) -> Kind | None:

@@ -18,11 +18,8 @@ policy are kombu's. Only the first attempt is made without kombu's wrapper.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
-
-from kombu import Producer
-from kombu.pools import ProducerPool
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.amqp import OF_ONE_CALL
@@ -31,12 +28,11 @@ from celery_dq.app.publishing.dedup_stage import DedupRequests, conclude_verdict
 from celery_dq.app.publishing.direct_stage import DirectPublisher
 from celery_dq.app.publishing.message_template import MessageTemplate
 from celery_dq.app.publishing.pipeline import Call, Proceed
-from celery_dq.app.publishing.results import NO_SERVER_ASKED, result_of
-from celery_dq.app.publishing.task_apply_async import replace_apply_async
+from celery_dq.app.publishing.results import result_of
+from celery_dq.app.publishing.task_apply_async import TemplateChoice, replace_apply_async
 from celery_dq.app.publishing.template_filling import EMBED, Kind, MessageTemplates, represent
 from celery_dq.app.senders import lane_of
 from celery_dq.compat.kombu_publishing import publish_prepared
-from celery_dq.per_process import PerProcess, current_pid
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import Addressed
 from celery_dq.protocols import DEDUP_PROPERTY
@@ -53,71 +49,54 @@ class TemplateStage:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._choice = BufferChoice(app)
+        self._buffer_choice = BufferChoice(app)
         self._publisher = DirectPublisher(app)
-        self.templates = PerProcess(partial(MessageTemplates, app))
-        #: Those of the process that made the last call.
-        self._templates: MessageTemplates | None = None
         #: Kind of call to its dedup requests, for kinds that have a dedup key.
         self._requests: dict[Kind, DedupRequests] = {}
 
+    @cached_property
+    def choice(self) -> TemplateChoice:
+        """Decides whether a call uses a template; made at the first call."""
+        return TemplateChoice(self._app)
+
+    @cached_property
+    def templates(self) -> MessageTemplates:
+        """The templates of this app."""
+        return MessageTemplates(self._app)
+
     def send(self, call: Call, proceed: Proceed) -> Any:
         """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
-        templates = self._templates
-        if templates is None or templates.owner.pid != current_pid():
-            templates = self._templates = self.templates.get()
-        kind = self._kind_of(templates, call)
+        answer = self.choice.answer()
+        kind = None if answer == "celery" else self._kind_of(call)
         if kind is not None:
-            template = templates.by_kind.get(kind)
+            template = self.templates.by_kind.get(kind)
             if template is not None:
-                result = self.send_from(templates, template, kind, call, proceed)
+                result = self.send_from(template, kind, call, proceed, answer == "observed")
                 if result is not None:
                     return result
-            elif kind not in templates.by_kind:
-                call.published = self._learner(templates, kind, call)
+            elif kind not in self.templates.by_kind:
+                call.published = self._learner(kind, call)
         return proceed(call)
 
-    def _kind_of(self, templates: MessageTemplates, call: Call) -> Kind | None:
+    def _kind_of(self, call: Call) -> Kind | None:
         """The kind of a call; None when it has to go Celery's way."""
-        if call.in_task or not templates.observers.allowed:
-            return None
         options = call.options
         if call.producer is not None:
-            return None if call.dedup is not None else templates.kind_of(call.name, options)
+            return None if call.dedup is not None else self.templates.kind_of(call.name, options)
         policy = options.get("retry_policy")
         # The deadline sets a policy with only an errback. Any other policy is the caller's choice.
         if (
             options.get("retry") is not None
             or (policy and set(policy) != {"errback"})
-            or templates.observers.publish_is_replaced
+            or not self.choice.may_publish(options.get("ignore_result"))
         ):
             return None
         # A call with a dedup rule of its own has no kind.
-        return templates.kind_of(call.name, options) if self.may_publish(templates, True) else None
+        return self.templates.kind_of(call.name, options)
 
-    def may_publish(self, templates: MessageTemplates, ignored: Any) -> bool:
-        """Whether a direct call may be published from a template in this app. It does not change.
-
-        Args:
-            templates: the templates of this process.
-            ignored: the option ``ignore_result`` of the call. Without it, some backends ask a server first.
-        """
-        if templates.publishes is None:
-            templates.publishes = (
-                dq_of(self._app).serves_queues()
-                and ProducerPool.Producer is Producer
-                and bool(self._app.conf.task_publish_retry)
-            )
-        if ignored or not templates.publishes:
-            return templates.publishes
-        if templates.asks_a_server is None:
-            module = type(self._app.backend).on_task_call.__module__
-            templates.asks_a_server = module not in NO_SERVER_ASKED
-        return not templates.asks_a_server
-
-    def _learner(self, templates: MessageTemplates, kind: Kind, call: Call) -> Any:
+    def _learner(self, kind: Kind, call: Call) -> Any:
         """The callback for the message of the first call of its kind."""
-        partitioned = dq_of(self._app).serves_queues()
+        partitioned, templates = dq_of(self._app).serves_queues(), self.templates
 
         def learn(message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> None:
             properties = dict(message["properties"])
@@ -132,20 +111,17 @@ class TemplateStage:
         return learn
 
     def send_from(
-        self, templates: MessageTemplates, template: MessageTemplate, kind: Kind, call: Call, proceed: Proceed
+        self, template: MessageTemplate, kind: Kind, call: Call, proceed: Proceed, observed: bool
     ) -> Any:
         """Send a call from its template, and return its result; None when it has to go Celery's way."""
         options = call.options
         requests = self._requests.get(kind)
-        if call.producer is None:
-            if (call.dedup and call.dedup[1]) is not (requests and requests.key):
-                return None  # the task's rule has changed since the template was made
-            if not self.may_publish(templates, options.get("ignore_result")):
-                return None
-        if templates.observers.observed:
-            return None if call.dedup is not None else self._observed(templates, template, call, proceed)
+        if call.producer is None and (call.dedup and call.dedup[1]) is not (requests and requests.key):
+            return None  # the task's rule has changed since the template was made
+        if observed:
+            return None if call.dedup is not None else self._observed(template, call, proceed)
         headers = options.get("headers")
-        filled = templates.fill(
+        filled = self.templates.fill(
             template, call.args, call.kwargs, options.get("task_id"), options.get("tenant"), headers
         )
         if filled is None:
@@ -164,14 +140,12 @@ class TemplateStage:
                 conclude_verdict(template.name, task_id, requests.rule, request)
         task = options.get("task_type")
         if task is not None and call.dedup is None:
-            replace_apply_async(task, self, templates, self._choice)
+            replace_apply_async(task, self, self.templates, self.choice, self._buffer_choice)
         return result_of(self._app, task_id, options.get("result_cls"), options.get("ignore_result"))
 
     # -- an observed call
 
-    def _observed(
-        self, templates: MessageTemplates, template: MessageTemplate, call: Call, proceed: Proceed
-    ) -> Any:
+    def _observed(self, template: MessageTemplate, call: Call, proceed: Proceed) -> Any:
         """Send a call with Celery's own sender, which calls its observers, on a :class:`TemplateProducer`."""
         options = call.options
         deliver: Callable[[Addressed], Any]
@@ -182,13 +156,12 @@ class TemplateStage:
             policy = options.get("retry_policy")
             deliver = partial(self._publisher.publish, template.queue, policy=policy)
             otherwise = partial(self._publish_prepared, self._publisher.policy(policy))
-        producer = TemplateProducer(templates, template, deliver, otherwise)
-        if templates.observers.send_task_is_replaced:
+        producer = TemplateProducer(self.templates, template, deliver, otherwise)
+        if self.choice.send_task_is_replaced:
             call.producer = producer
-            if not templates.observers.task_sender_is_replaced:
-                call.represent = partial(represent, self._app.amqp)
+            call.represent = partial(represent, self._app.amqp)
             return proceed(call)
-        message = templates.message(
+        message = self.templates.message(
             template, call.args, call.kwargs, options.get("task_id"), options.get("tenant")
         )
         if message is None:
@@ -209,7 +182,7 @@ class TemplateProducer(BufferingProducer):
     """The producer of one observed call: it packs the message that Celery has made from a template.
 
     Args:
-        templates: the templates of this process.
+        templates: the templates of the app.
         template: the template of the call.
         deliver: takes the packed message, and returns False when it cannot be sent in this form.
         otherwise: publishes a message that differs from the template, as ``Producer._publish``.
