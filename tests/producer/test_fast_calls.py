@@ -394,6 +394,19 @@ def test_a_quick_task_heeds_whether_its_result_is_ignored_now(
 
 
 @pytest.mark.parametrize("buffered", [True, False])
+def test_a_quick_task_heeds_whether_it_is_buffered_now(make_app: MakeApp, buffered: bool) -> None:
+    app = make_app(dq_buffer=buffered)
+    task: Any = app.task(name="plain", shared=False)(work)
+    for _ in range(2):
+        task.delay(1)
+    task.buffered = not buffered
+    for _ in range(3):
+        task.delay(1)
+    assert app.dq.buffer.flush(30) == 0
+    assert app.dq.buffer.inspect().counters["accepted"] == (2 if buffered else 3)
+
+
+@pytest.mark.parametrize("buffered", [True, False])
 def test_a_quick_task_heeds_a_changed_default_queue(
     make_app: MakeApp, stored: Stored, buffered: bool
 ) -> None:

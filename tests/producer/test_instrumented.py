@@ -116,6 +116,18 @@ def test_a_patched_method_sees_every_call(
     assert numbers == [before + 1 + at if adds_header else None for at in range(len(ids))]
 
 
+def test_a_patched_way_to_the_channel_sees_every_direct_call(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task: Any = make_app(dq_buffer=False).task(name="known", shared=False)(work)
+    for _ in range(4):
+        task.delay(1)
+    tool = Patched(Producer, "_publish", monkeypatch, wraps, adds_header=False)
+    for _ in range(3):
+        task.delay(1)
+    assert tool.seen == 3
+
+
 def noting(owner: Any, name: str) -> list[Any]:
     """Replace a method of one object by one that records its calls; return the records."""
     seen: list[Any] = []

@@ -42,11 +42,6 @@ class BufferChoice:
         self._app = app
 
     @cached_property
-    def loader(self) -> Any:
-        """The app's loader, which knows whether this process is a worker or a child of its pool."""
-        return self._app.loader
-
-    @cached_property
     def _options(self) -> BufferOptions:
         return dq_of(self._app).buffer.options
 
@@ -78,7 +73,8 @@ class BufferChoice:
             task = registered_tasks(self._app).get(call.name)
         if not self.block.get(self.wanted_by(task)) or get("retry") is False:
             return False
-        in_worker = self.loader.worker_initialized or call.in_task
+        # The loader knows whether this process is a worker or a child of its pool.
+        in_worker = self._app.loader.worker_initialized or call.in_task
         return (self._options.in_workers or not in_worker) and self.possible(options.get("ignore_result"))
 
     def wanted_by(self, task: Any) -> bool:

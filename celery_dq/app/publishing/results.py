@@ -216,9 +216,7 @@ def result_of(app: Any, task_id: str, result_cls: Any, ignored: Any) -> Any:
         result_cls: the option of the call; None for the app's class.
         ignored: the option ``ignore_result`` of the call.
     """
-    result_class = app.__dict__.get("AsyncResult")
-    if result_class is None or not issubclass(result_class, FlushingResult):
-        result_class = flushing_result_class(app)
+    result_class = flushing_result_class(app)
     made = result_cls or result_class
     # A task makes the app's class of result, with the task's own backend if there is one.
     if result_class.__init__ is AsyncResult.__init__ and (

@@ -11,7 +11,6 @@ changed since. Every other call goes to Celery's method.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from operator import methodcaller
 from types import FunctionType
 from typing import Any, Literal, TypeAlias
@@ -65,7 +64,6 @@ class TemplateChoice:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._loader = app.loader
         self._amqp = app.amqp
         self._router = app.amqp.router
         self._sends_event = bool(app.conf.task_send_sent_event)
@@ -81,6 +79,11 @@ class TemplateChoice:
         self._publish = _original(Producer.publish, "kombu.messaging")
         self._publish_prepared = _original(publish_prepared(Producer), "kombu.messaging")
         self._stock = self._is_stock()
+        self._publishes = (
+            dq_of(app).serves_queues() and ProducerPool.Producer is Producer and app.conf.task_publish_retry
+        )
+        #: Whether the result backend asks a server before each call; None until it matters.
+        self._asks_a_server: bool | None = None
 
     def _is_stock(self) -> bool:
         """Whether Celery's own code routes this app's calls and builds their messages."""
@@ -104,7 +107,6 @@ class TemplateChoice:
         if (
             not self._stock
             or (running_tasks and in_task())
-            or self._loader.worker_initialized
             # `amqp.router` would be slow to read: it is a cached property of kombu.
             or amqp.get("router") is not self._router
             # A program has replaced `app.amqp.send_task_message`, or a tool a method of kombu's producer.
@@ -138,16 +140,9 @@ class TemplateChoice:
         Args:
             ignored: the option ``ignore_result`` of the call. Without it, some backends ask a server first.
         """
-        return self._publishes and bool(ignored or self._asks_no_server)
-
-    @cached_property
-    def _publishes(self) -> bool:
-        served, retries = dq_of(self._app).serves_queues(), bool(self._app.conf.task_publish_retry)
-        return served and retries and ProducerPool.Producer is Producer
-
-    @cached_property
-    def _asks_no_server(self) -> bool:
-        return type(self._app.backend).on_task_call.__module__ in NO_SERVER_ASKED
+        if self._asks_a_server is None and not ignored:
+            self._asks_a_server = type(self._app.backend).on_task_call.__module__ not in NO_SERVER_ASKED
+        return bool(self._publishes and (ignored or not self._asks_a_server))
 
 
 def _original(method: Any, module: str) -> Any:
@@ -170,23 +165,6 @@ class TaskApplyAsync:
         direct: publishes calls that are not buffered; None when they have to go Celery's way.
     """
 
-    __slots__ = (
-        "_app",
-        "_apply",
-        "_block",
-        "_buffer_choice",
-        "_buffered",
-        "_choice",
-        "_direct",
-        "_ignored",
-        "_pipeline",
-        "_put",
-        "_task",
-        "_template",
-        "_templates",
-        "_wanted",
-    )
-
     def __init__(
         self,
         task: Any,
@@ -208,7 +186,7 @@ class TaskApplyAsync:
         self._direct = direct
         #: Puts a message into the buffer; None before the first one.
         self._put: Callable[[Addressed], Any] | None = None
-        self._pipeline = app.send_task
+        self._pipeline, self._loader = app.send_task, app.loader
         self._apply: Callable[..., Any] = Task.apply_async
 
     def __call__(
@@ -237,6 +215,8 @@ class TaskApplyAsync:
             and self._app.send_task is self._pipeline
             and task.ignore_result is self._ignored
             and getattr(task, "buffered", None) is self._buffered
+            # In a worker, other rules say whether a call is buffered, or fails at once.
+            and not self._loader.worker_initialized
             and self._choice.answer() == "plain"
         ):
             if task.typing:
