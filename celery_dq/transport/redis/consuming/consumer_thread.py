@@ -45,8 +45,10 @@ if TYPE_CHECKING:
 logger = shown_logger(__name__)
 
 #: Seconds from one trip to the next while the process has enough to do, so that claims and acks travel
-#: together; on a cluster, up to as many times as it has masters.
+#: together.
 PACE_S = 0.003
+#: The most times that on a cluster. An ack for which a message waits may be late by as long.
+CLUSTER_PACES = 3
 #: Messages in flight from which on a process has enough to do for so long, each time.
 FED = 8
 #: Longest wait in seconds, after which connections and capacity are looked at.
@@ -493,10 +495,10 @@ class ConsumerThread:
         """Wait until something comes, is due, or another thread wakes this one."""
         if self._requests:
             return
-        slots = self._identity.slots
         # The threads of several masters share the capacity: each has as many messages in a trip as one thread
         # would, if its trips are rarer.
-        paces = min(len(self._identity.in_flight) // FED, 1 if slots is None else len(slots.masters))
+        most = 1 if self._identity.slots is None else CLUSTER_PACES
+        paces = min(len(self._identity.in_flight) // FED, most)
         if paces and (left_s := self._trip_at + paces * PACE_S - now) > 0 and not self._exiting:
             self._sleep(left_s)
         if self.sockets_changed:
