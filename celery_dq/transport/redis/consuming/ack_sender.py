@@ -62,7 +62,7 @@ class AckSender:
         next_at = math.inf
         if not self._identity.in_flight.with_acks:
             return next_at
-        for queue, box in self.queues:
+        for queue, box in self._identity.queues_with_acks(self._leases.queues):
             next_at = min(next_at, max(self._due_at(queue, box), self.resumes_at))
         return next_at
 
@@ -71,7 +71,7 @@ class AckSender:
         identity = self._identity
         if trip.now < self.resumes_at or not identity.in_flight.with_acks:
             return
-        for queue, box in self.queues:
+        for queue, box in identity.queues_with_acks(self._leases.queues):
             if queue.key in trip.claims or self._due_at(queue, box) > trip.now:
                 continue
             if not trip.room:

@@ -118,6 +118,8 @@ class ChannelClaims:
         self._shares = ClaimsUnderWay()
         #: Queues whose wake-up must be handed over, with the number of handovers.
         self._handovers: list[tuple[Queue, int]] = []
+        #: See :class:`ServedChannel`.
+        self.has_queues = False
         #: Transient queues, by the keys of their lists.
         self._listeners: dict[str, TransientListener] = {}
         #: Subscribes to broadcasts; None without any.
@@ -126,7 +128,7 @@ class ChannelClaims:
         self.asked_at = -math.inf
         #: Monotonic time of the last answered claim, for the watchdog.
         self.claimed_at = identity.clock.monotonic()
-        self._look_at = 0.0
+        self._look_at = math.inf
 
     # -- subscriptions ---------------------------------------------------------
 
@@ -157,6 +159,7 @@ class ChannelClaims:
         subscription = self._subscriptions.get(queue.prefix)
         if subscription is None:
             self._subscriptions[queue.prefix] = subscription = Subscription(queue, limit)
+            self.has_queues = True
             self._restart_wait(self.wakeups.join(subscription))
             if is_empty:
                 self._thread.leases.renew_soon([queue])
@@ -293,7 +296,8 @@ class ChannelClaims:
 
     def wait(self, now: float) -> None:
         """Begin the waits for wake-ups, transient messages and broadcasts."""
-        self._inboxes.after_trip(self)
+        if self.has_queues:
+            self._inboxes.after_trip(self)
         if self._wakeups is not None:
             may_wait = self._wakeups.needs_capacity and self._capacity()[0] > 0
             if self._wakeups.wait(now, may_wait=may_wait):

@@ -65,7 +65,14 @@ def answer_timeout_of(lease_s: float) -> float:
 
 
 class ServedChannel(Protocol):
-    """A channel, as its thread serves it. The thread calls all methods."""
+    """A channel, as its thread serves it. The thread calls all methods.
+
+    Attributes:
+        has_queues: Whether it has consumed queues. Another one waits for replies and broadcasts, and plans
+            nothing.
+    """
+
+    has_queues: bool
 
     def plan(self, trip: Trip) -> None:
         """Add the claims and hand-overs of the channel to a trip."""
@@ -417,7 +424,8 @@ class ConsumerThread:
         # A master that has failed gets no claims before it answers: they would take up the capacity.
         if self.node is None or not (self._has_lost and trip.calls):
             for member in self._members:
-                member.plan(trip)
+                if member.has_queues:
+                    member.plan(trip)
         self._acks.plan(trip)
         if trip.calls:
             self._trip_at = now
@@ -468,7 +476,7 @@ class ConsumerThread:
 
     def _comes_with_claim(self, queue: Queue, box: PendingAcks) -> bool:
         for member in self._members:  # noqa: SIM110 - a generator costs a call for each
-            if member.may_wait_for_claim(queue, box):
+            if member.has_queues and member.may_wait_for_claim(queue, box):
                 return True
         return False
 
@@ -503,7 +511,7 @@ class ConsumerThread:
             self._sleep(left_s)
         if self.sockets_changed:
             self._watch()
-        self._awaits_room = any([member.awaits_room for member in self._members])  # noqa: C419 - cheaper
+        self._awaits_room = any([each.awaits_room for each in self._members if each.has_queues])  # noqa: C419 - cheaper
         clock, next_at = self._identity.clock, min(self._next_time(), now + MAX_WAIT_S)
         needs_turn = False
         while not needs_turn:

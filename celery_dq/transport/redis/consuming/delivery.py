@@ -95,7 +95,7 @@ class ChannelDelivery:
         #: Whether a message is between the inbox and the pool, and its delivery tag when that is known.
         self._handing: str | None = None
         #: What came by broadcasts and transient queues, each with the function that delivers it.
-        self._others: deque[Callable[[], object]] = deque()
+        self.others: deque[Callable[[], object]] = deque()
         self._consumers = PartitionConsumers()
         #: The partitions on which the consumers keep a lease, by the prefix of their keys.
         self._leased: dict[str, Queue] = {}
@@ -133,6 +133,7 @@ class ChannelDelivery:
     def start_consumers(self, consumers: Sequence[QueueConsumer]) -> None:
         """Start consumers of queues; several consumers of one partition take turns."""
         self.attach()
+        self.claims.has_queues = True
         allocation = self._channel.context.allocation
         if allocation is not None and self.allocated_partitions is None:
             self.allocated_partitions = AllocatedPartitions(allocation, self._identity.partition_maps)
@@ -283,9 +284,9 @@ class ChannelDelivery:
 
     def capacity(self, claims: ChannelClaims) -> tuple[int, int]:
         """Return how many messages these claims may bring, and how many of them fit free pool slots."""
-        others = self._others_of(claims)
-        if not others:
+        if len(self._claims) == 1:
             return self._room(0)
+        others = self._others_of(claims)
         now = self._identity.clock.monotonic()
         want, free = self._room(sum(each.may_bring(now) for each in others))
         # The masters whose turn is longer ago get their shares, by the number of queues that may have work.
@@ -295,15 +296,14 @@ class ChannelDelivery:
 
     def _others_of(self, claims: ChannelClaims) -> list[ChannelClaims]:
         """Return the claims of the other threads."""
-        if len(self._claims) == 1:
-            return []
         return [each for each in tuple(self._claims.values()) if each is not claims]
 
     def has_room(self, claims: ChannelClaims) -> None:
         """Let other claims use the capacity that these have not used."""
-        for each in self._others_of(claims):
-            if each.ready.has_claimable:
-                each.thread.wake()
+        if len(self._claims) > 1:
+            for each in self._others_of(claims):
+                if each.ready.has_claimable:
+                    each.thread.wake()
 
     def _room(self, may_come: int) -> tuple[int, int]:
         """Return how many messages to claim, and how many of them fit free pool slots.
@@ -315,13 +315,15 @@ class ChannelDelivery:
         if self._channel.closed or self.failure is not None:
             return 0, 0
         undelivered = self._inbox.message_count + self._arrived + may_come
-        if (runs_s := self._callback_runs_s()) > LONG_CALLBACK_S:
+        is_handing = self._handing is not None
+        if is_handing and (runs_s := self._callback_runs_s()) > LONG_CALLBACK_S:
             # An urgent message would wait behind all that is claimed ahead.
             is_late = (
                 self._rests or runs_s > self._claim_ahead_s or (capacity is not None and capacity.closing)
             )
             return (0, 0) if is_late or undelivered or not qos.can_consume() else (1, 0)
-        undelivered += self._is_handing(qos, capacity)
+        if is_handing:
+            undelivered += self._is_handing(qos, capacity)
         if capacity is not None:
             return self._window.room(capacity, qos, undelivered)
         allowed = qos.can_consume_max_estimate()
@@ -333,7 +335,7 @@ class ChannelDelivery:
 
     def _callback_runs_s(self) -> float:
         """Return for how many seconds the delivering thread runs a callback that does its work there."""
-        if not self._runs_in_loop or self._handing is None:
+        if not self._runs_in_loop:
             return 0.0
         return self._identity.clock.monotonic() - self.pace.delivered_at
 
@@ -389,7 +391,7 @@ class ChannelDelivery:
 
     def receive_other(self, deliver: Callable[[], object]) -> None:
         """Take a broadcast or a transient message, which *deliver* brings to its consumer."""
-        self._others.append(deliver)
+        self.others.append(deliver)
         self._channel.wake_delivery()
 
     def before_trip(self, claims: ChannelClaims, now: float) -> float:
@@ -437,7 +439,7 @@ class ChannelDelivery:
     @property
     def has_undelivered(self) -> bool:
         """Whether something may be delivered now. Discards need no prefetch count."""
-        if self._others or self.failure is not None:
+        if self.others or self.failure is not None:
             return True
         return bool(self._arrivals or self._inbox.waiting) and self._has_deliverable
 
@@ -473,8 +475,8 @@ class ChannelDelivery:
         if self._runs_in_loop:
             self.pace.end()
         self._rests = False
-        if self._others:
-            return bool(self._others.popleft()())
+        if self.others:
+            return bool(self.others.popleft()())
         while self._has_deliverable:
             self._collect()
             self._handing = ""

@@ -191,17 +191,13 @@ def _exchange(
     try:
         wire.send_all(commands, check_health)
         while len(answers) < len(commands):
-            answers.append(_read(wire))
+            try:
+                answers.append(wire.read())
+            except redis.ResponseError as exc:  # noqa: PERF203 - the next answer follows
+                answers.append(exc)
     except (redis.RedisError, OSError) as exc:
         answers += [exc] * (len(commands) - len(answers))
     return answers
-
-
-def _read(wire: PipelinedConnection) -> Any:
-    try:
-        return wire.read()
-    except redis.ResponseError as exc:
-        return exc
 
 
 def result_of(call: ScriptCall[T], answer: Any) -> T:
