@@ -62,7 +62,7 @@ def test_a_dry_run_reads_all_and_takes_none(stock: Any, shop: Any, migrate: Migr
     raw.rpush("push", b"rubbish \xff")
     report = migrate("--dry-run", status=1)
     assert (report["found"], report["migrated"], raw.llen("push")) == (2, 0, 3)
-    assert [(left["place"], left["reason"][:13]) for left in report["left"]] == [("push", "it is not JSON")]
+    assert [(left["place"], left["reason"][:14]) for left in report["left"]] == [("push", "it is not JSON")]
 
 
 def edited(raw: Any, change: Any) -> None:
@@ -74,7 +74,7 @@ def edited(raw: Any, change: Any) -> None:
 
 DEDUP = {"key": "k", "timeout": 1, "policy": "reject", "waiting": False}
 BROKEN: list[tuple[Any, str]] = [
-    (lambda message: message.pop("headers"), "no message of kombu"),
+    (lambda message: message.pop("headers"), "not a message of kombu"),
     (lambda message: message.update(body="%"), "not base64"),
     (lambda message: message.update(body="bm90IGpzb24="), "cannot be decoded"),
     (lambda message: message.update({"content-type": "application/x-python-serialize"}), "accept_content"),
@@ -82,8 +82,8 @@ BROKEN: list[tuple[Any, str]] = [
     (lambda message: message["headers"].update(dq_claim=5), "dedup header"),
     (lambda message: message["headers"].update(id="x" * 201), "at most 200 bytes"),
     (lambda message: message["properties"].update(tenant="\n"), "tenant"),
-    (lambda message: message["properties"].update(x={"__type__": "decimal", "__value__": "x"}), "no JSON"),
-    (lambda message: message["properties"].update(x={"__type__": "bytes", "__value__": 5}), "no JSON"),
+    (lambda message: message["properties"].update(x={"__type__": "decimal", "__value__": "x"}), "not JSON"),
+    (lambda message: message["properties"].update(x={"__type__": "bytes", "__value__": 5}), "not JSON"),
     (lambda message: message["headers"].update(dq_claim=DEDUP | {"timeout": 1e400}), "dedup header"),
     (lambda message: message["headers"].update(dq_claim=DEDUP | {"key": "\ud800"}), "dedup header"),
 ]

@@ -141,6 +141,7 @@ def test_a_requeued_message_is_got_by_a_call_in_the_same_round(
     assert message is not None
     fetcher = transport_of(room.connection)._fetcher
     assert fetcher is not None
+    assert fetcher is not None
     begin, has_begun = fetcher._begin_outcomes, threading.Event()
 
     def begin_before_the_requeue() -> Any:
@@ -263,3 +264,34 @@ def test_a_stranger_may_not_read_or_write(connect: Callable[..., Connection], ho
         Producer(stranger.channel()).publish(2, routing_key="q")
     owner.consume(ack=True)
     assert owner.drain(1, deadline=60) == [1]
+
+
+def test_an_ack_at_the_end_of_a_round_is_sent_before_the_connection_closes(
+    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, has_ended, may_go_on = KombuQueue(connect(), "q"), threading.Event(), threading.Event()
+    room.publish("a")
+    room.consume()
+    room.drain(1)
+    fetcher = transport_of(room.connection)._fetcher
+    assert fetcher is not None
+    end_flushes = fetcher_module.ZooKeeperFetcher._end_flushes
+
+    def held(*arguments: Any) -> None:
+        has_ended.set()
+        may_go_on.wait(30)
+        waiting = len(fetcher._flushes)
+        end_flushes(*arguments)
+        if len(fetcher._flushes) < waiting:
+            wait_until(lambda: fetcher._stopping)
+
+    monkeypatch.setattr(fetcher_module.ZooKeeperFetcher, "_end_flushes", held)
+    fetcher.wake()
+    assert has_ended.wait(30)  # a round has seen that there is no ack
+    room.received[0].ack()
+    closing = threading.Thread(target=room.connection.close)
+    closing.start()
+    wait_until(lambda: fetcher._flushes)
+    may_go_on.set()
+    closing.join(30)
+    assert KombuQueue(connect(), "q").count() == 0

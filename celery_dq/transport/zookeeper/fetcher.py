@@ -134,10 +134,10 @@ class ZooKeeperFetcher:
         """Wait until all acknowledgements are confirmed, or the broker is unreachable."""
         if self._thread is None or self.failure is not None or not self._session.is_connected:
             return
-        flushed = WakeFlag()
-        self._flushes.append(flushed)
-        self.wake()
         if self._in_flight.has_outcomes or not self._idle:
+            flushed = WakeFlag()
+            self._flushes.append(flushed)
+            self.wake()
             flushed.wait(timeout_s)
             flushed.close()
 
@@ -160,7 +160,8 @@ class ZooKeeperFetcher:
     def _run(self) -> None:
         while not self._stopping and self.failure is None:
             self._waker.clear()
-            self._idle = False
+            # Counted before the round, which may not send the acks of a flush that begins later.
+            flushes, self._idle = len(self._flushes), False
             try:
                 more = self._is_connected() and self._run_once()
             except ZooKeeperUnreachable as error:
@@ -182,14 +183,14 @@ class ZooKeeperFetcher:
                 break
             self._idle = True
             if not self._in_flight.has_outcomes:
-                self._end_flushes()
+                self._end_flushes(flushes)
             if not more and not self._stopping:
                 self._waker.wait(self._answer_timeout_s())
-        self._end_flushes()
+        self._end_flushes(len(self._flushes))
         self._waker.close()
 
-    def _end_flushes(self) -> None:
-        while self._flushes:
+    def _end_flushes(self, count: int) -> None:
+        for _ in range(count):
             self._flushes.popleft().set()
 
     def _fail(self, error: Exception) -> None:
