@@ -81,21 +81,26 @@ def test_no_later_message_is_taken_while_one_is_requeued(
     transport = transport_of(room.connection)
     in_flight, fetcher = transport.in_flight, transport._fetcher
     assert fetcher is not None
-    add_outcome = in_flight.add_outcome
+    add_outcome, run_once, begun = in_flight.add_outcome, fetcher._run_once, list[float]()
+
+    def counted() -> bool:
+        begun.append(time.monotonic())
+        return run_once()
 
     def has_begun(rounds: int) -> bool:
         fetcher.wake()
-        return fetcher._rounds >= rounds
+        return len(begun) >= rounds
 
     def add_between_rounds(verb: ItemOutcome, tag: str) -> None:
         # One whole round passes before the second one from now begins.
-        second = fetcher._rounds + 2
+        second = len(begun) + 2
         wait_until(lambda: has_begun(second))
         add_outcome(verb, tag)
         # The fetcher rests before the message makes room.
         wait_until(lambda: not in_flight.has_returning)
         wait_until(lambda: fetcher._idle and not fetcher._waker.is_set)
 
+    monkeypatch.setattr(fetcher, "_run_once", counted)
     monkeypatch.setattr(in_flight, "add_outcome", add_between_rounds)
     room.received.pop().requeue()
     assert room.drain(1, deadline=30) == ["first"]

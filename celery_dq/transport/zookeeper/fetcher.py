@@ -84,7 +84,8 @@ class ZooKeeperFetcher:
         #: One flag for each waiting :meth:`flush`.
         self._flushes: deque[WakeFlag] = deque()
         self._stopping = False
-        self._rounds = 0
+        #: The subscription that has got messages last. The one behind it has the next turn.
+        self._served: ZooKeeperSubscription | None = None
         self._suspended_at: float | None = None
         self._looked_at = clock.monotonic()
         #: The error that ended the connection.
@@ -238,7 +239,7 @@ class ZooKeeperFetcher:
         if now - self._swept_at > SWEEP_S:
             self._swept_at = now
             self._sweep()
-        subscriptions, self._rounds = self._subscriptions, self._rounds + 1
+        subscriptions = self._subscriptions
         # Counted before the outcomes are taken: a message that is requeued from now on makes no room for a
         # later one before it is available itself.
         rooms = [self._room(subscription) for subscription in subscriptions]
@@ -255,10 +256,13 @@ class ZooKeeperFetcher:
                 errand.subscription.take_turn(self._locks, 1)
                 self._requests_for_one.popleft()
                 errand.done.set()
-            first = self._rounds % len(subscriptions) if subscriptions else 0
+            first = subscriptions.index(self._served) + 1 if self._served in subscriptions else 0
             turns = list(zip(subscriptions, rooms, strict=True))
             for subscription, room in [*turns[first:], *turns[:first]]:
+                undelivered = len(subscription.inbox)
                 more |= subscription.take_turn(self._locks, min(room, self._room(subscription)))
+                if len(subscription.inbox) > undelivered:
+                    self._served = subscription
                 if subscription.inbox:
                     self._deliver(subscription)
         finally:
