@@ -50,6 +50,18 @@ def test_a_task_that_a_worker_has_stays(shop: Any, operator: Any, task: dict[str
     assert "Reschedule" not in operator.get("/dq/message/", {"id": task["id"]}).content.decode()
 
 
+def test_a_task_that_a_worker_has_is_not_moved_with_an_interrupted_move(
+    shop: Any, operator: Any, task: dict[str, str]
+) -> None:
+    claim(shop)
+    (left,) = send(shop, "b")
+    with shop.dq._broker.open_home("push") as (partition, client):
+        partition.take("move:mail:", [left], lease_ms=60_000).run(client)
+    page = post(operator, "message/move/", **task, to="mail", confirmed="1")
+    assert "was moved" not in page
+    assert shop.dq.queues["mail"].find(left) is not None
+
+
 def test_a_task_moves_to_another_queue_that_exists(shop: Any, operator: Any, task: dict[str, str]) -> None:
     asked = post(operator, "message/move/", **task, to="mail")
     assert "goes to the end of &#x27;mail&#x27;" in asked

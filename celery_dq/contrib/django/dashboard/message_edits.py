@@ -144,7 +144,8 @@ class MoveView(MessageChange):
         """Move the task."""
         queue, task_id = self.named(form)
         to = self._destination(dq, form)
-        is_moved = dq.queues[queue].move(to, task_id=task_id) > 0
+        # A move also completes an interrupted one, of other tasks.
+        is_moved = dq.queues[queue].move(to, task_id=task_id) > 0 and dq.queues[queue].find(task_id) is None
         return self.outcome(queue, task_id, "" if is_moved else "other", f"was moved to {to!r}")
 
     def _destination(self, dq: DQ, form: QueryDict) -> str:

@@ -379,6 +379,7 @@ class ChannelClaims:
     ) -> _T | None:
         """Return what a wait has brought. A wait that Redis refuses begins again later."""
         refusals = self._identity.refusals
+        # Not by `watch`: it would cost five calls for each message.
         try:
             answer = read()
         except PASSING_ERRORS:

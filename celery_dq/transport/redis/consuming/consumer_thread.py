@@ -529,7 +529,7 @@ class ConsumerThread:
             needs_turn = needs_turn or self._is_woken or (self._awaits_room and self._has_room)
 
     def _next_time(self) -> float:
-        """Return the monotonic time at which something is due, beside the acks of other threads."""
+        """Return the monotonic time at which something but an ack is due."""
         next_at = self.leases.due_at
         for member in self._members:
             next_at = min(next_at, member.next_time())
