@@ -156,8 +156,10 @@ class ThreadedTransport(VirtualTransport):
         """
         if source is not None:
             self._add_ready(source)
-        self._woken.set()
-        self._waker.wake()
+        if self._loop is None:
+            self._woken.set()
+        else:
+            self._waker.wake()
 
     def _add_ready(self, source: MessageSource) -> None:
         if source not in self._is_ready:

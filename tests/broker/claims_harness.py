@@ -11,6 +11,7 @@ import redis
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.in_flight.pending_acks import InFlightMessage
 from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.redis.consuming import consumer_thread
 from celery_dq.transport.redis.consuming.channel_claims import ChannelClaims
@@ -98,9 +99,9 @@ class ClaimsHarness:
     def hands_over_at(self) -> float:
         return float("-inf")
 
-    def receive(self, subscription: Subscription, entry: ClaimedEntry, tag: str) -> None:
+    def receive(self, subscription: Subscription, entry: ClaimedEntry, held: InFlightMessage) -> None:
         self.got.append(entry.id)
-        self.tags.append(tag)
+        self.tags.append(held.tag)
         if self.on_message is not None:
             self.on_message()
 

@@ -87,7 +87,7 @@ class TwoMessages:
     @property
     def turns_in_s(self) -> float:
         """Seconds until the next trip that the thread plans, in whole microseconds."""
-        next_at = min(self.thread._next_time(), self.thread._acks.next_time())
+        next_at = min(self.thread._next_at, self.thread._acks.next_time())
         return float(round(next_at - self.clock.monotonic(), 6))
 
     def places(self) -> list[str]:

@@ -62,6 +62,7 @@ def renew(process: ConsumerIdentity, queues: list[Queue], client: redis.Redis) -
     error = trip.run(PipelinedConnection(client.connection_pool))
     if error is not None:
         raise error
+    assert leases.in_round
     assert leases.end_round(now)
     return leases.round_at - now
 

@@ -84,7 +84,7 @@ def test_acks_that_the_heartbeat_could_not_send_go_with_the_next_one(
         unsent: list[bool] = []
 
         def look(now: float) -> None:
-            unsent.append(bool(process.in_flight.partitions_with_acks()))
+            unsent.append(bool(process.in_flight.queues_with_acks(process.threads.queues)))
 
         proxy.drop_answers_to, proxy.drops_left = ack, 1
         process.in_flight.finish(got[0].delivery_tag)

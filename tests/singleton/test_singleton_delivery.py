@@ -56,9 +56,9 @@ class Channel(ClaimsHarness):
         assert scripts.partition.fence(1).run(scripts.client).accepted
         self.delivery.add(Queue(QUEUE, scripts.partition))
 
-    def receive(self, source: Subscription, entry: ClaimedEntry, tag: str) -> None:
+    def receive(self, source: Subscription, entry: ClaimedEntry, held: InFlightMessage) -> None:
         record = MessageRecord.unpack(entry.record)._replace(envelope=ENVELOPE)
-        self.delivery.add_message(Message(record, entry, tag, source.queue.name, self))
+        self.delivery.add_message(Message(record, entry, held.tag, source.queue.name, self))
 
     def before_trip(self, claims: ChannelClaims, now: float) -> float:
         self.delivery.follow_leaderships()

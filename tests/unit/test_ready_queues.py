@@ -29,9 +29,9 @@ def test_a_queue_at_its_own_limit_needs_no_capacity() -> None:
     ready = ReadyQueues()
     subscription = Subscription(_NoQueue(), lambda: limits[-1])  # type: ignore[arg-type]  # only its state counts
     ready.wake(subscription)
-    without_room = ready.needs_capacity
+    without_room = ready.has_claimable
     assert not without_room
     assert ready.next_claimable(may_lead=True) is None
     limits.append(1)
-    assert ready.needs_capacity
+    assert ready.has_claimable
     assert ready.next_claimable(may_lead=True) is subscription

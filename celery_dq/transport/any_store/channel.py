@@ -188,8 +188,5 @@ class StoreChannel(ThreadedChannel):
         """Let the fetcher send the pending acks."""
         self._transport.look_again()
 
-    def send_acks_at_shutdown(self) -> None:
-        """Do nothing: the fetcher sends the pending acks until its end."""
-
     def requeue_transient(self, message: Any) -> None:
         """Do nothing: messages of transient queues are released like all others."""

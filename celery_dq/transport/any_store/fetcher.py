@@ -249,7 +249,7 @@ class StoreFetcher:
                 flushes = len(self._flushes)
                 version = self._store.version(client)
                 wait_s = self._round(client)
-                if not self._consumer.in_flight.partitions_with_acks():
+                if not self._consumer.in_flight.queues_with_acks(self._leased):
                     self._end_flushes(flushes)
                 if wait_s > 0:
                     self._wait(client, version, wait_s)
@@ -295,9 +295,9 @@ class StoreFetcher:
 
     def _send_acks(self, client: StoreClient) -> None:
         in_flight = self._consumer.in_flight
-        for name, _ in in_flight.partitions_with_acks():
-            while in_flight.pending_acks(name):
-                in_flight.send_acks(self._consumer.name, self._leased[name], client)
+        for queue, box in in_flight.queues_with_acks(self._leased):
+            while box:
+                in_flight.send_acks(self._consumer.name, queue, client)
 
     def _renew(self, client: StoreClient) -> float:
         """Renew all leases, if that is due; return the seconds until it is due again."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from celery_dq.clock import Clock
@@ -39,6 +39,7 @@ from celery_dq.transport.in_flight.pending_acks import (
 from celery_dq.transport.partition_store import AckedQueue
 
 C = TypeVar("C")
+Q = TypeVar("Q")
 
 #: Share of a lease since its last renewal after which no message starts (see ``include/lease.lua``).
 TRUSTED_SHARE = 0.6
@@ -198,9 +199,8 @@ class InFlightMessages:
 
     def confirm_releases(self, partition: str, count: int) -> None:
         """Note the answer to *count* releases, for which a message may wait."""
-        if count:
-            self.pending_acks(partition).end_releases(count)
-            self.notify_listeners()
+        self.pending_acks(partition).end_releases(count)
+        self.notify_listeners()
 
     def dead_letter(self, tag: str, reason: str, record: bytes) -> None:
         """Make this message a dead letter, and free its slot."""
@@ -280,8 +280,12 @@ class InFlightMessages:
             box = self._pending_acks.setdefault(partition, PendingAcks())
         return box
 
-    def partitions_with_acks(self) -> list[tuple[str, PendingAcks]]:
-        """Return the partitions with pending acks, and these."""
+    def queues_with_acks(self, leased: Mapping[str, Q]) -> list[tuple[Q, PendingAcks]]:
+        """Return the queues with pending acks, and these.
+
+        Args:
+            leased: The queues with a lease, by :attr:`Queue.key`. The acks of others are not sent.
+        """
         found = []
         for name, box in tuple(self.with_acks.items()):
             if not box:
@@ -290,7 +294,9 @@ class InFlightMessages:
                 if not box:
                     continue
                 self.with_acks[name] = box
-            found.append((name, box))
+            queue = leased.get(name)
+            if queue is not None:
+                found.append((queue, box))
         return found
 
     def restore_acks(self, partition: str, acks: Acks) -> None:
@@ -315,7 +321,8 @@ class InFlightMessages:
                 if not acks.dead_letters:
                     self.stale += answer
                 acks.confirm()
-                self.confirm_releases(queue.key, len(acks.releases))
+                if acks.releases:
+                    self.confirm_releases(queue.key, len(acks.releases))
                 calls.popleft()
         except BaseException:
             for _, acks in reversed(calls):

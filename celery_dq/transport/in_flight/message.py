@@ -201,9 +201,6 @@ class SettlingChannel(Protocol):
     def send_acks_now(self) -> None:
         """Send the pending acks at once where no message is delivered next."""
 
-    def send_acks_at_shutdown(self) -> None:
-        """Let another thread send the pending acks, if no loop will; callable from any thread."""
-
     def requeue_transient(self, message: Any) -> None:
         """Push a message of a transient queue again."""
 
@@ -256,13 +253,11 @@ class QoS(PrefetchCount):
         """Settle a message whose task begins; for *may_wait* see ``InFlightMessages.settle``."""
         self._delivered.pop(delivery_tag, None)
         self.channel.in_flight.settle(delivery_tag, may_wait)
-        self.channel.send_acks_at_shutdown()
 
     def finish(self, delivery_tag: str) -> None:
         """Finish a message whose task is over, which frees its concurrency slot."""
         self._delivered.pop(delivery_tag, None)
         self.channel.in_flight.finish(delivery_tag)
-        self.channel.send_acks_at_shutdown()
 
     def dead_letter(self, message: Message, reason: str) -> None:
         """Move a message to the dead letters with a reason."""

@@ -144,6 +144,13 @@ class Acks:
     def __bool__(self) -> bool:
         return bool(self.settles or self.finishes or self.releases or self.dead_letters)
 
+    def tags(self) -> dict[str, list[DeliveryTag]]:
+        """Return the tags to settle and to finish, as arguments of a claim or an ack."""
+        return {
+            "settle": tags(self.settles) if self.settles else [],
+            "finish": tags(self.finishes) if self.finishes else [],
+        }
+
     def confirm(self) -> None:
         """Note the answer to the call: these messages are not delivered again, except the released ones."""
         for held in self.settles:
@@ -171,16 +178,6 @@ class PendingAcks:
 
     def __bool__(self) -> bool:
         return bool(self.settles or self.finishes or self.releases or self.dead_letters)
-
-    def settle_due_at(self) -> float | None:
-        """Return the monotonic time at which the oldest settle must be sent; None without one.
-
-        In place of a settle that waits, the finish of its message must be sent by then.
-        """
-        for held in tuple(self.settles):
-            if held.runs_outside or not held.done:
-                return held.settle_by
-        return None
 
     def take(self) -> Acks:
         """Pop settles and finishes, to send them in one call.
@@ -224,7 +221,7 @@ def _pop(queue: deque[_T], limit: int = MAX_ACKS_PER_CALL) -> list[_T]:
 
 def tags(helds: list[InFlightMessage]) -> list[DeliveryTag]:
     """Return the tags of messages, for the scripts."""
-    return [DeliveryTag(held.claim, held.id) for held in helds] if helds else []
+    return [DeliveryTag(held.claim, held.id) for held in helds]
 
 
 def ack_calls(
@@ -245,7 +242,7 @@ def ack_calls(
     calls: list[tuple[StoreCall[C, Any], Acks]] = []
     acks = pending.take()
     if acks.settles or acks.finishes:
-        calls.append((partition.ack(consumer, settle=tags(acks.settles), finish=tags(acks.finishes)), acks))
+        calls.append((partition.ack(consumer, **acks.tags()), acks))
     if pending.releases:
         for mode, helds in pending.take_releases():
             released = partition.release(

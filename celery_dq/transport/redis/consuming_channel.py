@@ -397,9 +397,6 @@ class ConsumingChannel(RedisChannel):
         if self.capacity is None and not consumer.is_asked and not consumer.flush():
             raise redis.ConnectionError("Redis did not confirm an acknowledgement, which is sent again")
 
-    def send_acks_at_shutdown(self) -> None:
-        """Do nothing: the consumer thread sends acks until its end."""
-
     def _send_acks(self) -> None:
         self.consumer.flush()
 

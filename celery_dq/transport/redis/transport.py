@@ -131,25 +131,14 @@ class Transport(ThreadedTransport, RedisTransport):
         """Deliver messages in the event loop *loop* from now on."""
         self._loop = loop
         self._attach()
-        loop.on_tick.add(self._tick)
-
-    def _tick(self) -> None:
-        if self._has_undelivered():
-            # Not delivered in the tick: the tick of the pool may already be over in this turn. The pool
-            # would then write the task to its child only after the next event.
-            self._waker.wake()
-
-    def _has_undelivered(self) -> bool:
-        for channel in tuple(self.channels):
-            consumer = channel.consumer
-            if consumer.others or (consumer.claims.has_queues and consumer.has_undelivered):
-                return True
-        return False
 
     def acks_changed(self) -> None:
         """Deliver, if a message may be delivered now that an ack is pending or confirmed."""
-        if self._has_undelivered():
-            self.wake_delivery()
+        for channel in tuple(self.channels):
+            consumer = channel.consumer
+            if consumer.claims.has_queues and consumer.has_undelivered:
+                self.wake_delivery()
+                return
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         """See the base class."""
@@ -165,7 +154,8 @@ class Transport(ThreadedTransport, RedisTransport):
     def _deliver_all(self) -> None:
         for channel in tuple(self.channels):
             channel.tick()
-            channel.consumer.start_ready()
+            if channel.consumer.singleton_delivery is not None:
+                channel.consumer.start_ready()
         super()._deliver_all()
 
     def _deliver_one(self) -> bool:
@@ -183,8 +173,6 @@ class Transport(ThreadedTransport, RedisTransport):
         """Close all channels."""
         self.context.identity.in_flight.remove_listener(self.acks_changed)
         VirtualTransport.close_connection(self, connection)
-        if self._loop is not None:
-            self._loop.on_tick.discard(self._tick)
         self._waker.close()
         self._woken.close()
 

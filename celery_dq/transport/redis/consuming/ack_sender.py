@@ -51,7 +51,7 @@ class AckSender:
     @property
     def queues(self) -> list[tuple[Queue, PendingAcks]]:
         """The queues with pending acks."""
-        return self._identity.queues_with_acks(self._leases.queues)
+        return self._identity.in_flight.queues_with_acks(self._leases.queues)
 
     def send_soon(self, keys: Iterable[str]) -> None:
         """Let the acks of these queues wait no longer."""
@@ -60,9 +60,7 @@ class AckSender:
     def next_time(self) -> float:
         """Return the monotonic time at which acks are due; infinity without any."""
         next_at = math.inf
-        if not self._identity.in_flight.with_acks:
-            return next_at
-        for queue, box in self._identity.queues_with_acks(self._leases.queues):
+        for queue, box in self._identity.in_flight.queues_with_acks(self._leases.queues):
             next_at = min(next_at, max(self._due_at(queue, box), self.resumes_at))
         return next_at
 
@@ -71,10 +69,10 @@ class AckSender:
         identity = self._identity
         if trip.now < self.resumes_at or not identity.in_flight.with_acks:
             return
-        for queue, box in identity.queues_with_acks(self._leases.queues):
+        for queue, box in identity.in_flight.queues_with_acks(self._leases.queues):
             if queue.key in trip.claims or self._due_at(queue, box) > trip.now:
                 continue
-            if not trip.room:
+            if trip.room <= 0:  # the calls of one queue may be more than the room
                 return
             calls = ack_calls(box, identity.consumer, queue)
             while queue.token and len(calls) > 1:  # each waits for the answer to the one before
@@ -89,9 +87,11 @@ class AckSender:
         if box.releases or box.dead_letters or queue.key in self._urgent:
             return -math.inf
         due_at = math.inf
-        if box.settles:
-            settle_at = box.settle_due_at()
-            due_at = math.inf if settle_at is None else settle_at
+        for held in tuple(box.settles):
+            # In place of the settle of a task that has ended in its process, its finish is sent by then.
+            if held.runs_outside or not held.done:
+                due_at = held.settle_by
+                break
         if not box.finishes:
             return due_at
         if not self._comes_with_claim(queue, box):
@@ -102,7 +102,8 @@ class AckSender:
         acks.confirm()
         if not acks.dead_letters:
             self._identity.in_flight.stale += answer
-        self._identity.in_flight.confirm_releases(queue.key, len(acks.releases))
+        if acks.releases:
+            self._identity.in_flight.confirm_releases(queue.key, len(acks.releases))
 
     def _not_acked(self, queue: Queue, acks: Acks, exc: Exception) -> None:
         self._identity.in_flight.restore_acks(queue.key, acks)

@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 import redis
 
-from celery_dq.transport.in_flight.pending_acks import Acks, PendingAcks, tags
+from celery_dq.transport.in_flight.pending_acks import Acks, InFlightMessage, PendingAcks
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.redis.consuming.claim_limits import ClaimsUnderWay, DiscardPace
 from celery_dq.transport.redis.consuming.consumer_thread import ConsumerThread
@@ -78,8 +78,8 @@ class Inboxes(Protocol):
     def hands_over_at(self) -> float:
         """Return the monotonic time from which wake-ups without a free slot are handed over."""
 
-    def receive(self, subscription: Subscription, entry: ClaimedEntry, tag: str) -> None:
-        """Take a claimed message, which has this delivery tag."""
+    def receive(self, subscription: Subscription, entry: ClaimedEntry, held: InFlightMessage) -> None:
+        """Take a claimed message."""
 
     def before_trip(self, claims: ChannelClaims, now: float) -> float:
         """Release what waits too long, follow the leaderships; return when to do so again."""
@@ -120,6 +120,7 @@ class ChannelClaims:
         self._handovers: list[tuple[Queue, int]] = []
         #: See :class:`ServedChannel`.
         self.has_queues = False
+        self.awaits_room = False
         #: Transient queues, by the keys of their lists.
         self._listeners: dict[str, TransientListener] = {}
         #: Subscribes to broadcasts; None without any.
@@ -280,7 +281,7 @@ class ChannelClaims:
             return
         self.ready.take_due(trip.now, self._inboxes.suspect is not None and self._runs_suspect)
         # Most turns are for other things, such as an ack, and change nothing here.
-        if self.ready.needs_capacity:
+        if self.ready.relied_on or self.ready.backing_off or self.ready.has_claimable:
             with self._inboxes.lock:
                 want, free = self._capacity()
                 if want > 0:
@@ -288,27 +289,49 @@ class ChannelClaims:
             if want <= 0 and self.ready.relied_on and self._inboxes.hands_over_at() <= trip.now:
                 for subscription in tuple(islice(self.ready.to_hand_over(), MAX_HANDOVERS)):
                     self._hand_over(subscription)
-        while self._handovers and trip.room:
+        while self._handovers and trip.room > 0:
             queue, times = self._handovers.pop()
             call = queue.partition.hand_over_wakeup(queue.consumer(self._identity.consumer))
             failed = partial(self._not_handed_over, queue)
             trip.add(call, queue, partial(self._handed_over, queue, times), failed)
 
-    def wait(self, now: float) -> None:
-        """Begin the waits for wake-ups, transient messages and broadcasts."""
-        if self.has_queues:
-            self._inboxes.after_trip(self)
-        if self._wakeups is not None:
-            may_wait = self._wakeups.needs_capacity and self._capacity()[0] > 0
-            if self._wakeups.wait(now, may_wait=may_wait):
-                self._thread.sockets_changed = True
+    def wait(self, now: float) -> float:
+        """Begin the waits for wake-ups, transient messages and broadcasts; see :class:`ServedChannel`."""
+        next_at = self._wait_for_wakeups(now) if self.has_queues else math.inf
         for listener in self._listeners.values():
             before = listener.connection.connection
             listener.tick(now)
             if listener.connection.connection is not before:
                 self._thread.sockets_changed = True
+            if listener.waits_after_refusal:
+                next_at = min(next_at, listener.resumes_at)
         if self.broadcasts is not None and self.broadcasts.turn_at <= now and self.broadcasts.turn(now):
             self._thread.sockets_changed = True
+        return next_at
+
+    def _wait_for_wakeups(self, now: float) -> float:
+        """Begin the waits for wake-ups; return the monotonic time from which a trip is due."""
+        self._inboxes.after_trip(self)
+        ready, wakeups, next_at, want = self.ready, self._wakeups, self._look_at, 0
+        is_claimable, relied_on = ready.has_claimable, ready.relied_on
+        may_wait = wakeups is not None and wakeups.needs_capacity
+        if may_wait or is_claimable or relied_on:
+            want, _ = self._capacity()
+        if wakeups is not None:
+            if wakeups.wait(now, may_wait=may_wait and want > 0):
+                self._thread.sockets_changed = True
+            next_at = min(next_at, wakeups.asks_at)
+        self.awaits_room = (
+            is_claimable
+            or bool(relied_on or ready.backing_off)
+            or (may_wait and want <= 0)
+            or self._inboxes.awaits_ends
+        )
+        if self._handovers or (is_claimable and want > 0):
+            return 0.0
+        if relied_on and want <= 0:
+            next_at = min(next_at, self._inboxes.hands_over_at())
+        return min(next_at, ready.next_time())
 
     def sockets(self) -> Iterator[tuple[Any, Callable[[], object]]]:
         """Yield the connections on which something may come, each with the function that reads it."""
@@ -320,35 +343,6 @@ class ChannelClaims:
                 yield listener.connection.watched, partial(self._read_messages, listener)
         if self.broadcasts is not None and self.broadcasts.connection is not None:
             yield self.broadcasts.connection, self.broadcasts.read
-
-    @property
-    def awaits_room(self) -> bool:
-        """See :class:`ServedChannel`."""
-        if not self._subscriptions:
-            return self._inboxes.awaits_ends
-        is_behind = self.ready.needs_capacity or (self._wakeups is not None and self._wakeups.needs_capacity)
-        return is_behind or self._inboxes.awaits_ends
-
-    def next_time(self) -> float:
-        """Return the monotonic time from which a trip is due."""
-        if self._handovers:
-            return 0.0
-        next_at = self._look_at
-        for listener in self._listeners.values():
-            if listener.waits_after_refusal:
-                next_at = min(next_at, listener.resumes_at)
-        if not self._subscriptions:
-            return next_at
-        next_at = min(next_at, self.ready.next_time())
-        if self._wakeups is not None:
-            next_at = min(next_at, self._wakeups.asks_at)
-        if (has_claimable := self.ready.has_claimable) or self.ready.relied_on:
-            want, _ = self._capacity()
-            if has_claimable and want > 0:
-                return 0.0
-            if self.ready.relied_on and want <= 0:
-                next_at = min(next_at, self._inboxes.hands_over_at())
-        return next_at
 
     def _capacity(self) -> tuple[int, int]:
         """Return how many messages to claim, and how many of them fit free slots."""
@@ -462,8 +456,7 @@ class ChannelClaims:
             suspects=leads and not self._runs_suspect,
             discards=self._inboxes.discard_pace.room() if leads else 0,
             discard_rest_s=self._inboxes.discard_pace.rest_s(),
-            settle=tags(acks.settles),
-            finish=tags(acks.finishes),
+            **acks.tags(),
         )
         identity.in_doubt.claim_sent(queue.key)
         self.asked_at = trip.now
@@ -500,7 +493,7 @@ class ChannelClaims:
         acks.confirm()
         identity.claim_times[queue.name].add(identity.clock.monotonic() - sent_at)
         subscription.is_claiming = False
-        message_count = sum(not entry.reason for entry in claimed.entries)
+        message_count = len([entry for entry in claimed.entries if not entry.reason])
         try:
             self._take(subscription, want, leads, sent_at, message_count, claimed)
         except BaseException:
@@ -559,7 +552,7 @@ class ChannelClaims:
                 continue
             if claimed.suspect:
                 self._inboxes.suspect = held.tag
-            self._inboxes.receive(subscription, entry, held.tag)
+            self._inboxes.receive(subscription, entry, held)
 
     def _fenced(self, subscription: Subscription, last_claim: int) -> None:
         """Handle a fenced claim: the queue has a later leader, or one that this process does not know."""

@@ -70,25 +70,24 @@ class ServedChannel(Protocol):
     Attributes:
         has_queues: Whether it has consumed queues. Another one waits for replies and broadcasts, and plans
             nothing.
+        awaits_room: Whether the end of a message, or room for one, may let the channel do something.
     """
 
     has_queues: bool
+    awaits_room: bool
 
     def plan(self, trip: Trip) -> None:
         """Add the claims and hand-overs of the channel to a trip."""
 
-    def wait(self, now: float) -> None:
-        """Begin to wait for what may come."""
+    def wait(self, now: float) -> float:
+        """Begin to wait for what may come.
+
+        Returns:
+            The monotonic time from which :meth:`plan` must be called again; infinity for none.
+        """
 
     def sockets(self) -> Iterator[tuple[Any, Callable[[], object]]]:
         """Yield the connections on which something may come, each with the function that reads it."""
-
-    def next_time(self) -> float:
-        """Return the monotonic time from which :meth:`plan` must be called again; infinity for none."""
-
-    @property
-    def awaits_room(self) -> bool:
-        """Whether the end of a message, or room for one, may let the channel do something."""
 
     def may_wait_for_claim(self, queue: Queue, box: PendingAcks) -> bool:
         """Return whether the pending finishes of a queue may wait for its next claim by this channel."""
@@ -159,6 +158,8 @@ class ConsumerThread:
         #: Whether a member may have opened or closed a connection since the last wait.
         self.sockets_changed = True
         self._trip_at = -math.inf
+        #: Monotonic time at which something but an ack is due.
+        self._next_at = -math.inf
         self._acks = AckSender(identity, self.leases, self._comes_with_claim, self.refused)
         self._requests_after_trip: list[Callable[[], None]] = []
         #: Whether the last connection was lost, and no trip has succeeded since.
@@ -439,15 +440,18 @@ class ConsumerThread:
                 raise error
             self._has_lost = False
             now = identity.clock.monotonic()
-        if leases.end_round(now):
+        if leases.in_round and leases.end_round(now):
             self._after_round(now)
         elif leases.may_end:
             self._resign()
         for action in self._requests_after_trip:
             self.request(action)
+        self._next_at, self._awaits_room = leases.due_at, False
         for member in self._members:
-            member.wait(now)
-        self._wait(identity.clock.monotonic())
+            self._next_at = min(self._next_at, member.wait(now))
+            self._awaits_room = self._awaits_room or member.awaits_room
+        if not self._requests:
+            self._wait(identity.clock.monotonic())
 
     def _renew(self, trip: Trip) -> None:
         identity, leases = self._identity, self.leases
@@ -501,8 +505,6 @@ class ConsumerThread:
 
     def _wait(self, now: float) -> None:
         """Wait until something comes, is due, or another thread wakes this one."""
-        if self._requests:
-            return
         # The threads of several masters share the capacity: each has as many messages in a trip as one thread
         # would, if its trips are rarer.
         most = 1 if self._identity.slots is None else CLUSTER_PACES
@@ -511,11 +513,11 @@ class ConsumerThread:
             self._sleep(left_s)
         if self.sockets_changed:
             self._watch()
-        self._awaits_room = any([each.awaits_room for each in self._members if each.has_queues])  # noqa: C419 - cheaper
-        clock, next_at = self._identity.clock, min(self._next_time(), now + MAX_WAIT_S)
+        identity, next_at = self._identity, min(self._next_at, now + MAX_WAIT_S)
         needs_turn = False
         while not needs_turn:
-            timeout_s = max(min(next_at, self._acks.next_time()) - clock.monotonic(), 0.0)
+            until = min(next_at, self._acks.next_time()) if identity.in_flight.with_acks else next_at
+            timeout_s = max(until - identity.clock.monotonic(), 0.0)
             # A millisecond is the unit: rounded up, because a wait that ends early would be repeated at once.
             ready = self._poll.poll(math.ceil(timeout_s * 1000))
             needs_turn = not ready  # else an ack may have come that can wait
@@ -527,13 +529,6 @@ class ConsumerThread:
                     needs_turn = True
                     reader()
             needs_turn = needs_turn or self._is_woken or (self._awaits_room and self._has_room)
-
-    def _next_time(self) -> float:
-        """Return the monotonic time at which something but an ack is due."""
-        next_at = self.leases.due_at
-        for member in self._members:
-            next_at = min(next_at, member.next_time())
-        return next_at
 
     def _watch(self) -> None:
         """Watch the present sockets, and no other ones."""

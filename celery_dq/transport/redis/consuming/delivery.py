@@ -23,6 +23,7 @@ from celery_dq.native import unpatched
 from celery_dq.protocols import Leaderships, WorkerCapacity
 from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight.message import Message
+from celery_dq.transport.in_flight.pending_acks import InFlightMessage
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.redis.consuming.channel_claims import ChannelClaims
@@ -258,7 +259,7 @@ class ChannelDelivery:
 
     def flush(self) -> bool:
         """Wait until the broker has confirmed the acks, or does not answer; return whether it has."""
-        if not self._identity.queues_with_acks():
+        if not self._identity.in_flight.queues_with_acks(self._threads.queues):
             return True
         return self.failure is None and self._threads.flush(END_TIMEOUT_S)
 
@@ -314,7 +315,9 @@ class ChannelDelivery:
         qos, capacity = self._channel.qos, self._capacity
         if self._channel.closed or self.failure is not None:
             return 0, 0
-        undelivered = self._inbox.message_count + self._arrived + may_come
+        undelivered = may_come
+        if self._arrivals or self._inbox.waiting:
+            undelivered += self._inbox.message_count + self._arrived
         is_handing = self._handing is not None
         if is_handing and (runs_s := self._callback_runs_s()) > LONG_CALLBACK_S:
             # An urgent message would wait behind all that is claimed ahead.
@@ -364,20 +367,18 @@ class ChannelDelivery:
         limit = self._channel.qos.prefetch_count
         return min(most, limit) if limit else most
 
-    def receive(self, subscription: Subscription, entry: ClaimedEntry, tag: str) -> None:
+    def receive(self, subscription: Subscription, entry: ClaimedEntry, held: InFlightMessage) -> None:
         """Make a message of a claimed entry, and put it into the inbox."""
         channel = self._channel
         try:
             message = Message(
-                MessageRecord.unpack(entry.record), entry, tag, subscription.queue.name, channel
+                MessageRecord.unpack(entry.record), entry, held.tag, subscription.queue.name, channel
             )
             message.prefix = subscription.queue.prefix
         except CorruptRecord as exc:
-            channel.dead_letter_unreadable(subscription.queue, entry, tag, exc)
+            channel.dead_letter_unreadable(subscription.queue, entry, held.tag, exc)
             return
-        held = channel.in_flight.get(tag)
-        if held is not None:
-            held.has_lock = bool(message.record.dedup)
+        held.has_lock = bool(message.record.dedup)
         if subscription.queue.token and self.singleton_delivery is not None:
             self.singleton_delivery.add_message(message)
         else:
@@ -441,12 +442,9 @@ class ChannelDelivery:
         """Whether something may be delivered now. Discards need no prefetch count."""
         if self.others or self.failure is not None:
             return True
-        return bool(self._arrivals or self._inbox.waiting) and self._has_deliverable
+        return bool(self._arrivals or self._inbox.waiting) and self._may_deliver()
 
-    @property
-    def _has_deliverable(self) -> bool:
-        if not (self._arrivals or self._inbox.waiting):
-            return False
+    def _may_deliver(self) -> bool:
         return self._window.may_deliver(self._capacity, self._channel.qos) or not (
             self._arrived or self._inbox.has_messages
         )
@@ -467,7 +465,7 @@ class ChannelDelivery:
 
     def start_ready(self) -> None:
         """Start the delivered messages that have waited for the end of another one."""
-        if self.singleton_delivery is not None and self._capacity is not None and self.has_startable:
+        if self._capacity is not None and self.has_startable:
             self._capacity.start_ready()
 
     def deliver_one(self) -> bool:
@@ -477,7 +475,7 @@ class ChannelDelivery:
         self._rests = False
         if self.others:
             return bool(self.others.popleft()())
-        while self._has_deliverable:
+        while (self._arrivals or self._inbox.waiting) and self._may_deliver():
             self._collect()
             self._handing = ""
             try:

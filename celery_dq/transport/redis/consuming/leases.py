@@ -66,7 +66,8 @@ class Leases:
         self.lock = unpatched("_thread", "allocate_lock")()
         #: Keys of the queues that are still to be renewed, in a round or because their consumer has begun.
         self._to_renew: dict[str, None] = {}
-        self._in_round = False
+        #: Whether a round of renewals is under way.
+        self.in_round = False
         self._next_end_s = math.inf
         #: Monotonic time of the next round.
         self.round_at = -math.inf
@@ -134,18 +135,18 @@ class Leases:
 
     def begin_again(self) -> None:
         """Begin a round with the next trip, also where one is under way."""
-        self._in_round, self.round_at = False, -math.inf
+        self.in_round, self.round_at = False, -math.inf
 
     def plan(self, trip: Trip) -> bool:
         """Add the renewals that are due to a trip; return whether a round begins."""
-        begins = not self._in_round and trip.now >= self.round_at and bool(self.queues)
+        begins = not self.in_round and trip.now >= self.round_at and bool(self.queues)
         if begins:
-            self._in_round, self._next_end_s = True, math.inf
+            self.in_round, self._next_end_s = True, math.inf
             self._to_renew = dict.fromkeys(self.queues)
         if not self._to_renew:
             return begins
         identity = self._identity
-        names = list(self._to_renew)[: trip.room]
+        names = list(self._to_renew)[: max(trip.room, 0)]
         for name in names:
             del self._to_renew[name]
             queue = self.queues.get(name)
@@ -194,10 +195,10 @@ class Leases:
             raise exc
 
     def end_round(self, now: float) -> bool:
-        """End the round when all leases are renewed; return whether it ends now."""
-        if not self._in_round or self._to_renew:
+        """End the round that is under way if all leases are renewed; return whether it has ended."""
+        if self._to_renew:
             return False
-        self._in_round = False
+        self.in_round = False
         # The messages of a lost consumer are reaped when its lease expires, not one heartbeat later.
         self.round_at = now + min(self._interval_s, max(self._next_end_s, MIN_WAIT_S))
         if self._failures:
@@ -211,7 +212,7 @@ class Leases:
 
     def fail_round(self, now: float, exc: Exception) -> None:
         """End a round that failed. The broker may be back sooner than the next one."""
-        was_in_round, self._in_round = self._in_round, False
+        was_in_round, self.in_round = self.in_round, False
         self._to_renew.clear()
         if not was_in_round and not self._failures:
             self.round_at = now  # another call has failed: is the broker away?

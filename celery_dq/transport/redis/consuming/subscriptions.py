@@ -115,7 +115,8 @@ class ReadyQueues:
     def __init__(self) -> None:
         #: Queues that may have work, except those that back off or have a claim under way.
         self._ready: OrderedDict[Subscription, None] = OrderedDict()
-        self._backing_off: dict[Subscription, None] = {}
+        #: Queues from which nothing is claimed for a moment, or before more slots are free.
+        self.backing_off: dict[Subscription, None] = {}
         #: Queues whose back-off is longer because the channel runs a suspect.
         self._slowed: dict[Subscription, None] = {}
         #: Queues at which the other consumers wait for this process to look: after it took a wake-up, when
@@ -138,11 +139,6 @@ class ReadyQueues:
         return len(self._ready)
 
     @property
-    def needs_capacity(self) -> bool:
-        """Whether the free capacity decides on something: a claim, a hand-over or the end of a back-off."""
-        return bool(self.relied_on or self._backing_off) or self.has_claimable
-
-    @property
     def has_claimable(self) -> bool:
         """Whether there is a queue from which a claim may be sent now."""
         for subscription in self._ready:
@@ -158,7 +154,7 @@ class ReadyQueues:
             subscription.may_have_work = True
             if subscription.waits is not None:
                 subscription.waits.busy += 1
-        if not subscription.is_claiming and subscription not in self._backing_off:
+        if not subscription.is_claiming and subscription not in self.backing_off:
             self._ready.setdefault(subscription)
 
     def rely_on(self, subscription: Subscription) -> None:
@@ -170,7 +166,7 @@ class ReadyQueues:
     def rest(self, subscription: Subscription) -> None:
         """Note that no message of this queue is eligible before its next wake-up."""
         self._ready.pop(subscription, None)
-        self._backing_off.pop(subscription, None)
+        self.backing_off.pop(subscription, None)
         # Another consumer may serve the tenant, and this one may not claim from the queue for long.
         self.needing_slots.discard(subscription)
         if subscription.may_have_work:
@@ -214,15 +210,15 @@ class ReadyQueues:
     def _back_off(self, subscription: Subscription) -> None:
         """Claim from this queue after its ``backoff_until``, or when more slots are free than at its last."""
         self._ready.pop(subscription, None)
-        self._backing_off[subscription] = None
+        self.backing_off[subscription] = None
         self._free = min(self._free, subscription.free_at_last_claim)
         self.plan(subscription)
 
     def resume(self, subscription: Subscription) -> None:
         """End the back-off of this queue, if it backs off."""
         subscription.backoff_until = 0.0
-        if subscription in self._backing_off:
-            del self._backing_off[subscription]
+        if subscription in self.backing_off:
+            del self.backing_off[subscription]
             self._ready.setdefault(subscription)
 
     def _end_slow_backoffs(self) -> None:
@@ -242,7 +238,7 @@ class ReadyQueues:
         """
         if free <= self._free:
             return
-        for subscription in tuple(self._backing_off):
+        for subscription in tuple(self.backing_off):
             if free > subscription.free_at_last_claim:
                 self.resume(subscription)
                 # Its last claim may have had no slot because those of other queues took all.

@@ -51,17 +51,14 @@ class Trip:
         refusals: Logs the calls that Redis refuses.
         calls: Its calls, in their order.
         claims: The keys of the queues from which it claims. A claim carries the acks of its queue.
+        room: How many calls it may still carry.
     """
 
     now: float
     refusals: RefusalLog
     calls: list[TripCall] = field(default_factory=list)
     claims: set[str] = field(default_factory=set)
-
-    @property
-    def room(self) -> int:
-        """How many calls it may still carry."""
-        return max(MAX_CALLS - len(self.calls), 0)
+    room: int = MAX_CALLS
 
     def add(
         self,
@@ -72,6 +69,7 @@ class Trip:
     ) -> None:
         """Add a call; see :class:`TripCall`."""
         self.calls.append(TripCall(call, queue, answered, failed))
+        self.room -= 1
 
     def run(self, wire: PipelinedConnection) -> Exception | None:
         """Send all calls, and pass each its answer.

@@ -22,7 +22,7 @@ from celery_dq.per_process import OwnerProcess
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.shown import shell_word, shown_logger
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.in_flight.pending_acks import InFlightMessage, PendingAcks
+from celery_dq.transport.in_flight.pending_acks import InFlightMessage
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply, HeartbeatReply
 from celery_dq.transport.redis.in_flight import data_loss
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
@@ -115,21 +115,6 @@ class ConsumerIdentity:
     def may_have_claimed(self, queue: Queue) -> bool:
         """Return whether this process may have claimed from *queue* before."""
         return self.in_flight.renewed_at(queue.key) is not None or self.in_doubt.is_unsettled(queue.key)
-
-    def queues_with_acks(self, leased: dict[str, Queue] | None = None) -> list[tuple[Queue, PendingAcks]]:
-        """Return the queues with pending acks, except those without a lease, whose acks are not sent.
-
-        Args:
-            leased: The queues to look at, by :attr:`Queue.key`; default: all with a lease.
-        """
-        found = []
-        if leased is None:
-            leased = self.threads.queues
-        for name, box in self.in_flight.partitions_with_acks():
-            queue = leased.get(name)
-            if queue is not None:
-                found.append((queue, box))
-        return found
 
     def claimed(
         self, queue: Queue, claimed: ClaimReply, sent_at: float

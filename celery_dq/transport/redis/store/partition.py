@@ -486,6 +486,7 @@ def _check_chunk(items: Sequence[object], limit: int = MAX_CHUNK) -> None:
 def _acks(settle: Sequence[tuple[str, str]], finish: Sequence[tuple[str, str]]) -> list[Argument]:
     words: list[Argument] = []
     for tags in (settle, finish):
-        _check_chunk(tags)
+        if tags:
+            _check_chunk(tags)
         words += (len(tags), *chain.from_iterable(tags))
     return words

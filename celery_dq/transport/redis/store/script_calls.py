@@ -147,7 +147,8 @@ def run_on(
     wire.open()
     answers = _exchange([call.command() for call in calls], wire, check_health)
     # Each node of a cluster may lack a script, and each pass brings it to one more.
-    while unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
+    while NoScriptError in map(type, answers):
+        unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         again = _exchange(commands_with_sources([calls[place] for place in unknown]), wire)
         for place, answer in zip(unknown, again, strict=True):
             answers[place] = answer
