@@ -69,7 +69,7 @@ class ClaimsHarness:
         self._pool = redis.ConnectionPool.from_url(url)
         self.thread = self.process.threads.main
         # The test makes its turns, so that no lease starts it.
-        self.thread._running = True
+        self.thread.is_running = True
         self.thread._connect = lambda: redis.Redis(connection_pool=self._pool)
         self.thread._waker.fileno()
         self.scripts = self.thread._wire = CountingWire(self._pool)

@@ -32,7 +32,7 @@ with Connection(sys.argv[1]) as connection:
     thread = connection.default_channel.identity.threads.main
     queue.close()
 connection.close()
-while thread._running:
+while thread.is_running:
     gevent.sleep(0.01)  # lets the condition be looked at again
 """
 

@@ -170,7 +170,8 @@ class ConsumerThread:
         self._has_room = False
         #: Whether a member awaits that, or may begin to in this turn.
         self._awaits_room = True
-        self._running = False
+        #: Whether it turns. It ends with its last lease and channel.
+        self.is_running = False
         self._exiting = False
         self._thread_id = 0
         #: Held while the thread lives.
@@ -266,13 +267,11 @@ class ConsumerThread:
         with self.leases.lock:
             self._members = (*self._members, member)
             self._start(clients)
-        self._identity.in_flight.add_listener(self._acks_pending)
         self.wake()
 
     def serve(self, member: ServedChannel) -> None:
         """Serve a channel from now on; for this thread only."""
         self._members = (*self._members, member)
-        self._identity.in_flight.add_listener(self._acks_pending)
 
     def detach(self, member: ServedChannel) -> None:
         """Serve a channel no longer."""
@@ -308,7 +307,7 @@ class ConsumerThread:
             A function that waits, for so many seconds at most, until the action has ended, and returns
             whether it has.
         """
-        if not self._running or self._thread_id == unpatched("_thread", "get_ident")():
+        if not self.is_running or self._thread_id == unpatched("_thread", "get_ident")():
             action()
             return lambda timeout_s: True
         ended = WakeFlag()
@@ -337,7 +336,7 @@ class ConsumerThread:
             A function that waits, for so many seconds at most, until the broker has confirmed them, and
             returns whether it has. It waits no longer than the broker is reachable.
         """
-        if not self._running:
+        if not self.is_running:
             return lambda timeout_s: not self._acks.queues
         flush = Flush()
         self.request(partial(self._flush, flush))
@@ -355,9 +354,9 @@ class ConsumerThread:
     # -- the thread --------------------------------------------------------------
 
     def _start(self, clients: Callable[[], Callable[[], redis.Redis]]) -> None:
-        if not self._running or self._connect is None:
+        if not self.is_running or self._connect is None:
             self._connect = clients()
-        if self._running:
+        if self.is_running:
             self.wake()
             return
         # The thread before this one releases the lock when it ends.
@@ -365,14 +364,17 @@ class ConsumerThread:
         self._waker.fileno()  # opens the sockets, which :meth:`wake` needs
         # The system may have given the id of a former thread to the caller.
         self._thread_id = 0
-        self._running, self.sockets_changed = True, True
+        self.is_running, self.sockets_changed = True, True
+        self._identity.in_flight.add_listener(self._acks_pending)
         atexit.register(self._end_at_exit)
         start_thread(self._run)
 
     def _should_end(self) -> bool:
         with self.leases.lock:
-            self._running = bool(self.leases.queues or self._members or self._requests) and not self._exiting
-            return not self._running
+            self.is_running = (
+                bool(self.leases.queues or self._members or self._requests) and not self._exiting
+            )
+            return not self.is_running
 
     def _run(self) -> None:
         self._thread_id = unpatched("_thread", "get_ident")()
@@ -395,6 +397,7 @@ class ConsumerThread:
                 self.leases.round_at = max(
                     self.leases.round_at, clock.monotonic() + self._identity.lease_s / RENEWALS_PER_LEASE / 4
                 )
+        self._identity.in_flight.remove_listener(self._acks_pending)
         try:
             if self._exiting and self.queues:
                 self._end_leases()

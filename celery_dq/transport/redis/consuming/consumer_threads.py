@@ -41,8 +41,6 @@ class ConsumerThreads:
         self._checks: list[Callable[[float], None]] = []
         self.main = ConsumerThread(identity, self._follow_slots, self._checks)
         self._of_masters: dict[NodeAddress, ConsumerThread] = {}
-        #: The thread that has the lease of a queue, by :attr:`Queue.key`.
-        self._leaseholders: dict[str, ConsumerThread] = {}
         #: Held while a lease begins, ends or moves. A thread takes the lock of its leases after this one.
         self._lock = unpatched("_thread", "allocate_lock")()
         #: Monotonic time until which the exit of the process waits for its threads.
@@ -61,10 +59,18 @@ class ConsumerThreads:
         node = slots.node_of(queue.partition.keys.slot)
         if node is None:
             return self.main
+        if node not in self._of_masters:
+            for gone in tuple(self._of_masters):  # addresses may change with each restart of a server
+                if gone not in slots.masters and not self._of_masters[gone].is_running:
+                    self._of_masters.pop(gone, None)
         # Atomic: of two new ones, both callers get the one that is kept.
         return self._of_masters.get(node) or self._of_masters.setdefault(
             node, ConsumerThread(self._identity, self._follow_slots, self._checks, node)
         )
+
+    def _leaseholder(self, queue: Queue) -> ConsumerThread | None:
+        """Return the thread that has the lease of a queue; None without a lease."""
+        return next((thread for thread in self.all if queue.key in thread.queues), None)
 
     # -- leases --------------------------------------------------------------------
 
@@ -92,12 +98,9 @@ class ConsumerThreads:
         """
         with self._lock:
             wanted = self.of(queue)
-            thread = self._leaseholders.get(queue.key, wanted)
-            if queue.key not in thread.queues:
-                thread = wanted
-            elif thread is not wanted:
+            thread = self._leaseholder(queue) or wanted
+            if thread is not wanted:
                 thread.follow_slots_soon()
-            self._leaseholders[queue.key] = thread
             thread.keep_lease(queue, clients)
             return thread
 
@@ -110,7 +113,7 @@ class ConsumerThreads:
                 again by then.
         """
         with self._lock:
-            self._leaseholders.get(queue.key, self.main).drop_lease(queue, soon)
+            (self._leaseholder(queue) or self.main).drop_lease(queue, soon)
 
     def end_leases_soon(self) -> None:
         """End the leases that are not used any more."""
@@ -143,7 +146,6 @@ class ConsumerThreads:
                 with self._lock:
                     if queue.key in thread.queues:
                         wanted.take_lease(queue, thread.leases.give(queue), thread.twin_clients)
-                        self._leaseholders[queue.key] = wanted
 
     # -- turns -----------------------------------------------------------------------
 
