@@ -120,9 +120,9 @@ def test_claimed_messages_are_released_when_their_delivery_fails(kombu_client: K
         consumer = connection.default_channel.consumer
         receive = consumer.receive
 
-        def fail(subscription: Any, entry: Any, tag: str) -> None:
+        def fail(subscription: Any, entry: Any, held: Any) -> None:
             consumer.receive = receive
-            connection.transport.context.identity.in_flight._messages.pop(tag)
+            connection.transport.context.identity.in_flight._messages.pop(held.tag)
             raise RuntimeError("out of memory, perhaps")
 
         consumer.receive = fail

@@ -26,9 +26,9 @@ from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.in_flight.pending_acks import InFlightMessage
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
+from celery_dq.transport.redis.consuming import claim_limits
 from celery_dq.transport.redis.consuming.channel_claims import ChannelClaims
 from celery_dq.transport.redis.consuming.claim_limits import (
-    BRIEF_AHEADS,
     MAX_CLAIM,
     CallbackPace,
     ClaimWindow,
@@ -344,10 +344,10 @@ class ChannelDelivery:
 
     def hands_over_at(self) -> float:
         """Return the monotonic time from which wake-ups without a free slot are handed over."""
-        if not self._runs_in_loop or self._handing is None or self._capacity is None:
+        if not self._runs_in_loop or self._handing is None:
             return -math.inf
         # To hand each over behind a brief callback would cost a script for each queue and message.
-        return self.pace.delivered_at + BRIEF_AHEADS * self._claim_ahead_s
+        return self.pace.delivered_at + claim_limits.BRIEF_AHEADS * self._claim_ahead_s
 
     @property
     def _arrived(self) -> int:
