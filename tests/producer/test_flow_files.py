@@ -31,5 +31,5 @@ def test_a_call_runs_through_few_files(
 def test_a_message_runs_through_few_files(redis_server: RedisServer) -> None:
     files = files_of_messages(BROKERS["dq"].url(redis_server.port), "early", 50)
     # On a busy machine, some messages take more turns of the consumer thread than others.
-    assert 5 < len(files) <= 40, files
-    assert sum(files.values()) <= 500, files
+    assert 5 < len(files) <= 38, files
+    assert sum(files.values()) <= 400, files
