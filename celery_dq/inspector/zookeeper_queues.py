@@ -19,9 +19,8 @@ from celery_dq.inspector.messages import MessageSnapshot
 from celery_dq.inspector.queues import ZooKeeperQueueSnapshot
 from celery_dq.inspector.redis_values import moment
 from celery_dq.transport import envelope
-from celery_dq.transport.zookeeper.delivery_count import count_of
 from celery_dq.transport.zookeeper.queues import ANSWER_S, ZooKeeperQueues
-from celery_dq.transport.zookeeper.record import ZooKeeperRecord
+from celery_dq.transport.zookeeper.record import ZooKeeperRecord, count_of
 from celery_dq.znodes import due_ms_of, served_in_order
 from celery_dq.zookeeper.multi_read import read_all
 from celery_dq.zookeeper.transaction import ask_all, failure_of

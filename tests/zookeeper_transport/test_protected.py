@@ -22,7 +22,7 @@ from celery_dq.testing.certificates import make_certificate
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
-from celery_dq.transport.zookeeper.delivery_count import count_of
+from celery_dq.transport.zookeeper.record import count_of
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.brokers import BROKERS

@@ -1,4 +1,4 @@
-"""The kombu channel of the ZooKeeper broker."""
+"""The kombu channel of the ZooKeeper broker, its messages, its prefetch count and its batches."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from kazoo.exceptions import KazooException
 
 from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord
+from celery_dq.per_process import OwnerProcess
 from celery_dq.protocols import DiscardHandler
 from celery_dq.shown import shown_logger
 from celery_dq.transport import envelope
+from celery_dq.transport.in_flight.message import PrefetchCount
+from celery_dq.transport.stored_message import StoredMessage
 from celery_dq.transport.threaded_channel import ThreadedChannel, ThreadedConnection
-from celery_dq.transport.zookeeper.batch import ZooKeeperPublishBatch
 from celery_dq.transport.zookeeper.dead_letters import ZooKeeperDeadLetters, dead_letter_record
 from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ItemOutcome, ZooKeeperInFlight
-from celery_dq.transport.zookeeper.message import Message
-from celery_dq.transport.zookeeper.publisher import Item, ZooKeeperPublisher
-from celery_dq.transport.zookeeper.qos import QoS
+from celery_dq.transport.zookeeper.publisher import Item, ZooKeeperPublisher, transactions
 from celery_dq.transport.zookeeper.queues import ANSWER_S, ZooKeeperQueues
 from celery_dq.transport.zookeeper.record import STAMPS, ZooKeeperRecord, record_of
 from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
@@ -26,6 +26,147 @@ from celery_dq.znodes import served_in_order
 from celery_dq.zookeeper.multi_read import read_all
 
 logger = shown_logger(__name__)
+
+
+class Message(StoredMessage):
+    """A message taken from a queue, under a lock.
+
+    Attributes:
+        queue: Name of the queue from which the message was taken.
+        deliveries: Number of deliveries so far that ended with the loss of the consumer.
+        discard: Why the message must not run (``dead:max_deliveries``), or ``""``.
+        crashed: Whether a requeue counts as a lost consumer.
+        held: The item that this connection has locked.
+    """
+
+    def __init__(self, record: ZooKeeperRecord, held: ClaimedItem, queue: str, channel: Any) -> None:
+        super().__init__(
+            record.envelope,
+            record.body,
+            priority=record.priority,
+            due_us=record.due_ms * 1000,
+            returned=held.returned,
+            deliveries=held.deliveries,
+            tag=held.tag,
+            queue=queue,
+            channel=channel,
+        )
+        self.delivery_info["priority"] = record.priority
+        self.held = held
+        self.discard = "dead:max_deliveries" if held.exhausted else ""
+        self.crashed = False
+
+    def dead_letter(self, reason: str) -> None:
+        """Move the message to the dead letters with *reason*; a later ack or reject has no effect."""
+        self.channel.dead_letter(self, reason)
+
+    def ack(self, multiple: bool = False) -> None:
+        """Acknowledge the message. A message to be discarded stays in ZooKeeper as a dead letter."""
+        if self.discard:
+            self._state = "ACK"
+        else:
+            super().ack(multiple=multiple)
+
+
+class QoS(PrefetchCount):
+    """Prefetch count and acknowledgements of one channel.
+
+    Acknowledgements may come from any thread. They are queued with the in-flight messages of the connection,
+    and the fetcher's thread sends them to the broker.
+    """
+
+    channel: Channel
+
+    def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
+        super().__init__(channel, prefetch_count)
+        self._owner = OwnerProcess()
+
+    def ack(self, delivery_tag: str) -> None:
+        """Delete the message from its queue."""
+        self._delivered.pop(delivery_tag, None)
+        self.channel.in_flight.add_outcome(ItemOutcome.ACK, delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Requeue the message at its place, or delete it."""
+        if requeue:
+            message = self._delivered.get(delivery_tag)
+            crashed = getattr(message, "crashed", False)
+            self._return(ItemOutcome.CRASHED if crashed else ItemOutcome.REQUEUE, delivery_tag)
+        else:
+            self.ack(delivery_tag)
+
+    def _return(self, verb: ItemOutcome, delivery_tag: str) -> None:
+        in_flight = self.channel.in_flight
+        # Queued before it makes room: the fetcher must not take a later message in between.
+        in_flight.add_outcome(verb, delivery_tag)
+        self._delivered.pop(delivery_tag, None)
+        in_flight.wake()
+
+    def restore_unacked(self) -> list[tuple[BaseException, Any]]:
+        """Requeue every message that was delivered and not acknowledged."""
+        for tag in list(self._delivered):
+            self._return(ItemOutcome.REQUEUE, tag)
+        return []
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """Like :meth:`restore_unacked`, at channel close or interpreter exit, once."""
+        self._on_collect.cancel()
+        if self._delivered.restored or not self._owner.is_current:
+            # A forked child has inherited this object: the in-flight messages belong to the parent.
+            return
+        self._delivered.restored = True
+        if self.restore_at_shutdown and self.channel.do_restore:
+            self.restore_unacked()
+
+
+class ZooKeeperPublishBatch:
+    """Collects messages for kombu's ``Producer.batch()`` and publishes them in one transaction.
+
+    Args:
+        channel: The channel that publishes.
+        max_size: Number of messages at which the batch flushes by itself.
+    """
+
+    def __init__(self, channel: Channel, max_size: int) -> None:
+        self.channel = channel
+        self._max_size = max_size
+        self._waiting: list[Item] = []
+        #: The messages of the transaction that was sent last, and its stamp until it was answered.
+        self._piece: list[Item] = []
+        self._stamps: dict[str, Any] = {}
+
+    def publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
+        """Check one message and add it to the batch."""
+        return self.channel.basic_publish(message, _publish_batch=self, **kwargs)
+
+    def add(self, item: Item) -> None:
+        """Add an item; called by the channel after it has routed the message."""
+        self._waiting.append(item)
+        if len(self._waiting) >= self._max_size:
+            self.flush()
+
+    def flush(self) -> None:
+        """Publish the collected messages in order.
+
+        Raises:
+            ZooKeeperUnreachable: ZooKeeper did not answer. The unconfirmed messages stay in the batch, and a
+                second flush creates nothing twice.
+        """
+        while self._waiting:
+            if not self._stamps:
+                self._piece = list(transactions(self._waiting)[0])
+            # A repeat has the messages of the attempt without answer, and none that was added since.
+            self.channel.put(self._piece, self._stamps, "batch")
+            self._stamps.clear()
+            del self._waiting[: len(self._piece)]
+
+    def discard(self) -> None:
+        """Drop the collected messages."""
+        self._waiting.clear()
+        self._stamps.clear()
+
+    def close(self) -> None:
+        """Do nothing: the connection belongs to the channel."""
 
 
 class ZooKeeperConnection(ThreadedConnection, Protocol):

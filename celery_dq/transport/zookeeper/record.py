@@ -1,4 +1,4 @@
-"""The format of a message in a node.
+"""The format of a message in a node, and the delivery count in the stat of the node.
 
 A node holds one item in Curator's framing, so that Java peers can move it. The item, big-endian::
 
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_dq.curator.framing import frame, unframe
 from celery_dq.errors import CorruptRecord
 from celery_dq.transport import envelope
 from celery_dq.transport.message_times import LATEST_US, due_us
 from celery_dq.transport.tenant import MAX_PRIORITY, check_priority
+from celery_dq.zookeeper.transaction import Step, create, delete
 
 VERSION = 1
 TEXT = 1
@@ -26,6 +27,8 @@ _HEADER = struct.Struct(">BBBqI")
 BATCH_BYTES = 900_000
 #: Properties that the transport sets at delivery; they are not stored.
 _MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority")
+#: Name of the child that is created and deleted in one transaction.
+MARK = "taken"
 
 
 @dataclass(frozen=True)
@@ -109,3 +112,38 @@ STAMPS = "dq_stamps"
 def _due_ms(eta: Any) -> int:
     # Round up: a task must not start before its ETA.
     return -(-due_us(eta) // 1000)
+
+
+class DeliveryCount(NamedTuple):
+    """The counts in the stat of an item that was just taken.
+
+    A crashed consumer cannot record its crash, so the other two events are counted instead:
+
+    * The transaction that locks an item also creates a child of the item and deletes it again. No node stays,
+      but the item's ``cversion`` grows.
+    * The transaction that unlocks a requeued item also writes the same data again. The item's ``version``
+      grows.
+
+    The difference is the number of lost consumers. Both counts end with the item. Java peers are not
+    affected, because they use only name and data.
+
+    Attributes:
+        taken: How often the item was taken, including this time.
+        deliveries: How many earlier deliveries ended with a crash or an expired session.
+    """
+
+    taken: int
+    deliveries: int
+
+
+def count_steps(item: str) -> list[Step]:
+    """Return the steps that count a delivery of the item."""
+    mark = f"{item}/{MARK}"
+    return [create(mark), delete(mark)]
+
+
+def count_of(stat: Any) -> DeliveryCount:
+    """Read both counts; they are too low for an item that an older release without counts has taken."""
+    # The server's ``cversion`` is twice the children ever created, minus those that exist now.
+    taken = (stat.cversion + stat.numChildren) // 2
+    return DeliveryCount(taken, max(taken - 1 - stat.version, 0))

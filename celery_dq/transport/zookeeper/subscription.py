@@ -25,8 +25,8 @@ from kazoo.exceptions import NoNodeError
 from celery_dq.clock import Clock
 from celery_dq.shown import shown_logger
 from celery_dq.transport.zookeeper.delays import LISTING_SHARE, Delays, restore
-from celery_dq.transport.zookeeper.delivery_count import DeliveryCount, count_of
 from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ItemOutcome, ZooKeeperInFlight
+from celery_dq.transport.zookeeper.record import DeliveryCount, count_of
 from celery_dq.znodes import QueueNodes, served_in_order
 from celery_dq.zookeeper.item_locks import ItemLocks, LockedItem, WantedItem
 from celery_dq.zookeeper.transaction import create, set_data

@@ -45,13 +45,12 @@ from celery_dq.transport.zookeeper.address import (
     no_server_listens,
     session_options,
 )
-from celery_dq.transport.zookeeper.bindings import Bindings
 from celery_dq.transport.zookeeper.channel import Channel as ZooKeeperChannel
-from celery_dq.transport.zookeeper.delivery_count import count_steps
 from celery_dq.transport.zookeeper.fetcher import ZooKeeperFetcher
 from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ZooKeeperInFlight
 from celery_dq.transport.zookeeper.publisher import ZooKeeperPublisher
-from celery_dq.transport.zookeeper.queues import ZooKeeperQueues
+from celery_dq.transport.zookeeper.queues import Bindings, ZooKeeperQueues
+from celery_dq.transport.zookeeper.record import count_steps
 from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
 from celery_dq.znodes import PRESENCES, BrokerNodes
 from celery_dq.zookeeper.item_locks import ItemLocks
