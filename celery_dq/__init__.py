@@ -15,8 +15,8 @@ if TYPE_CHECKING:
         DistributedIdQueue as DistributedIdQueue,
         DistributedPriorityQueue as DistributedPriorityQueue,
         DistributedQueue as DistributedQueue,
+        SimpleDistributedQueue as SimpleDistributedQueue,
     )
-    from celery_dq.curator.simple import SimpleDistributedQueue as SimpleDistributedQueue
     from celery_dq.dedup.rule import dedup as dedup
     from celery_dq.errors import (
         AccessDenied as AccessDenied,
@@ -107,7 +107,7 @@ _HOMES = (
     ("DistributedIdQueue", "celery_dq.curator.kinds"),
     ("DistributedPriorityQueue", "celery_dq.curator.kinds"),
     ("DistributedDelayQueue", "celery_dq.curator.kinds"),
-    ("SimpleDistributedQueue", "celery_dq.curator.simple"),
+    ("SimpleDistributedQueue", "celery_dq.curator.kinds"),
 )
 
 __all__ = ["__version__"]

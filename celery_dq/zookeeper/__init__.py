@@ -1,12 +1,13 @@
 """Sessions and transactions with ZooKeeper. Needs the extra ``celery-dq[zookeeper]``.
 
-``handler``, ``gevent_handler``  the kazoo handler for threads, gevent or eventlet
-``credentials``                  authentication, checked before a connection
-``session``                      one session, with listeners for CONNECTED, SUSPENDED and LOST
-``transaction``                  several changes that happen together or not at all
-``idempotent_writer``            transactions that happen once although an answer was lost
-``multi_read``                   reads many nodes in few requests
-``item_locks``                   items under ephemeral locks
+``handler``            the kazoo handler for threads, gevent or eventlet
+``credentials``        authentication, checked before a connection
+``session``            one session, with listeners for CONNECTED, SUSPENDED and LOST
+``transaction``        several changes that happen together or not at all
+``idempotent_writer``  transactions that happen once although an answer was lost
+``multi_read``         reads many nodes in few requests
+``item_locks``         items under ephemeral locks
+``open_nodes``         nodes that every client may change
 
 kazoo's connection, with a bounded wait for a silent server, is ``celery_dq.compat.kazoo_connection``.
 

@@ -40,9 +40,7 @@ def bounded_handler() -> Any:
 def _handler() -> Any:
     environment = detect_environment()
     if environment == "gevent":
-        from celery_dq.zookeeper.gevent_handler import SequentialGeventHandler
-
-        return SequentialGeventHandler
+        return _gevent_handler()
     if environment == "eventlet":
         from kazoo.handlers.eventlet import SequentialEventletHandler
 
@@ -50,3 +48,35 @@ def _handler() -> Any:
     from kazoo.handlers.threading import SequentialThreadingHandler
 
     return SequentialThreadingHandler
+
+
+def _gevent_handler() -> Any:
+    """Return kazoo's handler for gevent, whose timeouts are ordinary exceptions, as in its other handlers.
+
+    kazoo's own handler returns gevent's results. After a timeout, these raise :exc:`gevent.Timeout`. That is
+    a base class of the handler's ``timeout_exception`` and not derived from :exc:`Exception`. No ``except``
+    clause of a caller catches it, and it ends the greenlet.
+    """
+    from kazoo.handlers import gevent
+    from kazoo.handlers.threading import KazooTimeoutError
+
+    class Answer(gevent.AsyncResult):  # type: ignore[misc]  # kazoo ships no types
+        """The pending answer to a request. A :exc:`gevent.Timeout` of the caller is raised unchanged."""
+
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            if block and not self.ready():
+                # `wait` raises no timeout of its own, so a timeout raised here was started by the caller. It
+                # always switches greenlets, which a callback in the hub must not do: there the answer is
+                # ready.
+                self.wait(timeout)
+            if not self.ready():
+                raise KazooTimeoutError("no answer in time")
+            return super().get(block=False)
+
+    class SequentialGeventHandler(gevent.SequentialGeventHandler):  # type: ignore[misc]  # kazoo ships no types
+        timeout_exception = KazooTimeoutError
+
+        def async_result(self) -> Answer:
+            return Answer()
+
+    return SequentialGeventHandler

@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 from kazoo.security import make_digest_acl
 
-from celery_dq.curator.kinds import DistributedIdQueue, DistributedPriorityQueue, DistributedQueue
-from celery_dq.curator.simple import SimpleDistributedQueue
+from celery_dq.curator.kinds import (
+    DistributedIdQueue,
+    DistributedPriorityQueue,
+    DistributedQueue,
+    SimpleDistributedQueue,
+)
 from celery_dq.errors import AccessDenied, ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer

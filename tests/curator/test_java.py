@@ -15,8 +15,8 @@ from celery_dq.curator.kinds import (
     DistributedIdQueue,
     DistributedPriorityQueue,
     DistributedQueue,
+    SimpleDistributedQueue,
 )
-from celery_dq.curator.simple import SimpleDistributedQueue
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.zookeeper.session import Session
 from tests.curator.collecting import Collector

@@ -23,8 +23,8 @@ from celery_dq.curator.kinds import (
     DistributedIdQueue,
     DistributedPriorityQueue,
     DistributedQueue,
+    SimpleDistributedQueue,
 )
-from celery_dq.curator.simple import SimpleDistributedQueue
 from celery_dq.errors import ConfigurationError
 from celery_dq.zookeeper.session import Session
 

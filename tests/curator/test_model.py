@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from celery_dq.curator.kinds import DistributedIdQueue, DistributedPriorityQueue
-from celery_dq.curator.leased_item import LeasedItem
+from celery_dq.curator.queue import LeasedItem
 from celery_dq.zookeeper.session import Session
 
 Made = Callable[[type[Any], bool], Any]

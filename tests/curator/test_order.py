@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from celery_dq.clock import ManualClock
-from celery_dq.curator.kinds import DistributedDelayQueue, DistributedPriorityQueue, DistributedQueue
-from celery_dq.curator.simple import SimpleDistributedQueue
+from celery_dq.curator.kinds import (
+    DistributedDelayQueue,
+    DistributedPriorityQueue,
+    DistributedQueue,
+    SimpleDistributedQueue,
+)
 from celery_dq.errors import ConfigurationError, InvalidMessage, InvalidPriority, QueueEmpty
 from celery_dq.testing.waiting import wait_until
 from celery_dq.zookeeper.session import Session
