@@ -8,11 +8,10 @@ from contextlib import ExitStack, closing
 from functools import partial
 
 from benchmarks.measure import Report, Series, dump, interleave
-from celery_dq.allocation.assignment import Assignment, RunningWorker, pack, partitions_of
+from celery_dq.allocation.assignment import Assignment, RunningWorker, Unit, pack, partitions_of, place
 from celery_dq.allocation.members import Registration
 from celery_dq.allocation.published import PublishedAssignment
 from celery_dq.allocation.rebalancer import allocator
-from celery_dq.allocation.ring import Unit, place
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.znodes import AllocationNodes

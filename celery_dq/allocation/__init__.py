@@ -1,7 +1,6 @@
 """Allocation: which worker serves which partitions.
 
-``ring``        a consistent-hash ring with bounded loads; pure
-``assignment``  the whole assignment, computed afresh from members and partitions; pure
+``assignment``  the whole assignment, computed afresh by a consistent-hash ring with bounded loads; pure
 ``members``     the workers that run, as ephemeral nodes in ZooKeeper
 ``published``   the published assignment: compressed lists of one generation, and its flip
 ``rebalancer``  the elected allocator, which computes and publishes

@@ -50,7 +50,6 @@ PURE = (
     "dedup.machine",
     "dedup.key",
     "leadership.career",
-    "allocation.ring",
     "allocation.assignment",
     "curator.framing",
     "curator.names",

@@ -9,8 +9,15 @@ from fractions import Fraction
 
 from hypothesis import given, settings, strategies as st
 
-from celery_dq.allocation.assignment import Assignment, RunningWorker, compute, partitions_of
-from celery_dq.allocation.ring import Unit, bound, place
+from celery_dq.allocation.assignment import (
+    Assignment,
+    RunningWorker,
+    Unit,
+    bound,
+    compute,
+    partitions_of,
+    place,
+)
 
 NAMES = st.text(max_size=12)
 COUNTS = st.integers(1, 40)
