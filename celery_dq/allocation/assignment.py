@@ -16,20 +16,6 @@ from hashlib import blake2b
 
 from celery_dq.errors import CorruptRecord
 
-__all__ = [
-    "Assignment",
-    "BOUND",
-    "POINTS",
-    "RunningWorker",
-    "Unit",
-    "bound",
-    "compute",
-    "pack",
-    "partitions_of",
-    "place",
-    "unpack",
-]
-
 #: A queue and the number of one of its partitions.
 Unit = tuple[str, int]
 

@@ -2,8 +2,7 @@
 
 Start it with ``celery beat -S dq``, short for ``celery_dq.beat:ElectedScheduler``.
 
-``tick``            the id and the stamp of a tick, equal for every beat that sends it
-``wrapped``         the scheduler that the elected beat wraps
+``wrapped``         the scheduler that the elected beat wraps, its entries, and the stamps of their ticks
 ``schedule_store``  the last run of each entry, shared by all beats, in Redis or ZooKeeper
 ``scheduler``       ``ElectedScheduler``: stands for election, and sends ticks while it leads
 

@@ -41,8 +41,16 @@ from celery_dq.beat.schedule_store import (
     ZooKeeperScheduleStore,
     micros,
 )
-from celery_dq.beat.tick import TickStamps, task_id_of
-from celery_dq.beat.wrapped import Due, StaleEntry, last_run, latest_run, set_last_run, wrapped_class
+from celery_dq.beat.wrapped import (
+    Due,
+    StaleEntry,
+    TickStamps,
+    last_run,
+    latest_run,
+    set_last_run,
+    task_id_of,
+    wrapped_class,
+)
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.compat.beat_sync import postpone, save_schedule
 from celery_dq.context import APP_CONTEXT, AppContext

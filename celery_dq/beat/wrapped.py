@@ -1,7 +1,8 @@
-"""The scheduler that the elected beat wraps, and the run times of its entries."""
+"""The scheduler that the elected beat wraps: the run times of its entries, and the stamps of their ticks."""
 
 from __future__ import annotations
 
+import uuid
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
@@ -11,11 +12,14 @@ from celery.utils.imports import load_extension_class_names, symbol_by_name
 from celery_dq.beat.schedule_store import LastRun
 from celery_dq.errors import ConfigurationError
 
-__all__ = ["Due", "StaleEntry", "last_run", "latest_run", "set_last_run", "wrapped_class"]
-
 #: How far in the future the last run of an entry with fixed times (a crontab) may be. The clocks of machines
 #: differ, and to accept only an earlier time would repeat a run.
 CLOCK_DIFFERENCE = timedelta(seconds=60)
+#: The namespace of the UUIDs of ticks.
+NAMESPACE = uuid.UUID("5f0f3a60-7b1c-4b1e-9d0e-2f6a3f1f8f11")
+#: Milliseconds for which the broker keeps the number of an entry's last tick. A beat that was stopped while
+#: it sent this tick may continue so much later. Without a limit, markers of deleted entries would stay.
+MARKER_TTL_MS = 7 * 24 * 3_600_000
 
 
 class StaleEntry(Exception):
@@ -94,3 +98,26 @@ def latest_run(entry: Any, wall: float) -> datetime:
     now = datetime.fromtimestamp(wall, timezone.utc)
     latest = now if isinstance(entry.schedule, interval) else now + CLOCK_DIFFERENCE
     return latest if entry.last_run_at.tzinfo is not None else latest.replace(tzinfo=None)
+
+
+def task_id_of(environment: str, entry_key: str, number: int) -> str:
+    """Return the task id of tick `number` of an entry."""
+    return str(uuid.uuid5(NAMESPACE, f"{environment}/{entry_key}/{number}"))
+
+
+class TickStamps(dict[str, Any]):
+    """A mapping with the same stamp for every queue, so that any route of the message finds it.
+
+    Args:
+        entry_key: The producer sequence of the entry.
+        number: Number of the tick.
+        task_id: The task id of the tick.
+    """
+
+    def __init__(self, entry_key: str, number: int, task_id: str) -> None:
+        super().__init__()
+        self._stamp = (entry_key, number, task_id, MARKER_TTL_MS)
+
+    def get(self, queue: str, default: Any = None) -> Any:
+        """Return the stamp, for any `queue`."""
+        return self._stamp

@@ -24,14 +24,6 @@ from celery_dq.curator.writer import Put
 from celery_dq.errors import ConfigurationError, InvalidMessage, QueueEmpty
 from celery_dq.zookeeper.session import Session
 
-__all__ = [
-    "DistributedDelayQueue",
-    "DistributedIdQueue",
-    "DistributedPriorityQueue",
-    "DistributedQueue",
-    "SimpleDistributedQueue",
-]
-
 
 class DistributedQueue(CuratorQueue):
     """A first-in, first-out queue of items, as in Curator; see :class:`CuratorQueue` for the options."""

@@ -20,11 +20,14 @@ import redis
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.keys import MigrationKeys
 from celery_dq.scripts.loader import ScriptSet
+from celery_dq.transport.aliases import TENANT_SCHEMES
 
 __all__ = ["STOCK_SCHEMES", "StockBroker"]
 
 #: The schemes of kombu's Redis transport.
 STOCK_SCHEMES = ("redis", "rediss", "sentinel")
+#: Seconds for which the workers may answer.
+TIMEOUT_S = 1.0
 
 
 def load_scripts() -> ScriptSet:
@@ -47,7 +50,7 @@ class StockBroker:
         self.connection = connection
         #: A client without kombu's rewriting of keys, which covers some of the commands only.
         self.client: Any = redis.Redis(connection_pool=channel.pool)
-        self.database = int(channel.pool.connection_kwargs.get("db") or 0)
+        self._database = int(channel.pool.connection_kwargs.get("db") or 0)
         self._prefix: str = channel.global_keyprefix
         self._separator: str = channel.sep
         self._steps: tuple[int, ...] = tuple(channel.priority_steps)
@@ -238,6 +241,34 @@ class StockBroker:
 
     def _run(self, script: str, keys: Sequence[str], *arguments: Any) -> int:
         return int(self._scripts[script].run(self.client, keys, (self._producer, *arguments)))
+
+    def live_workers(self, app: Any) -> list[str]:
+        """Return a text for each worker that seems to consume from the broker.
+
+        The transport does not write down which worker has received a message. Two signs tell of a living
+        worker: it answers a question by remote control, or one of its connections waits for messages. Each
+        sign alone has a gap. A solo worker answers nothing while a task runs, and a worker whose pool is full
+        may not wait for messages.
+
+        Args:
+            app: The Celery app, whose settings name the exchange of remote control.
+        """
+        try:
+            clients = self.client.client_list()
+        except redis.ResponseError as exc:
+            return [f"unknown, because CLIENT LIST is refused ({exc})"]
+        found = [
+            f"the connection {client.get('addr')}"
+            for client in clients
+            if client.get("cmd", "").lower() == "brpop" and int(client.get("db", 0)) == self._database
+        ]
+        # The workers of both brokers answer where both are in one database.
+        answers = app.control.inspect(timeout=TIMEOUT_S, connection=self.connection).stats() or {}
+        return sorted(
+            name
+            for name, stats in answers.items()
+            if (stats.get("broker") or {}).get("transport") not in TENANT_SCHEMES
+        ) or sorted(found)
 
     def _checked(self, reply: int) -> int:
         if reply < 0:

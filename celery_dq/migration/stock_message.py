@@ -1,10 +1,11 @@
-"""One message, as kombu's Redis transport stores it."""
+"""One message, as kombu's Redis transport stores it: reading and writing."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
+import uuid
 from collections.abc import Callable, Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -13,10 +14,12 @@ from kombu.message import Message as KombuMessage
 from kombu.utils.json import dumps, loads
 
 from celery_dq.errors import DQError, InvalidMessage, described
-from celery_dq.protocols import DEDUP_HEADER, DEDUP_PROPERTY
-from celery_dq.transport.message_record import DedupSection
+from celery_dq.protocols import DEDUP_HEADER, DEDUP_PROPERTY, DELIVERIES_HEADER, QUEUE_HEADER, TOKEN_HEADER
+from celery_dq.transport import envelope
+from celery_dq.transport.message_record import DedupSection, MessageRecord
+from celery_dq.transport.stored_message import shown_eta
 
-__all__ = ["Priorities", "StockReader", "as_restored"]
+__all__ = ["Priorities", "StockReader", "as_restored", "as_stock_message"]
 
 #: ``inverted``: the order is kept, 0 becomes 9. ``same``: the numbers are kept.
 Priorities: TypeAlias = Literal["inverted", "same"]
@@ -163,3 +166,45 @@ def as_restored(value: bytes) -> tuple[bytes, str, str]:
         return dumps(message).encode(), str(exchange or ""), str(routing_key)
     except Exception as exc:
         raise InvalidMessage(f"it is not an unacknowledged message of kombu: {described(exc)}") from exc
+
+
+def as_stock_message(raw: bytes, queue: str, priorities: Priorities) -> tuple[int, str]:
+    """Return the priority of a record on the stock broker, and its message as a list has it.
+
+    Args:
+        raw: The record.
+        queue: The queue, which a stock worker finds by the default exchange.
+        priorities: How priorities are converted.
+
+    Raises:
+        InvalidMessage: The record cannot be read, or written in that form.
+    """
+    try:
+        record = MessageRecord.unpack(raw)
+        headers, properties, content_type, content_encoding = envelope.unpack(record.envelope)
+        for name in (TOKEN_HEADER, QUEUE_HEADER, DELIVERIES_HEADER):
+            headers.pop(name, None)
+        if record.due_us:
+            # A reschedule has changed the due time only.
+            headers["eta"] = shown_eta(headers.get("eta"), record.due_us)
+        if record.dedup:
+            headers[DEDUP_HEADER] = DedupSection.unpack(record.dedup).header()
+        if record.tenant:
+            properties["tenant"] = record.tenant
+        priority = 9 - record.priority if priorities == "inverted" else record.priority
+        properties["priority"] = priority
+        info = properties.setdefault("delivery_info", {})
+        info["exchange"], info["routing_key"] = "", queue
+        properties["body_encoding"] = "base64"
+        properties["delivery_tag"] = str(uuid.uuid4())
+        body = record.body.encode("utf-8", "surrogatepass") if isinstance(record.body, str) else record.body
+        message: dict[str, Any] = {
+            "body": base64.b64encode(body).decode(),
+            "content-encoding": content_encoding,
+            "content-type": content_type,
+            "headers": headers,
+            "properties": properties,
+        }
+        return priority, dumps(message)
+    except Exception as exc:
+        raise InvalidMessage(f"it cannot be read: {described(exc)}") from exc

@@ -17,7 +17,6 @@ from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.clock import SystemClock
 from celery_dq.errors import InvalidMessage, InvalidRequest, described
 from celery_dq.inspector.queues import queue_snapshot
-from celery_dq.migration.live_workers import live_workers
 from celery_dq.migration.stock_broker import StockBroker
 from celery_dq.migration.stock_message import StockReader, as_restored
 from celery_dq.shown import shown_url
@@ -93,7 +92,7 @@ class BrokerMigration:
         if not read:
             report.require_priorities()
         if self._tags and not self._options.take_unacked:
-            report.held_by = live_workers(self._app, self._stock)
+            report.held_by = self._stock.live_workers(self._app)
         if read:
             for queue in self._queues:
                 for key in self._stock.lists(queue):
