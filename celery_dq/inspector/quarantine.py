@@ -10,7 +10,7 @@ from pathlib import Path
 from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.private_files import read_file
 from celery_dq.producer.buffer import BufferedMessage
-from celery_dq.producer.quarantine import QuarantineContents, read_contents
+from celery_dq.producer.segment import QuarantineContents, read_contents
 from celery_dq.producer.spill_log import SpillLog
 from celery_dq.transport.message_record import MessageRecord
 

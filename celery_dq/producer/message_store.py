@@ -17,8 +17,7 @@ from celery_dq.clock import Clock
 from celery_dq.errors import SpillFailed
 from celery_dq.native import unpatched
 from celery_dq.producer.buffer import BufferedMessage, Lane, Limits, MessageBuffer
-from celery_dq.producer.pending_sync import PendingSync
-from celery_dq.producer.segment_index import SegmentIndex
+from celery_dq.producer.segment_index import PendingSync, SegmentIndex
 from celery_dq.shown import shown_logger
 
 __all__ = ["Counters", "MessageStore"]

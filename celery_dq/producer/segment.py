@@ -16,14 +16,13 @@ valid record, and restores a header in which a single byte is damaged.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 from zlib import crc32
 
 from celery_dq.errors import CorruptSegment
-
-__all__ = ["FileHeader", "SegmentRecord", "SegmentScan", "pack_header", "pack_record", "read_header", "scan"]
+from celery_dq.producer.buffer import BufferedMessage
 
 MAGIC = b"DQSG"
 VERSION = 1
@@ -202,3 +201,39 @@ def _find_record(data: bytes, at: int, seed: int, after: int) -> int:
             return at
         at += 1
     return len(data)
+
+
+def messages_of(records: Iterable[SegmentRecord]) -> list[BufferedMessage]:
+    """Return the messages in the records."""
+    messages = []
+    for sequence, _, payload in records:
+        end = 1 + payload[0]  # the length of the id
+        messages.append(BufferedMessage(sequence, payload[1:end], payload[end:]))
+    return messages
+
+
+class QuarantineContents(NamedTuple):
+    """The readable messages of a file of the quarantine, and the reason why the rest cannot be read.
+
+    Attributes:
+        destination: Lane of the messages, as the sender takes it; "" when the file has no header.
+        messages: The readable messages, in order.
+        problem: Why the rest cannot be read; "" when all of the file can.
+        rest: A file with the rest; b"" when there is none.
+    """
+
+    destination: str
+    messages: Sequence[BufferedMessage]
+    problem: str
+    rest: bytes
+
+
+def read_contents(data: bytes) -> QuarantineContents:
+    """Read the bytes of a file of the quarantine, as far as possible."""
+    try:
+        header, start, seed = read_header(data)
+    except CorruptSegment as exc:
+        return QuarantineContents("", (), str(exc), data)
+    found = scan(data, start, seed)
+    rest = pack_header(header)[0] + found.damaged if found.problem else b""
+    return QuarantineContents(header.lane, messages_of(found.records), found.problem, rest)

@@ -6,6 +6,8 @@ them. The later files are *stored*: they are on disk only, and are loaded one by
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -14,12 +16,11 @@ from pathlib import Path
 from celery_dq.errors import CorruptSegment, SpillFailed
 from celery_dq.outage import Outage
 from celery_dq.producer.buffer import BufferedMessage, Lane
-from celery_dq.producer.pending_sync import PendingSync
-from celery_dq.producer.segment import FileHeader, SegmentRecord, pack_header, pack_record
-from celery_dq.producer.spill_log import Orphan, Segment, SpillLog, StoredSegment
+from celery_dq.producer.segment import FileHeader, messages_of, pack_header, pack_record
+from celery_dq.producer.spill_log import Orphan, Segment, SpillLog, StoredSegment, sync_data, sync_folder
 from celery_dq.shown import shown_logger
 
-__all__ = ["SegmentIndex", "Unread"]
+__all__ = ["PendingSync", "SegmentIndex", "Unread"]
 
 logger = shown_logger(__name__)
 
@@ -30,6 +31,45 @@ _ID = struct.Struct("<B")
 
 #: Reads the messages of a stored file. The caller holds no lock.
 Unread = Callable[[], list[BufferedMessage]]
+
+
+class PendingSync:
+    """A file to sync without the lock of the message store: threads may append to it, seal or remove it.
+
+    Args:
+        producer: Producer sequence that the file belongs to.
+        segment: The file.
+    """
+
+    def __init__(self, producer: bytes, segment: Segment) -> None:
+        self.producer = producer
+        self.segment = segment
+        self._size = segment.size
+        self._first = not segment.synced
+        # A duplicate, because the segment may close its descriptor, and a new file could get the same number.
+        # A sealed segment has no descriptor, and is synced again only after a failed sync.
+        self._fd = os.dup(segment.fd) if segment.fd >= 0 else -1
+
+    def sync(self) -> None:
+        """Write the file to disk.
+
+        Raises:
+            OSError: This sync or an earlier one failed. The kernel reports a failure only once, so every
+                later call raises too.
+        """
+        try:
+            if self.segment.poisoned:
+                raise OSError(errno.EIO, "an earlier sync failed")
+            sync_data(self._fd)
+            if self._first:
+                sync_folder(self.segment.path.parent)
+            self.segment.synced = max(self.segment.synced, min(self._size, self.segment.size))
+        except OSError:
+            self.segment.poisoned = True
+            raise
+        finally:
+            if self._fd >= 0:
+                os.close(self._fd)
 
 
 class _Files:
@@ -216,7 +256,7 @@ class SegmentIndex:
                 if isinstance(segment, Segment):
                     self.bytes -= segment.size
                 return []
-            messages = list(_messages(records))
+            messages = messages_of(records)
             last = messages[-1].sequence if messages else -1
             files.loaded.append((segment, last))
             return messages
@@ -399,13 +439,6 @@ class SegmentIndex:
         self.log.forsake()
 
 
-def _messages(records: Iterable[SegmentRecord]) -> Iterable[BufferedMessage]:
-    for record in records:
-        payload = record.payload
-        end = 1 + payload[0]
-        yield BufferedMessage(record.sequence, payload[1:end], payload[end:])
-
-
 def _kept(poisoned: Segment, before: int, unsent: Iterable[BufferedMessage]) -> list[BufferedMessage]:
     """Return the messages of a file whose sync failed. Delivered ones may be missing.
 
@@ -420,4 +453,4 @@ def _kept(poisoned: Segment, before: int, unsent: Iterable[BufferedMessage]) -> 
     found = poisoned.read()
     if found.problem:
         raise CorruptSegment(f"its messages are on disk only, and cannot be read back: {found.problem}")
-    return list(_messages(found.records))
+    return messages_of(found.records)

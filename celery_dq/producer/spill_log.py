@@ -17,6 +17,7 @@ import contextlib
 import errno
 import os
 import socket
+import sys
 import uuid
 import zlib
 from collections.abc import Iterator
@@ -26,7 +27,6 @@ from celery_dq.errors import CorruptSegment, SpillFailed
 from celery_dq.per_process import start_of
 from celery_dq.private_files import check_parents, open_folder, read_file
 from celery_dq.producer.folder_lock import OPEN, FolderLock
-from celery_dq.producer.fsync import make_folder, sync_data, sync_folder
 from celery_dq.producer.segment import (
     FileHeader,
     SegmentRecord,
@@ -38,13 +38,49 @@ from celery_dq.producer.segment import (
 )
 from celery_dq.shown import shown_logger
 
-__all__ = ["Orphan", "Segment", "SpillLog", "StoredSegment"]
+__all__ = ["Orphan", "Segment", "SpillLog", "StoredSegment", "make_folder", "sync_data", "sync_folder"]
 
 logger = shown_logger(__name__)
 
+sync_data = os.fdatasync if sys.platform == "linux" else os.fsync
 SUFFIX = ".seg"
 QUARANTINE = "quarantine"
 _NEW = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the entries of a folder, and its own entry in its parent, to disk.
+
+    Raises:
+        OSError: A folder cannot be opened or synced.
+    """
+    for each in (folder, folder.parent):
+        _sync_names(each)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and its missing parents, and write their entries to disk. Only this user may access it.
+
+    Raises:
+        OSError: A folder cannot be made or synced.
+    """
+    missing = []
+    for each in (folder, *folder.parents):
+        if each.exists():
+            break
+        missing.append(each)
+    for each in reversed(missing):
+        each.mkdir(0o700, exist_ok=True)
+    for each in missing:
+        _sync_names(each.parent)
+
+
+def _sync_names(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def process_name() -> str:

@@ -55,7 +55,6 @@ PURE = (
     "curator.names",
     "producer.buffer",
     "producer.segment",
-    "producer.quarantine",
 )
 
 

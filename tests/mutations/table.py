@@ -262,7 +262,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "buffer",
         "the folder of a new file is not synced",
-        "producer/pending_sync.py",
+        "producer/segment_index.py",
         "if self._first:",
         "if False:",
         ("tests/producer/test_power_cuts.py",),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from celery_dq.producer import pending_sync as unsynced, spill_log
-from celery_dq.producer.fsync import sync_data
+from celery_dq.producer import segment_index, spill_log
+from celery_dq.producer.spill_log import sync_data
 
 
 class ForgetfulDisk:
@@ -33,7 +33,7 @@ class ForgetfulDisk:
         #: Called before each sync takes effect.
         self.before_sync: Callable[[], None] = lambda: None
         monkeypatch.setattr(os, "fsync", self._sync_folder)
-        for module in (spill_log, unsynced):
+        for module in (spill_log, segment_index):
             monkeypatch.setattr(module, "sync_data", self._sync_file)
 
     def _sync_file(self, fd: int) -> None:

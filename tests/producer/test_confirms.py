@@ -14,7 +14,7 @@ from celery import Celery
 from kombu import Connection, Consumer, Queue
 
 import celery_dq
-from celery_dq.producer.confirms import Confirms, Nacked
+from celery_dq.producer.kombu_sender import Confirms, Nacked
 from celery_dq.testing.waiting import wait_until
 from tests.apps import DQCelery
 from tests.broker.proxy import Proxy

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from celery_dq.errors import SpillFailed
-from celery_dq.producer import pending_sync as unsynced
+from celery_dq.producer import segment_index
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.errors import NotOnDisk
-from celery_dq.producer.fsync import sync_data
 from celery_dq.producer.segment import read_header, scan
+from celery_dq.producer.spill_log import sync_data
 from tests.producer.producer_harness import (
     ProducerHarness,
     arrived,
@@ -170,7 +170,7 @@ def test_a_file_that_is_sealed_meanwhile_is_written_again(
         assert open_file(box) is not segment
         sync_data(fd)
 
-    monkeypatch.setattr(unsynced, "sync_data", sealed_meanwhile)
+    monkeypatch.setattr(segment_index, "sync_data", sealed_meanwhile)
     box.sync()
     assert_written_again(harness, segment, [1, 2, 3])
     deliver(harness, producer, [0, 1, 2])

@@ -18,9 +18,8 @@ from celery_dq.inspector.quarantine import quarantined_files
 from celery_dq.inspector.spill import survey
 from celery_dq.per_process import start_of
 from celery_dq.probe import ProbeState, ask_probe
-from celery_dq.producer.fsync import make_folder
 from celery_dq.producer.segment_index import SegmentIndex
-from celery_dq.producer.spill_log import SpillLog, process_name
+from celery_dq.producer.spill_log import SpillLog, make_folder, process_name
 from tests.producer.producer_harness import ProducerHarness, arrived, put
 from tests.producer.test_adoption import abandoned
 from tests.producer.test_spill_log import PRODUCER, Child

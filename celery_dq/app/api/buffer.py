@@ -23,7 +23,7 @@ from celery_dq.private_files import read_file
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.buffered_producer import BufferedProducer, Persistence, ProducerSnapshot
 from celery_dq.producer.flusher import Undelivered
-from celery_dq.producer.quarantine import read_contents
+from celery_dq.producer.segment import read_contents
 from celery_dq.producer.sender import Sender, State
 from celery_dq.producer.spill_log import SpillLog
 
