@@ -1,7 +1,8 @@
-"""The requests for dedup locks of tasks, on brokers where the worker gives the verdicts."""
+"""The requests for dedup locks of tasks, on brokers where the worker gives the verdicts; covered calls."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from celery_dq.dedup.coordinator import DedupResult
@@ -9,8 +10,11 @@ from celery_dq.dedup.key import Key
 from celery_dq.dedup.rule import rule_of
 from celery_dq.dedup.signals import verdict_given
 from celery_dq.errors import InvalidKey
-from celery_dq.other_brokers.singleton_message import SingletonMessage
+from celery_dq.other_brokers.singleton_message import CoveringRun, SingletonMessage
 from celery_dq.protocols import DEDUP_HEADER
+
+#: Limit of the covered calls that are remembered: a queue may be purged.
+MOST_COVERED = 10_000
 
 
 class WorkerDedupRequest(NamedTuple):
@@ -89,3 +93,50 @@ def announce(request: Any, wanted: WorkerDedupRequest, result: DedupResult) -> N
         covering=result.covering.partition("/")[0],
         replaced=(result.replaced or "").partition("/")[0],
     )
+
+
+class QueuedCalls:
+    """The calls of singleton queues that a run covers, until they get their turn.
+
+    On a singleton queue of a broker that gives no verdicts, one message runs after the other. When a message
+    gets its turn, the run before has ended, and its dedup lock is free. So the rule is applied to the
+    messages behind it: its run begins after these calls were made, and covers those with its key. A covered
+    call is declined when it gets its turn, if that run has taken place. A call behind it that replaces covers
+    it.
+    """
+
+    def __init__(self) -> None:
+        self._covered: dict[str, CoveringRun] = {}
+
+    def covering(
+        self, request: Any, wanted: WorkerDedupRequest, behind: Callable[[], Iterable[Mapping[str, Any]]]
+    ) -> CoveringRun | str:
+        """Return the task id of the call that covers this one; else its run, which covers those behind it.
+
+        Args:
+            request: the request of the task.
+            wanted: its request for a dedup lock.
+            behind: returns the headers of the messages that wait behind it.
+        """
+        run = self._covered.pop(request.id, None)
+        is_retry = bool(request.request_dict.get("retries"))
+        if run is not None and run.is_over and run.key == wanted.key and not is_retry:
+            return run.task
+        queue = (request.delivery_info or {}).get("routing_key") or ""
+        calls = []
+        for headers in behind():
+            asked, task = headers.get(DEDUP_HEADER), headers.get("id")
+            # A retry is not a new call.
+            if not isinstance(asked, dict) or headers.get("retries"):
+                continue
+            if f"{queue}|{asked.get('key')}" == wanted.key:
+                calls.append((str(task), asked.get("policy")))
+        replacing = [task for task, policy in calls if policy == "replace"]
+        if replacing and not is_retry:
+            return replacing[-1]
+        run = CoveringRun(request.id, wanted.key)
+        for task, _ in calls:
+            self._covered[task] = run
+        while len(self._covered) > MOST_COVERED:
+            del self._covered[next(iter(self._covered))]
+        return run

@@ -2,7 +2,7 @@
 
 Each key is one hash, which one script at a time changes. Times are those of the server. A lease belongs to an
 owner. The owner gets a message on its own channel when one of its waiting calls may start, so it need not
-poll. If that message is lost, the next renewal reports the change.
+poll. If that message is lost, the next renewal reports the change. The settings of an app name the Redis.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_dq.dedup.coordinator import (
     CoordinatorLockSnapshot,
@@ -24,13 +26,18 @@ from celery_dq.dedup.coordinator import (
     WaitingCall,
 )
 from celery_dq.dedup.machine import Verdict
+from celery_dq.errors import ConfigurationError
 from celery_dq.keys import DedupKeys
+from celery_dq.options.resolve import REDIS_URLS
+from celery_dq.options.schema import refuse_unreadable_url
+from celery_dq.options.sections import Options
 from celery_dq.scripts.loader import ScriptSet, is_noscript
+from celery_dq.shown import shown_url
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["SILENCE", "RedisCoordinator", "load_scripts"]
+__all__ = ["OwnRedis", "RedisCoordinator", "SILENCE", "load_scripts", "redis_of"]
 
 #: Errors of a server that serves no request, so that no dedup lock can be requested.
 SILENCE = (
@@ -45,6 +52,8 @@ SILENCE = (
 DECLINED_S = 86_400
 
 _CALL = struct.Struct(">ddddHH")
+#: The time limit of an answer, as a share of the lease. A worker waits that long once per outage.
+PATIENCE = 1 / 3
 
 
 def load_scripts() -> ScriptSet:
@@ -204,3 +213,55 @@ def _text(reply: Any) -> str:
 
 def _glob(text: str) -> str:
     return "".join(f"\\{each}" if each in "*?[]\\" else each for each in text)
+
+
+class OwnRedis(RedisCoordinator):
+    """A coordinator with a client of its own.
+
+    Args:
+        url: the URL of the Redis.
+        options: the settings of the app.
+        owner: see :class:`RedisCoordinator`.
+    """
+
+    def __init__(self, url: str, options: Options, owner: str) -> None:
+        self._url = url
+        lease_s = options.lease_us / 1e6
+        self._patience_s = lease_s * PATIENCE
+        keys = DedupKeys(options.environment, options.key_prefix)
+        super().__init__(self.new_client(), keys, load_scripts(), owner=owner, lease=lease_s)
+
+    def new_client(self) -> Any:
+        """Make another client of the same server.
+
+        It reconnects at once, and only once, because pauses between attempts would stop the event loop.
+        """
+        return redis.Redis.from_url(
+            self._url,
+            socket_timeout=self._patience_s,
+            socket_connect_timeout=self._patience_s,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 1, (redis.ConnectionError,)),
+        )
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.close()
+
+
+def redis_of(app: Any, options: Options) -> str:
+    """Return the URL of the Redis that keeps the dedup locks of an app.
+
+    Raises:
+        ConfigurationError: No setting names a Redis.
+    """
+    broker = str(app.conf.broker_read_url or app.conf.broker_url or "")
+    urls = {"dq_dedup_url": options.dedup_url, "broker_url": broker}
+    for name, url in {**urls, "result_backend": str(app.conf.result_backend or "")}.items():
+        if url.startswith(REDIS_URLS):
+            refuse_unreadable_url(name, url)
+            return url
+    raise ConfigurationError(
+        f"tasks of this app take part in dedup, and neither the broker ({shown_url(broker)}) nor "
+        "the result backend is a Redis: set dq_dedup_url to the Redis that is to keep the dedup locks"
+    )

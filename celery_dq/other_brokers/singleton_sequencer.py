@@ -19,6 +19,7 @@ broker.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -26,17 +27,22 @@ from typing import Any
 
 from celery.concurrency.solo import TaskPool as SoloPool
 from kombu import Consumer
+from kombu.transport.redis import Channel as RedisChannel
 from kombu.transport.virtual import Channel as VirtualChannel
 
-from celery_dq.clock import Clock
+from celery_dq.clock import Clock, SystemClock
 from celery_dq.compat.stopping import stops
+from celery_dq.context import AppContext
 from celery_dq.errors import DQError
-from celery_dq.other_brokers.queued_calls import MOST, waiting_headers
+from celery_dq.options.sections import Options
+from celery_dq.options.singleton import SingletonOptions
 from celery_dq.other_brokers.singleton_message import SingletonMessage
 from celery_dq.outage import Outage
 from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER, Leaderships
 from celery_dq.shown import shown_logger
+from celery_dq.singleton.leaderships import WorkerLeaderships
 from celery_dq.waker import Waker
+from celery_dq.worker.singleton import SingletonStep
 from celery_dq.worker.task_events import task_events
 from celery_dq.worker.task_subscriber import TaskSubscriber
 
@@ -48,6 +54,9 @@ LOOK_AGAIN_S = 0.1
 LOOK_AFTER_ERROR_S = 1.0
 #: Seconds between looks for messages of dead workers; half the visibility timeout if that is shorter.
 RESTORE_S = 10.0
+#: Number of messages behind the present one that are read for dedup, where the broker shows them: on Redis
+#: and ZooKeeper, and on AMQP those that the worker has been sent.
+MOST = 100
 
 
 class SequencedQueue:
@@ -447,3 +456,71 @@ class SingletonSequencer(TaskSubscriber):
 
 def _message_of(request: Any) -> SingletonMessage | None:
     return getattr(request.message, "dq_singleton_message", None)
+
+
+def waiting_headers(channel: Any, queue: str) -> list[Mapping[str, Any]]:
+    """Return the headers of the next messages of a queue; none for a broker that does not show them."""
+    if isinstance(channel, RedisChannel):
+        found: list[Any] = []
+        for step in channel.priority_steps:
+            key = f"{queue}{channel.sep}{step}" if step else queue
+            found += reversed(channel.client.lrange(key, -MOST, -1))
+        return [headers for each in found[:MOST] if (headers := _headers(each))]
+    read = getattr(channel, "waiting_headers", None)  # that of ZooKeeper
+    return [] if read is None else list(read(queue, MOST))
+
+
+def _headers(raw: Any) -> Mapping[str, Any]:
+    try:
+        headers = json.loads(raw)["headers"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    return headers if isinstance(headers, dict) else {}
+
+
+class SequencedSingletonStep(SingletonStep):
+    """Consumes each singleton queue in the terms of the worker, one message after the other.
+
+    Does nothing on a tenant broker, whose scripts refuse a stale token.
+    """
+
+    fenced = False
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        self._sequencer: SingletonSequencer | None = None
+        super().__init__(consumer, **kwargs)
+
+    def _sections(self, consumer: Any, options: Options) -> dict[str, SingletonOptions]:
+        if not options.election and consumer.conninfo.transport.driver_type == "amqp":
+            # RabbitMQ implements its argument itself: one consumer at a time, without elections and tokens.
+            return {section.name: section for section in options.singletons}
+        return super()._sections(consumer, options)
+
+    def _prepare(
+        self, consumer: Any, context: AppContext, sections: dict[str, SingletonOptions]
+    ) -> WorkerLeaderships:
+        leaderships = super()._prepare(consumer, context, sections)
+        # Celery's own consumer must not consume them, because it ignores leaderships.
+        for name in sections:
+            consumer.app.amqp.queues.deselect(name)
+        lease_s = context.options.lease_us / 1e6
+        self._sequencer = SingletonSequencer(consumer, leaderships, sections, lease_s, SystemClock())
+        return leaderships
+
+    def start(self, consumer: Any) -> None:
+        """Consume in the terms of the worker, and become a candidate."""
+        if self._sequencer is not None:
+            self._sequencer.start()
+        super().start(consumer)
+
+    def stop(self, consumer: Any) -> None:
+        """Cease to consume, and begin to hand over if the worker stops."""
+        if self._sequencer is not None:
+            self._sequencer.stop()
+        super().stop(consumer)
+
+    def shutdown(self, consumer: Any) -> None:
+        """Hand over: the pool is drained or killed."""
+        if self._sequencer is not None:
+            self._sequencer.close()
+        super().shutdown(consumer)

@@ -1,6 +1,6 @@
 """The boot step that makes a worker of a tenant broker a candidate for its singleton queues.
 
-:mod:`celery_dq.other_brokers.singleton_step` is that of the other brokers.
+:mod:`celery_dq.other_brokers.singleton_sequencer` is that of the other brokers.
 """
 
 from __future__ import annotations

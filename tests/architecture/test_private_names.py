@@ -36,7 +36,7 @@ LEFT = {
     ("worker/task_events.py", "_process_task"),
     ("worker/task_events.py", "_quick_release"),
     ("worker/capacity.py", "_pool"),
-    ("other_brokers/declined_calls.py", "_payload"),
+    ("other_brokers/outside_prefetch.py", "_payload"),
     ("other_brokers/dedup_requests.py", "_payload"),
     ("worker/discards.py", "_context"),
     ("worker/followers.py", "_payload"),

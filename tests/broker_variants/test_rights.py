@@ -19,7 +19,7 @@ from celery_dq.keys import PartitionKeys, every_evicted
 from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.metrics.collector import DQCollector
 from celery_dq.options import Options
-from celery_dq.other_brokers.server import OwnRedis
+from celery_dq.other_brokers.redis_coordinator import OwnRedis
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.rights import ROLES, Role

@@ -18,7 +18,7 @@ from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.signals import dedup_lock_lost, verdict_given
 from celery_dq.errors import ConfigurationError, CoveringRunUnknown, InvalidKey, InvalidRequest
 from celery_dq.keys import DedupKeys
-from celery_dq.other_brokers.dedup_locks_step import DedupLocksStep
+from celery_dq.other_brokers.dedup_locks import DedupLocksStep
 from celery_dq.testing import waiting
 from tests.dedup.conftest import redis_coordinator
 from tests.dedup.worker import Shop

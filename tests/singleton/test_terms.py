@@ -18,8 +18,7 @@ from celery_dq.leadership.career import Career
 from celery_dq.leadership.redis_election import RedisElection, RedisLines
 from celery_dq.options.singleton import SingletonOptions
 from celery_dq.other_brokers.singleton_message import SingletonMessage
-from celery_dq.other_brokers.singleton_sequencer import SingletonSequencer
-from celery_dq.other_brokers.singleton_step import SequencedSingletonStep
+from celery_dq.other_brokers.singleton_sequencer import SequencedSingletonStep, SingletonSequencer
 from celery_dq.singleton.guard import Guard
 from celery_dq.singleton.leaderships import WorkerLeaderships
 from celery_dq.testing.waiting import wait_until

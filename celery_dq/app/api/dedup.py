@@ -13,7 +13,7 @@ from celery_dq.dedup.repetition import Repetition, repetition
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector import dedup_locks
 from celery_dq.inspector.redis_values import check_count, check_text
-from celery_dq.other_brokers.server import OwnRedis, redis_of
+from celery_dq.other_brokers.redis_coordinator import OwnRedis, redis_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.rounds import AT_ONCE
 from celery_dq.transport.tenant import check_tenant

@@ -24,7 +24,7 @@ from celery_dq.errors import (
 )
 from celery_dq.inspector.redis_values import server_time_us
 from celery_dq.inspector.tenants import settings_quota
-from celery_dq.other_brokers.server import redis_of
+from celery_dq.other_brokers.redis_coordinator import redis_of
 from celery_dq.shown import shell_word, shown_url
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.redis.store.cluster_client import master_clients

@@ -22,7 +22,7 @@ from celery_dq.compat.table import READ_VERSIONS, unread
 from celery_dq.dedup.rule import rule_of
 from celery_dq.errors import ConfigurationError, DQError, MissingLibrary
 from celery_dq.inspector.spill import spill_files
-from celery_dq.other_brokers.server import redis_of
+from celery_dq.other_brokers.redis_coordinator import redis_of
 from celery_dq.private_files import check_parents
 from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import (
