@@ -1,14 +1,11 @@
 """Shipped for users and their tests: real servers that start at once, and waits with a deadline.
 
-``servers``, ``zookeeper``                 servers of one's own
-``local_server``, ``processes``            starting a server, waiting for its service, ending it
-``raw_redis``                              one question to a Redis without a client library
-``certificates``                           certificates for encrypted servers
-``waiting``                                ``wait_until`` with a deadline
-``apps``                                   lets an app use another broker for a while
-``sqlite_broker``                          a broker without a server: ``dq-sqlite://``
-``sqlite_partition``, ``sqlite_client``    one queue of it, and a connection
-``pytest``                                 fixtures: a broker for each test, and a worker
+``servers``, ``redis_cluster``, ``zookeeper``   servers of one's own
+``local_server``, ``processes``                 starting a server, waiting for its service, ending it
+``waiting``                                     ``wait_until`` with a deadline
+``apps``                                        lets an app use another broker for a while
+``sqlite_broker``, ``sqlite_partition``         a broker without a server (``dq-sqlite://``), and its queues
+``pytest``                                      fixtures: a broker for each test, and a worker
 
 The tests of celery-dq and of its users import this package; the rest of celery-dq does not.
 """

@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping
 from celery_dq.hash_slots import SLOTS, slot_of
 from celery_dq.testing.local_server import LocalServer, Startable
 from celery_dq.testing.processes import ChildProcess, bundled_servers, find_redis_server
-from celery_dq.testing.raw_redis import ErrorReply, Reply
-from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.servers import ErrorReply, RedisServer, Reply
 from celery_dq.testing.waiting import wait_until
 
 __all__ = ["ClusterNode", "RedisCluster", "slot_of"]

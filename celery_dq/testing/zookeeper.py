@@ -1,4 +1,4 @@
-"""Local ZooKeeper servers: a single one, or an ensemble of three.
+"""Local ZooKeeper servers: a single one, or an ensemble of three; certificates for encrypted ones.
 
 .. code-block:: python
 
@@ -14,16 +14,23 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from celery_dq.testing.certificates import Certificate
 from celery_dq.testing.local_server import LocalServer, Startable, free_ports
 from celery_dq.testing.processes import ChildProcess
 from celery_dq.testing.waiting import wait_until
 
-__all__ = ["Member", "ZooKeeperEnsemble", "ZooKeeperServer", "find_zookeeper"]
+__all__ = [
+    "Certificate",
+    "Member",
+    "ZooKeeperEnsemble",
+    "ZooKeeperServer",
+    "find_zookeeper",
+    "make_certificate",
+]
 
 #: Jars of Debian's package. The manifest of the first one names all other jars that it needs.
 DEBIAN_JARS = ("/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-nop.jar")
@@ -41,6 +48,50 @@ LOGIN_MODULE = "org.apache.zookeeper.server.auth.DigestLoginModule"
 DEBIAN_TLS_JARS = tuple(
     f"/usr/share/java/netty-{part}.jar" for part in ("codec", "resolver", "transport-native-unix-common")
 )
+
+
+class Certificate(NamedTuple):
+    """A self-signed certificate, which is also its own authority.
+
+    Attributes:
+        certificate: PEM file of the certificate.
+        key: PEM file of the key.
+        both: PEM file with the key and the certificate.
+    """
+
+    certificate: Path
+    key: Path
+    both: Path
+
+
+def make_certificate(folder: Path, name: str, hosts: Sequence[str] = ("127.0.0.1",)) -> Certificate:
+    """Make a certificate by the program ``openssl``. It is valid for two days.
+
+    Args:
+        folder: Folder for its files.
+        name: Common name of the certificate, and prefix of the names of its files.
+        hosts: Host names and addresses that it is valid for.
+
+    Raises:
+        FileNotFoundError: There is no ``openssl``.
+    """
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        raise FileNotFoundError("no openssl found to make a certificate: apt-get install openssl")
+    made = Certificate(folder / f"{name}.crt", folder / f"{name}.key", folder / f"{name}.pem")
+    kinds = ",".join(f"{'IP' if host[0].isdigit() else 'DNS'}:{host}" for host in hosts)
+    subprocess.run(
+        [
+            *(openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", f"/CN={name}", "-addext", f"subjectAltName={kinds}"),
+            *("-keyout", str(made.key), "-out", str(made.certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    made.both.write_text(made.key.read_text() + made.certificate.read_text())
+    made.both.chmod(0o600)
+    return made
 
 
 class Member(NamedTuple):

@@ -20,8 +20,7 @@ from kombu import Connection
 import celery_dq
 from celery_dq.errors import StoreUnreachable
 from celery_dq.testing.sqlite_broker import SqliteStore, Transport
-from celery_dq.testing.sqlite_client import SqliteClient
-from celery_dq.testing.sqlite_partition import SqlitePartition
+from celery_dq.testing.sqlite_partition import SqliteClient, SqlitePartition
 from celery_dq.testing.waiting import wait_until
 from tests.conformance.celery_app import CeleryApp
 from tests.conformance.kombu_queue import KombuQueue, drain_until

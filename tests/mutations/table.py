@@ -422,7 +422,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "stores",
         "a transaction whose commit fails keeps the file locked",
-        "testing/sqlite_client.py",
+        "testing/sqlite_partition.py",
         "if self._connection.in_transaction:",
         "if False:",
         ("tests/unit/test_sqlite_client.py", "-k", "committed"),

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_dq.testing.raw_redis import ask
-from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.servers import RedisServer, ask
 from tests.broker.proxy import Proxy
 from tests.dedup.dedup_workers import kill
 from tests.rabbitmq import RabbitMQServer

@@ -12,8 +12,7 @@ import redis
 
 from celery_dq.testing import local_server, redis_cluster
 from celery_dq.testing.processes import bundled_servers, find_redis_server, free_port
-from celery_dq.testing.raw_redis import ErrorReply
-from celery_dq.testing.servers import RedisServer, SentinelPair
+from celery_dq.testing.servers import ErrorReply, RedisServer, SentinelPair
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from celery_dq.errors import ConfigurationError
-from celery_dq.testing.certificates import Certificate, make_certificate
 from celery_dq.testing.waiting import wait_until
-from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.testing.zookeeper import Certificate, ZooKeeperServer, make_certificate
 from celery_dq.zookeeper.session import Session, SessionState
 from tests.workers import ROOT
 

@@ -18,10 +18,9 @@ from kombu import Connection, Exchange, Producer, Queue
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.errors import AccessDenied, ConfigurationError, DeliveriesExhausted
-from celery_dq.testing.certificates import make_certificate
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.testing.zookeeper import ZooKeeperServer, make_certificate
 from celery_dq.transport.zookeeper.record import count_of
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
