@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from celery_dq.compat.kombu_publishing import publish_prepared
+from celery_dq.compat.kombu_messages import publish_prepared
 from celery_dq.errors import TooFewReplicas
 from celery_dq.lost_attempts import MOST_LOSSES, MOST_SMALL_LOSSES, LostAttempts
 from celery_dq.producer.errors import BrokerUnavailable

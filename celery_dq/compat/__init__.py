@@ -3,8 +3,7 @@
 ``table``             the names, their purpose, and the releases that were read
 ``guard``             checks at start-up that the names exist as they were read
 ``celery_calls``      a call: the running task, the app, the task, the result
-``kombu_publishing``  a message: prepared publishes, errors, publisher confirms
-``kombu_json``        whether JSON is written and read by kombu's own functions
+``kombu_messages``    a message: prepared publishes, errors, confirms, and whether its JSON is that of kombu
 ``redis_sockets``     the socket of a connection to Redis
 ``kazoo_connection``  the connection to ZooKeeper, and requests that kazoo does not know
 ``beat_sync``         the save and the order of a wrapped scheduler

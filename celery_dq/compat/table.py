@@ -137,7 +137,7 @@ TABLE: tuple[PrivateName, ...] = (
         ("Scheduler._when", "self entry next_time_to_run"),
     ),
     *_rows(
-        "kombu_publishing",
+        "kombu_messages",
         "kombu",
         "kombu.messaging",
         "the buffer takes the finished message and sends it later",
@@ -146,7 +146,7 @@ TABLE: tuple[PrivateName, ...] = (
         ("Producer._prepare", "self body serializer content_type content_encoding compression headers"),
     ),
     *_rows(
-        "kombu_publishing",
+        "kombu_messages",
         "kombu",
         "kombu.connection",
         "errors of Redis are kombu's OperationalError; a publish uses the channel that is open already",
@@ -155,7 +155,7 @@ TABLE: tuple[PrivateName, ...] = (
         "Connection._default_channel",
     ),
     *_rows(
-        "kombu_json",
+        "kombu_messages",
         "kombu",
         "kombu.serialization",
         "whether JSON is still kombu's: only then a quicker codec does the same",
@@ -165,7 +165,7 @@ TABLE: tuple[PrivateName, ...] = (
         "SerializerRegistry._disabled_content_types",
     ),
     *_rows(
-        "kombu_publishing",
+        "kombu_messages",
         "amqp",
         "amqp.channel",
         "one wait for the publisher confirms of a batch",

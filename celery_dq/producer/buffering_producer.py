@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from kombu import Producer
 
-from celery_dq.compat.kombu_publishing import publish_prepared, publishing_by
+from celery_dq.compat.kombu_messages import publish_prepared, publishing_by
 
 __all__ = ["BufferingProducer", "Published", "RecordingProducer"]
 

@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.compat.kombu_publishing import is_py_amqp, publish_prepared, publish_without_waiting
+from celery_dq.compat.kombu_messages import is_py_amqp, publish_prepared, publish_without_waiting
 from celery_dq.errors import CorruptRecord, DQError, InvalidMessage, described
 from celery_dq.lost_attempts import means_too_large
 from celery_dq.producer.buffer import BufferedMessage

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from kombu.serialization import prepare_accept_content
 
 from celery_dq.app.api.audit import AuditTrail
-from celery_dq.compat.kombu_publishing import library_errors
+from celery_dq.compat.kombu_messages import library_errors
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector.redis_values import Client, check_text, text

@@ -10,7 +10,7 @@ from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.api.migration import BrokerMigration
 from celery_dq.app.api.migration_report import MigrationOptions
 from celery_dq.app.api.return_migration import ReturnMigration
-from celery_dq.compat.kombu_publishing import library_errors
+from celery_dq.compat.kombu_messages import library_errors
 from celery_dq.errors import ConfigurationError
 from celery_dq.migration.stock_broker import STOCK_SCHEMES, StockBroker
 from celery_dq.shown import shown_url

@@ -24,7 +24,7 @@ from celery_dq.app.publishing.dedup_stage import (
 from celery_dq.app.publishing.pipeline import CALL_OPTION, Call
 from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.app.timeouts import connection_with_timeout, unchanged_attempts
-from celery_dq.compat.kombu_publishing import publishing_by
+from celery_dq.compat.kombu_messages import publishing_by
 from celery_dq.context import APP_CONTEXT
 from celery_dq.errors import ConfigurationError, MissingLibrary
 from celery_dq.producer.buffering_producer import BufferingProducer, RecordingProducer

@@ -30,7 +30,7 @@ from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.app.timeouts import Deadline, LimitedCall
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.compat.celery_calls import running_task
-from celery_dq.compat.kombu_publishing import default_channel
+from celery_dq.compat.kombu_messages import default_channel
 from celery_dq.errors import TooFewReplicas
 from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.producer.buffering_producer import BufferingProducer

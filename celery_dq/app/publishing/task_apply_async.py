@@ -38,8 +38,7 @@ from celery_dq.compat.celery_calls import (
     options_of_plain_call,
     running_tasks,
 )
-from celery_dq.compat.kombu_json import json_encoder_is_kombus
-from celery_dq.compat.kombu_publishing import publish_prepared
+from celery_dq.compat.kombu_messages import json_encoder_is_kombus, publish_prepared
 from celery_dq.producer.sender import Addressed
 
 __all__ = ["TaskApplyAsync", "TemplateChoice", "replace_apply_async"]

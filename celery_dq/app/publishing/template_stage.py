@@ -32,7 +32,7 @@ from celery_dq.app.publishing.results import result_of
 from celery_dq.app.publishing.task_apply_async import TemplateChoice, replace_apply_async
 from celery_dq.app.publishing.template_filling import EMBED, Kind, MessageTemplates, represent
 from celery_dq.app.senders import lane_of
-from celery_dq.compat.kombu_publishing import publish_prepared
+from celery_dq.compat.kombu_messages import publish_prepared
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import Addressed
 from celery_dq.protocols import DEDUP_PROPERTY

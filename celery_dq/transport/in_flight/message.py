@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kombu.utils import json as kombu_json
 
-from celery_dq.compat.kombu_json import json_decoder_is_kombus
+from celery_dq.compat.kombu_messages import json_decoder_is_kombus
 from celery_dq.protocols import DEDUP_HEADER, QUEUE_HEADER, RESOURCE_HEADER, TOKEN_HEADER, TermPermit
 from celery_dq.transport.bases import VirtualQoS
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import redis
 
 from celery_dq.clock import Clock
-from celery_dq.compat.kombu_publishing import library_errors
+from celery_dq.compat.kombu_messages import library_errors
 from celery_dq.errors import TooFewReplicas
 from celery_dq.options.sections import Options
 from celery_dq.per_process import OwnerProcess, current_pid

@@ -1,4 +1,8 @@
-"""Private names of kombu and py-amqp on the way of a message."""
+"""Private names of kombu and py-amqp on the way of a message, out and in.
+
+Only if kombu's own functions write and read JSON, a quicker encoder writes the same bytes, and a quicker
+decoder reads the same values.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,14 @@ from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from typing import Any
 
+from kombu import serialization
+from kombu.utils import json as kombu_json
+
 from celery_dq.compat.guard import check
 
-check("kombu_publishing")
+check("kombu_messages")
 
+_registry: Any = serialization.registry  # type: ignore[attr-defined]  # not in its stubs
 
 #: Returns the method of a producer (or of its class) that publishes a message which is prepared.
 publish_prepared: Callable[[Any], Callable[..., Any]] = attrgetter("_publish")
@@ -43,3 +51,15 @@ def is_py_amqp(channel: Any) -> bool:
 def publish_without_waiting(channel: Any) -> None:
     """Make ``basic_publish`` of a channel of py-amqp return before the broker has confirmed the message."""
     channel.basic_publish = channel._basic_publish
+
+
+def json_encoder_is_kombus() -> bool:
+    """Whether the serializer ``json`` is still the one that kombu registers."""
+    codec = _registry._encoders.get("json")
+    return codec is not None and codec.encoder is kombu_json.dumps
+
+
+def json_decoder_is_kombus() -> bool:
+    """Whether the decoder of JSON is still the one that kombu registers, and JSON is not disabled."""
+    json = "application/json"
+    return _registry._decoders.get(json) is kombu_json.loads and json not in _registry._disabled_content_types
