@@ -1,8 +1,7 @@
 """A broker above any store that implements the calls of :mod:`celery_dq.transport.partition_store`.
 
 ``queue_store``    the protocol of a store: its partitions, queues and bindings
-``transport``      the kombu transport; a subclass opens the store
-``channel``        the kombu channel: publishing, delivery, acks
+``transport``      the kombu transport, of which a subclass opens the store, and its channel
 ``fetcher``        the thread that claims messages, sends acks and renews the leases
 
 Imports go down this list. Messages, in-flight messages and acks are shared with the tenant broker

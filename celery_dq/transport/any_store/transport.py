@@ -1,4 +1,4 @@
-"""The kombu transport above any store: a subclass opens the store, and is registered by its scheme."""
+"""The kombu transport and channel above any store; a subclass opens the store, and has its own scheme."""
 
 from __future__ import annotations
 
@@ -6,24 +6,173 @@ import os
 import socket
 import uuid
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 from celery_dq.context import APP_CONTEXT, AppContext
-from celery_dq.errors import ConfigurationError, StoreUnreachable
+from celery_dq.errors import ConfigurationError, CorruptRecord, StoreUnreachable
 from celery_dq.options import Options
 from celery_dq.options.resolve import resolve
 from celery_dq.per_process import PerProcess
 from celery_dq.protocols import WorkerCapacity
-from celery_dq.transport.any_store.channel import StoreChannel
+from celery_dq.shown import shown_logger
 from celery_dq.transport.any_store.fetcher import StoreConsumer, StoreFetcher, StoreQueue, StoreSource
 from celery_dq.transport.any_store.queue_store import QueueStore, StoreClient
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.in_flight.message import Message, QoS
+from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
-from celery_dq.transport.stamped_message import StampedMessage
-from celery_dq.transport.threaded_channel import BindingTable, QueueDirectory
+from celery_dq.transport.stamped_message import STAMPS, StampedMessage, stamp
+from celery_dq.transport.threaded_channel import BindingTable, QueueDirectory, ThreadedChannel
 from celery_dq.transport.threaded_transport import ThreadedTransport
 
-__all__ = ["StoreTransport"]
+__all__ = ["StoreChannel", "StoreTransport"]
+
+logger = shown_logger(__name__)
+
+
+class StoreChannel(ThreadedChannel):
+    """A channel whose queues are in a store.
+
+    Args:
+        connection: The transport.
+        **kwargs: Further arguments of kombu.
+    """
+
+    QoS = QoS
+
+    def __init__(self, connection: StoreTransport, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self._transport = connection
+        self._sequence = uuid.uuid4().hex
+        self._numbers = count(1)
+
+    @property
+    def context(self) -> StoreTransport:
+        """The state that all channels of the connection share."""
+        return self._transport
+
+    @property
+    def in_flight(self) -> InFlightMessages:
+        """The in-flight messages of the connection."""
+        return self._transport.in_flight
+
+    def running_tags(self) -> frozenset[str]:
+        """Return the delivery tags of messages whose tasks the worker's pool runs or will run."""
+        capacity = self._transport.capacity
+        return capacity.running_tags() if capacity else frozenset()
+
+    # -- publishing ------------------------------------------------------------
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
+        """Publish a message once per queue: the stamps of a failed attempt stay on the message."""
+        self.refuse_closed()
+        result = super().basic_publish(message, exchange, routing_key, **kwargs)
+        message["properties"].pop(STAMPS, None)
+        return result
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        now_us = int(self._transport.clock.wall() * 1e6)
+        stamped = stamp(message, queue, self._sequence, lambda: next(self._numbers), now_us)
+        self._transport.push(queue, stamped)
+        self.published([queue])
+
+    # -- consuming -------------------------------------------------------------
+
+    def new_source(self, queue: str) -> StoreSource:
+        """Make the source of a queue for this channel; nothing is claimed yet."""
+        return self._transport.source_of(self, queue)
+
+    def transient_bindings(self, queue: str) -> list[tuple[str, str]] | None:
+        """Return exchange and routing key of each binding of a transient queue; None for a lasting one."""
+        if not self.uses(queue):
+            return None
+        return [(each.exchange, each.routing_key) for each in self.state.queue_bindings(queue)]
+
+    def room(self, source: Any) -> int:
+        """How many messages to claim now; none while the worker stops.
+
+        In a worker, tasks that run count against the prefetch count also after an early ack: a message that
+        waits in the store may be overtaken by an urgent one, and one that waits here may not.
+        """
+        room, capacity, limit = super().room(source), self._transport.capacity, self.qos.prefetch_count
+        if capacity is None:
+            return room
+        if capacity.closing:
+            return 0
+        return max(min(room, limit - len(self.in_flight)), 0) if limit else room
+
+    def read_message(self, queue: str, claimed: tuple[ClaimedEntry, str]) -> Message | None:
+        """Make the message; None for one that is released, lost or unreadable."""
+        entry, tag = claimed
+        held, capacity = self.in_flight.get(tag), self._transport.capacity
+        if held is None:
+            return None  # its lease was lost
+        try:
+            message = Message(MessageRecord.unpack(entry.record), entry, tag, queue, self)
+        except CorruptRecord as why:
+            logger.error(
+                "Message %s of queue %s was moved to the dead letters: %s.",
+                entry.id,
+                queue,
+                why,
+                extra={"event": "unreadable_message_dead_lettered", "queue": queue},
+            )
+            self.in_flight.dead_letter(tag, f"unreadable: {why}", entry.record)
+            return None
+        if (capacity is not None and capacity.closing) or not message.may_deliver():
+            self.in_flight.release(tag, "unstarted")
+            return None
+        message.started = held.delivered = capacity is None
+        return message
+
+    @property
+    def in_worker(self) -> bool:
+        """Whether this process is a worker."""
+        return self._transport.capacity is not None
+
+    def discard(self, message: Message, claimed: tuple[ClaimedEntry, str]) -> None:
+        """Let Celery do its bookkeeping for a message that must not run, and finish it."""
+        capacity = self._transport.capacity
+        self.qos.append(message, message.delivery_tag)
+        if capacity is not None and capacity.deliver_discard(message, message.discard):
+            return
+        logger.info(
+            "Message %s of queue %s was discarded without running: %s.",
+            message.message_id,
+            message.queue,
+            message.discard,
+            extra={"event": "message_discarded", "queue": message.queue, "reason": message.discard},
+        )
+        self.qos.finish(message.delivery_tag)
+
+    def finish_unacked(self, delivery_tag: str) -> None:
+        """Finish a message for a consumer without acknowledgements."""
+        self.in_flight.finish(delivery_tag)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        """Return one message at once, or None. Expired and unreadable messages are passed over."""
+        self._transport.refuse_inherited()
+        while claimed := self._transport.take_one(queue):
+            message = self.read_message(queue, claimed[0])
+            if message is not None and message.discard:
+                self.discard(message, claimed[0])
+            elif message is not None:
+                if no_ack:
+                    self.in_flight.finish(message.delivery_tag)
+                else:
+                    self.qos.append(message, message.delivery_tag)
+                return message
+        return None
+
+    # -- acknowledging ---------------------------------------------------------
+
+    def send_acks_now(self) -> None:
+        """Let the fetcher send the pending acks."""
+        self._transport.look_again()
+
+    def requeue_transient(self, message: Any) -> None:
+        """Do nothing: messages of transient queues are released like all others."""
 
 
 class OpenStore(NamedTuple):
