@@ -28,6 +28,7 @@ from kazoo.exceptions import ConnectionDropped, SessionExpiredError
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.retry import ForceRetryError, KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
+from kombu.utils.compat import detect_environment
 
 from celery_dq.clock import SystemClock
 from celery_dq.compat.guard import check
@@ -41,6 +42,8 @@ logger = shown_logger(__name__)
 
 Address = tuple[str, int]
 
+#: Seconds that one TCP connect may take.
+CONNECT_TIMEOUT_S = 2.0
 #: Maximum seconds between two attempts to connect.
 LONGEST_PAUSE_S = 1.0
 #: Maximum silence of a server that owes an answer, as a share of the session timeout.
@@ -58,7 +61,6 @@ GLANCE_S = 0.001
 def new_client(
     hosts: str,
     *,
-    handler: Any,
     timeout_s: float,
     auth: Sequence[tuple[str, str]],
     sasl: Mapping[str, Any] | None,
@@ -72,7 +74,6 @@ def new_client(
 
     Args:
         hosts: As for :class:`~celery_dq.zookeeper.session.Session`.
-        handler: The kazoo handler, of :mod:`celery_dq.zookeeper.handler`.
         timeout_s: As for :class:`~celery_dq.zookeeper.session.Session`.
         auth: As for :class:`~celery_dq.zookeeper.session.Session`.
         sasl: As for :class:`~celery_dq.zookeeper.session.Session`.
@@ -83,6 +84,7 @@ def new_client(
             the error that kazoo receives.
         on_unreachable: Called after each round over all servers in which none accepted the client.
     """
+    handler = _bounded_handler()
     options: dict[str, Any] = {}
     if acl:
         options["default_acl"] = acl
@@ -272,3 +274,72 @@ class WatchedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo ships
         if self._in_handshake and self._unheard_since is None:
             self._unheard_since = self._clock.monotonic() - silent_s
         raise ConnectionDropped(f"the server has owed an answer for {silent_s:.1f} s")
+
+
+def _bounded_handler() -> Any:
+    """Create kazoo's handler for threads, gevent or eventlet, with a bound on the time of a TCP connect.
+
+    If its attribute ``watch`` is set, it is called instead of ``select``, with ``select`` as the first
+    argument.
+    """
+
+    class BoundedHandler(_handler()):  # type: ignore[misc]  # kazoo ships no types
+        """A handler that leaves an unresponsive host while there is time to try another one."""
+
+        watch: Callable[..., Any] | None = None
+
+        def select(self, *args: Any, **kwargs: Any) -> Any:
+            if self.watch is None:
+                return super().select(*args, **kwargs)
+            return self.watch(super().select, *args, **kwargs)
+
+        def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+            kwargs["timeout"] = min(float(kwargs.get("timeout") or CONNECT_TIMEOUT_S), CONNECT_TIMEOUT_S)
+            return super().create_connection(*args, **kwargs)
+
+    return BoundedHandler()
+
+
+def _handler() -> Any:
+    environment = detect_environment()
+    if environment == "gevent":
+        return _gevent_handler()
+    if environment == "eventlet":
+        from kazoo.handlers.eventlet import SequentialEventletHandler
+
+        return SequentialEventletHandler
+    from kazoo.handlers.threading import SequentialThreadingHandler
+
+    return SequentialThreadingHandler
+
+
+def _gevent_handler() -> Any:
+    """Return kazoo's handler for gevent, whose timeouts are ordinary exceptions, as in its other handlers.
+
+    kazoo's own handler returns gevent's results. After a timeout, these raise :exc:`gevent.Timeout`. That is
+    a base class of the handler's ``timeout_exception`` and not derived from :exc:`Exception`. No ``except``
+    clause of a caller catches it, and it ends the greenlet.
+    """
+    from kazoo.handlers import gevent
+    from kazoo.handlers.threading import KazooTimeoutError
+
+    class Answer(gevent.AsyncResult):  # type: ignore[misc]  # kazoo ships no types
+        """The pending answer to a request. A :exc:`gevent.Timeout` of the caller is raised unchanged."""
+
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            if block and not self.ready():
+                # `wait` raises no timeout of its own, so a timeout raised here was started by the caller. It
+                # always switches greenlets, which a callback in the hub must not do: there the answer is
+                # ready.
+                self.wait(timeout)
+            if not self.ready():
+                raise KazooTimeoutError("no answer in time")
+            return super().get(block=False)
+
+    class SequentialGeventHandler(gevent.SequentialGeventHandler):  # type: ignore[misc]  # kazoo ships no types
+        timeout_exception = KazooTimeoutError
+
+        def async_result(self) -> Answer:
+            return Answer()
+
+    return SequentialGeventHandler

@@ -1,6 +1,5 @@
 """Sessions and transactions with ZooKeeper. Needs the extra ``celery-dq[zookeeper]``.
 
-``handler``            the kazoo handler for threads, gevent or eventlet
 ``credentials``        authentication, checked before a connection
 ``session``            one session, with listeners for CONNECTED, SUSPENDED and LOST
 ``transaction``        several changes that happen together or not at all
@@ -9,7 +8,7 @@
 ``item_locks``         items under ephemeral locks
 ``open_nodes``         nodes that every client may change
 
-kazoo's connection, with a bounded wait for a silent server, is ``celery_dq.compat.kazoo_connection``.
+kazoo's connection, with bounded waits, is ``celery_dq.compat.kazoo_connection``.
 
 ``celery_dq.leadership``, ``celery_dq.curator`` and ``celery_dq.transport.zookeeper`` build on this package.
 """

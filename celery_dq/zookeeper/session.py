@@ -53,7 +53,6 @@ from celery_dq.outage import Outage
 from celery_dq.per_process import PerProcess
 from celery_dq.shown import shown_logger, shown_url
 from celery_dq.zookeeper.credentials import OURS, Spelling, check, is_refusal, why_refused
-from celery_dq.zookeeper.handler import bounded_handler
 
 __all__ = ["PinnedSession", "Session", "SessionState"]
 
@@ -350,7 +349,6 @@ class Session:
     def _connecting(self, own: _SessionProcess) -> Any:
         client = new_client(
             self.hosts,
-            handler=bounded_handler(),
             timeout_s=self._wanted_s,
             auth=self._auth,
             sasl=self._sasl,
