@@ -16,7 +16,7 @@ from celery_dq.zookeeper.idempotent_writer import IdempotentWriter
 from celery_dq.zookeeper.item_locks import FinishOutcome, ItemLocks, LockedItem, WantedItem
 from celery_dq.zookeeper.multi_read import read_all
 from celery_dq.zookeeper.session import Session
-from celery_dq.zookeeper.transaction import Step, TransactionRefused, ask_all, create, delete, failure_of
+from celery_dq.zookeeper.transaction import TransactionRefused, ask_all, create, delete, failure_of
 
 __all__ = ["DeletedOwnership", "OwnedItems", "ItemOwnership", "LockedOwnership", "Node"]
 
@@ -147,7 +147,8 @@ class LockedOwnership:
     def requeue(self, node: Node, data: bytes) -> FinishOutcome:
         """Delete the node and its lock and create the new node, in one transaction."""
         assert node.held is not None
-        return self._item_locks.replace(node.held, [self._read_again(node.name, data)])
+        again = create(f"{self._path}/{self._grammar.prefix(node.name)}", data, sequence=True)
+        return self._item_locks.replace(node.held, [again])
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Delete the locks."""
@@ -194,9 +195,6 @@ class LockedOwnership:
 
     def _wanted(self, name: str) -> WantedItem:
         return WantedItem(f"{self._path}/{name}", f"{self._lock_path}/{name}")
-
-    def _read_again(self, name: str, data: bytes) -> Step:
-        return create(f"{self._path}/{self._grammar.prefix(name)}", data, sequence=True)
 
 
 class DeletedOwnership:

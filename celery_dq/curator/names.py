@@ -119,16 +119,10 @@ def _hex(text: str) -> int:
     return int(text, 16)
 
 
-def _priority_rank(text: str) -> int:
-    # Negative priorities begin with 0, and their two's complements are in the same order.
-    return int(text, 16)
-
-
 PLAIN = Grammar("plain", re.compile(rf"{QUEUE}(){SEQUENCE}"), _no_rank)
 ID = Grammar("id", re.compile(rf"{QUEUE}\|(.*)\|{SEQUENCE}", re.DOTALL), _no_rank)
-PRIORITY = Grammar(
-    "priority", re.compile(rf"{QUEUE}([01][0-9A-F]{{8}}){SEQUENCE}"), _priority_rank, reorders=True
-)
+# Negative priorities begin with 0, and their two's complements are in the same order.
+PRIORITY = Grammar("priority", re.compile(rf"{QUEUE}([01][0-9A-F]{{8}}){SEQUENCE}"), _hex, reorders=True)
 DELAY = Grammar(
     "delay", re.compile(rf"{QUEUE}\|([0-9A-Fa-f]{{1,15}})\|{SEQUENCE}"), _hex, reorders=True, delays=True
 )

@@ -51,7 +51,7 @@ class Confirms:
     def __init__(self, channel: Any) -> None:
         channel.confirm_select()
         publish_without_waiting(channel)
-        channel.events["basic_ack"].add(self._acked)
+        channel.events["basic_ack"].add(self._settle)
         channel.events["basic_nack"].add(self._nacked)
         #: The broker numbers the messages of a channel from 1 on.
         self._published = 0
@@ -90,9 +90,6 @@ class Confirms:
             drain()
         if self._refused:
             raise Nacked(f"the broker did not accept {len(self._refused)} of the messages")
-
-    def _acked(self, tag: int, multiple: bool) -> None:
-        self._settle(tag, multiple)
 
     def _nacked(self, tag: int, multiple: bool) -> None:
         self._refused |= self._settle(tag, multiple)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError, NotEmptyError
@@ -185,7 +185,8 @@ class ZooKeeperQueues:
     def sweep(self) -> None:
         """Delete the transient queues that had no user at the last sweep and have none now."""
         try:
-            unused = {name for name in self.children(self._nodes.transients) if not self._users(name)}
+            transients = self._nodes.transients
+            unused = {name for name in self.children(transients) if not self.children(f"{transients}/{name}")}
             for name in unused & self._unused:
                 self._sweep_away(name)
             self._unused = unused
@@ -195,9 +196,6 @@ class ZooKeeperQueues:
                 error,
                 extra={"event": "zookeeper_sweep_failed"},
             )
-
-    def _users(self, name: str) -> Iterable[str]:
-        return self.children(f"{self._nodes.transients}/{name}")
 
     def _sweep_away(self, name: str) -> None:
         logger.info(

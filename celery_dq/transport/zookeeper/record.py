@@ -25,8 +25,10 @@ TEXT = 1
 _HEADER = struct.Struct(">BBBqI")
 #: Maximum bytes of data in one transaction. The rest of ZooKeeper's limit is left for paths and headers.
 BATCH_BYTES = 900_000
-#: Properties that the transport sets at delivery; they are not stored.
-_MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority")
+#: The property with the publisher's stamps of a message: queue → (node of the producer, its version).
+STAMPS = "dq_stamps"
+#: Properties that are not stored; the transport sets the others at delivery.
+_NOT_STORED = (STAMPS, "delivery_tag", "body_encoding", "priority")
 #: Name of the child that is created and deleted in one transaction.
 MARK = "taken"
 
@@ -94,24 +96,15 @@ def record_of(message: dict[str, Any]) -> ZooKeeperRecord:
     """
     headers, properties = message["headers"], message["properties"]
     body = message["body"]
-    kept = {key: value for key, value in properties.items() if key not in _MADE_AT_DELIVERY}
-    kept.pop(STAMPS, None)
+    kept = {key: value for key, value in properties.items() if key not in _NOT_STORED}
     packed = envelope.pack(headers, kept, message["content-type"], message["content-encoding"])
     return ZooKeeperRecord(
         check_priority(properties.get("priority")),
-        _due_ms(headers.get("eta")),
+        # Round up: a task must not start before its ETA.
+        -(-due_us(headers.get("eta")) // 1000),
         packed,
         body if isinstance(body, str) else bytes(body),
     )
-
-
-#: The property with the publisher's stamps of a message: queue → (node of the producer, its version).
-STAMPS = "dq_stamps"
-
-
-def _due_ms(eta: Any) -> int:
-    # Round up: a task must not start before its ETA.
-    return -(-due_us(eta) // 1000)
 
 
 class DeliveryCount(NamedTuple):
