@@ -1,7 +1,7 @@
 """Leases in Redis: how the broker learns which messages this process holds, and of their acks.
 
 ``in_doubt``            claims without an answer, and how their messages are found again
-``server_clock``, ``data_loss``   what heartbeats and claims reveal
+``data_loss``           what heartbeats and claims reveal
 ``consumer_identity``   one consumer id per process and broker; owns the objects above
 
 The messages and their pending acks are those of ``transport/in_flight``. ``consuming`` adds messages,

@@ -2,7 +2,7 @@
 
 ``pipelined_connection``   one connection on which commands do not wait for answers
 ``slot_map``               the masters of a Redis Cluster and their slots
-``cluster_connection``, ``cluster_client``, ``cluster_commands``   one connection to all of its nodes
+``cluster_connection``, ``cluster_client``   one connection to all of its nodes
 ``address``                the parts of a broker URL besides host and port
 ``message_ids``            message ids, task ids and delivery tags; pure
 ``replies``                reads the answers of the scripts

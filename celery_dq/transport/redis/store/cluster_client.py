@@ -9,8 +9,7 @@ import redis
 from redis.client import PubSub
 
 from celery_dq.shown import shown_logger
-from celery_dq.transport.redis.store.cluster_commands import BROADCAST_SLOT
-from celery_dq.transport.redis.store.cluster_connection import ClusterConnection
+from celery_dq.transport.redis.store.cluster_connection import BROADCAST_SLOT, ClusterConnection
 from celery_dq.transport.redis.store.slot_map import NodeAddress, SlotMap
 
 logger = shown_logger(__name__)

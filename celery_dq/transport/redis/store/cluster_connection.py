@@ -35,12 +35,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from celery_dq.compat.redis_sockets import socket_of
-from celery_dq.transport.redis.store.cluster_commands import (
-    SCRIPTED,
-    joined_answer,
-    name_of,
-    slot_of_command,
-)
+from celery_dq.hash_slots import slot_of
 from celery_dq.transport.redis.store.pipelined_connection import has_arrived
 from celery_dq.transport.redis.store.slot_map import (
     NodeAddress,
@@ -58,6 +53,28 @@ RETRY_AFTER_S = 0.05
 NOT_EXECUTED = (MovedError, AskError, TryAgainError, ClusterDownError, BusyLoadingError, MasterDownError)
 
 _LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
+#: Commands without a key. Any node can answer them.
+WITHOUT_KEY = frozenset(
+    [
+        "ACL",
+        "CLIENT",
+        "CLUSTER",
+        "COMMAND",
+        "CONFIG",
+        "DBSIZE",
+        "ECHO",
+        "HELLO",
+        "INFO",
+        "PING",
+        "ROLE",
+        "TIME",
+    ]
+)
+#: The slot whose master carries the broadcasts. Publishers and subscribers meet there, so that a broadcast
+#: does not depend on the links between the nodes.
+BROADCAST_SLOT = slot_of("_kombu.binding.celery.pidbox")
+#: Scripts, which touch more keys than the one they name.
+SCRIPTED = frozenset(("EVAL", "EVALSHA"))
 
 
 class _Part:
@@ -462,3 +479,39 @@ def _unreachable(
 ) -> NodeUnreachable:
     where = "The Redis Cluster has no master for the slot" if node is None else f"Node {node} did not answer"
     return kind(f"{where} ({exc}); other nodes of the Redis Cluster may answer")
+
+
+def name_of(command: Sequence[Any]) -> str:
+    """Return the name of a command in upper case; redis-py joins it with its subcommand in one word."""
+    return str(command[0]).partition(" ")[0].upper()
+
+
+def slot_of_command(command: Sequence[Any]) -> int | None:
+    """Return the slot of a command; None when any node can answer it."""
+    name = name_of(command)
+    if name in WITHOUT_KEY:
+        return None
+    if name in ("PUBLISH", "PUBSUB"):
+        return BROADCAST_SLOT
+    if name in SCRIPTED:
+        return slot_of(_raw(command[3])) if int(command[2]) else None
+    return slot_of(_raw(command[1])) if len(command) > 1 else None
+
+
+def _raw(key: Any) -> bytes:
+    return key if isinstance(key, bytes) else str(key).encode()
+
+
+def joined_answer(name: str, answers: Sequence[Any]) -> Any:
+    """Return one answer for a command that several nodes have answered.
+
+    ``WAIT`` confirms as many replicas as each master has at least. A script is known when each node knows it.
+    """
+    failed = next((each for each in answers if isinstance(each, Exception)), None)
+    if failed is not None:
+        return failed
+    if name == "WAIT":
+        return min(answers)
+    if isinstance(answers[0], list):
+        return [min(each) for each in zip(*answers, strict=True)]
+    return answers[0]
