@@ -1,20 +1,21 @@
-"""The parts that all commands share which change many messages or quotas.
+"""The parts of commands that change much: ``--dry-run``, ``--yes``, the question with a count, and progress.
 
-These are ``--dry-run``, ``--yes``, and the question with a count; ``progress`` has the rest.
+A terminal shows a bar where rich is installed (extra ``tui``), else a line that counts. Without a terminal
+no progress is shown. Ctrl-C and errors end a command with a report of what was changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import click
 
-from celery_dq.app.api.progress import OnProgress
+from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.cli.output import show
-from celery_dq.cli.progress import counted, reported_progress
-
-__all__ = ["BulkCall", "bulk", "change_many", "confirm"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,3 +90,97 @@ def change_many(
     show(as_json, data, f"{text} {reason}".rstrip())
     if reason:
         raise SystemExit(1)
+
+
+#: Seconds between two updates.
+_STEP_S = 0.2
+#: The exit status of a command that Ctrl-C has ended, as shells have it.
+INTERRUPTED = 130
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: '1 message', '2,000 messages'."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
+@contextmanager
+def reported_progress(as_json: bool, word: str, noun: str, total: int = 0) -> Iterator[OnProgress]:
+    """Show the progress of a call, and how far the call got if it does not end.
+
+    Args:
+        as_json: Whether to print JSON.
+        word: Past participle that names the change; also the key in JSON.
+        noun: The things that are changed, in the singular.
+        total: Their expected number; 0 when it is not known.
+
+    Yields:
+        The function to call with the number of changes.
+    """
+    done, shown_at = 0, time.monotonic()
+
+    def on_progress(count: int) -> None:
+        nonlocal done, shown_at
+        done = count
+        if time.monotonic() - shown_at >= _STEP_S:
+            shown_at = time.monotonic()
+            show_count(count)
+
+    try:
+        with _shown(word, total) as show_count:
+            yield on_progress
+    except KeyboardInterrupt:
+        # The chunk that was under way may have been changed, too.
+        of_total = f" of {total:,}" if total else ""
+        text = f"Interrupted: at least {counted(done, noun)}{of_total} {word}."
+        show(as_json, {word: done, "interrupted": True}, text)
+        raise SystemExit(INTERRUPTED) from None
+    except Exception:
+        if done:
+            text = f"At least {counted(done, noun)} {word} before this error:"
+            click.echo(text, err=True)
+        raise
+
+
+@contextmanager
+def _shown(word: str, total: int) -> Iterator[OnProgress]:
+    """Yield a function that shows a count on the terminal of stderr."""
+    if not sys.stderr.isatty():
+        yield ignore_progress
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:
+        with _counting_line(word, total) as show_count:
+            yield show_count
+        return
+    numbers = "{task.completed:,.0f} of {task.total:,.0f} " if total else "{task.completed:,.0f} "
+    columns = (BarColumn(), TextColumn(numbers + word), TimeRemainingColumn())
+    # Without a thread of its own the bar moves when the call reports.
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
+        task = bar.add_task("", total=total or None)
+
+        def show_count(count: int) -> None:
+            # More may have come since they were counted.
+            bar.update(task, completed=count, total=max(total, count) if total else None)
+            bar.refresh()
+
+        yield show_count
+
+
+@contextmanager
+def _counting_line(word: str, total: int) -> Iterator[OnProgress]:
+    is_shown = False
+    of_total = f" of {total:,}" if total else ""
+
+    def show_count(count: int) -> None:
+        nonlocal is_shown
+        is_shown = True
+        click.echo(f"\r{count:,}{of_total} {word} ", err=True, nl=False)
+
+    try:
+        yield show_count
+    finally:
+        if is_shown:
+            click.echo(err=True)

@@ -12,12 +12,16 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.app.api.redis_dead_letters import DeadLetters
-from celery_dq.cli.arguments import arguments_options, read_arguments
+from celery_dq.cli.arguments import (
+    arguments_options,
+    read_arguments,
+    require_queue,
+    since as since_type,
+    time,
+)
 from celery_dq.cli.bulk import bulk, change_many
 from celery_dq.cli.output import COUNT, cell, command, print_line, show, show_table
 from celery_dq.cli.quotas import read_rate
-from celery_dq.cli.times import since as since_type, time
-from celery_dq.cli.typos import require_queue
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetter, DeadLetterFilter
 from celery_dq.inspector.plain import plain

@@ -7,9 +7,9 @@ from typing import TextIO
 import click
 
 from celery_dq.app.api.api import DQ
+from celery_dq.cli.arguments import nearest, require_queue
 from celery_dq.cli.bulk import bulk, confirm
 from celery_dq.cli.output import COUNT, command, show, show_table
-from celery_dq.cli.typos import nearest, require_queue
 from celery_dq.dedup.repetition import repetition as measure
 
 _COLUMNS = ("tenant", "key", "running", "age_s", "head", "heir", "tail", "followers", "token")

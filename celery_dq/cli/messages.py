@@ -11,12 +11,18 @@ import click
 from celery_dq.app.api.api import DQ
 from celery_dq.app.api.message_edits import CHANGED
 from celery_dq.app.api.queues import QueueApi
-from celery_dq.cli.arguments import arguments_options, read_arguments
-from celery_dq.cli.bulk import bulk, change_many
+from celery_dq.cli.arguments import (
+    arguments_options,
+    duration,
+    nearest,
+    queue_and_partition,
+    read_arguments,
+    require_queue,
+    time,
+    unknown_tenant,
+)
+from celery_dq.cli.bulk import INTERRUPTED, bulk, change_many, counted
 from celery_dq.cli.output import COUNT, command, print_line, show, show_table
-from celery_dq.cli.progress import INTERRUPTED, counted
-from celery_dq.cli.times import duration, time
-from celery_dq.cli.typos import nearest, queue_and_partition, require_queue, unknown_tenant
 from celery_dq.duration import format_duration
 from celery_dq.errors import InvalidRequest
 

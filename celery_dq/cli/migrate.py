@@ -10,9 +10,8 @@ import click
 from celery_dq.app.api.api import DQ
 from celery_dq.app.api.migration_report import MigrationOptions, MigrationReport
 from celery_dq.app.api.return_migration import ReturnMigration
-from celery_dq.cli.bulk import bulk, confirm
+from celery_dq.cli.bulk import bulk, confirm, counted, reported_progress
 from celery_dq.cli.output import command, print_line, show, show_table
-from celery_dq.cli.progress import counted, reported_progress
 from celery_dq.migration.stock_message import Priorities
 
 _COLUMNS = ("queue", "waiting", "priorities", "unacked", "staged", "left", "migrated")

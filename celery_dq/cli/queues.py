@@ -1,41 +1,30 @@
-"""``celery dq queues``, ``tenants``, ``move`` and ``purge``: look at queues, move and delete messages."""
+"""``celery dq queues``, ``tenants``, ``move``, ``purge``, ``partitions``, ``pause`` and ``resume``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.cli.bulk import bulk, change_many
+from celery_dq.cli.arguments import duration, require_queue, time, unknown_tenant
+from celery_dq.cli.bulk import bulk, change_many, counted, reported_progress
 from celery_dq.cli.output import COUNT, command, print_line, show, show_table
-from celery_dq.cli.progress import counted
-from celery_dq.cli.typos import require_queue, unknown_tenant
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queues import QueueSnapshot
 from celery_dq.inspector.tenants import BACKLOG_STATES, TenantSnapshot, TenantState
+from celery_dq.inspector.workers import worker_of
 from celery_dq.options import Quota
+from celery_dq.options.sections import MAX_PARTITIONS
 
 _QUEUE_COLUMNS = (
-    "name",
-    "partitions",
-    "waiting",
-    "delayed",
-    "held",
-    "discards",
-    "dead",
-    "at_concurrency",
-    "paused",
-    "consumers",
-    "suspects",
-    "unreadable",
+    *("name", "partitions", "waiting", "delayed", "held", "discards", "dead"),
+    *("at_concurrency", "paused", "consumers", "suspects", "unreadable"),
 )
-
-
 _OF_SETTINGS = "only the settings name it, and the broker does not have it"
 
 
@@ -204,3 +193,109 @@ def purge(dq: DQ, as_json: bool, queue: str, dry_run: bool, yes: bool) -> None:
         dry_run=dry_run,
         yes=yes,
     )
+
+
+_PARTITION_COLUMNS = ("name", "waiting", "held", "delayed", "consumers", "oldest_waiting_s", "tenants")
+
+
+@click.command()
+@click.argument("queue", required=False)
+@click.option(
+    "--set",
+    "count",
+    type=click.IntRange(1, MAX_PARTITIONS),
+    help="Change the number of partitions of QUEUE, and move tenants with their messages.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 86_400),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for running tasks of tenants that move.",
+)
+@command
+def partitions(dq: DQ, as_json: bool, queue: str | None, count: int | None, timeout: float) -> None:
+    """Show the partitions of QUEUE, by default of all queues with several; or change their number.
+
+    The same --set goes on with a change that is not complete.
+    """
+    known = list(dq.queues)
+    if queue is not None:
+        require_queue(queue, known)
+    if count is not None:
+        if queue is None:
+            raise click.UsageError("--set needs a QUEUE.")
+        if not dq.serves_queues():
+            raise InvalidRequest("--set needs partitions, which this broker does not have.")
+        _set_partitions(dq, as_json, queue, count, timeout)
+        return
+    rows: list[QueueSnapshot] = []
+    for name in known if queue is None else [queue]:
+        found = dq.queues[name].snapshot()
+        rows += getattr(found, "partitions", ()) or ([found] if queue else [])
+    columns = with_nodes(_PARTITION_COLUMNS, rows)
+    if dq.workers.is_shared:
+        sharing, columns = dq.workers.sharing(), (*columns, "worker")
+        rows = [replace(row, worker=worker_of(row.name, sharing)) for row in rows]
+    show_table(as_json, rows, columns, "No queue has several partitions.")
+
+
+def _set_partitions(dq: DQ, as_json: bool, queue: str, count: int, timeout: float) -> None:
+    with reported_progress(as_json, "moved", "message") as on_progress:
+        change = dq.queues[queue].set_partitions(count, timeout=timeout, on_progress=on_progress)
+    number = counted(change.after, "partition")
+    if change.before == change.after and not change.moved:
+        show(as_json, change, f"{queue!r} has {number} already; nothing was changed.")
+        return
+    lines = [f"{queue!r} has {number} (before: {change.before})."]
+    if change.moved:
+        lines.append(f"Messages and dead letters moved: {change.moved}.")
+    lines.append(f"Set dq_queues[{queue!r}]['partitions'] = {count} in the settings.")
+    show(as_json, change, lines)
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--tenant", help="Only this tenant.")
+@click.option("--until", type=time, help="End of the pause, such as 2026-03-01T18:00; local time.")
+@click.option("--for", "length", type=duration, help="Length of the pause, such as 15m.")
+@click.option("--in-advance", is_flag=True, help="Also pause a tenant without a message in QUEUE.")
+@command
+def pause(
+    dq: DQ,
+    as_json: bool,
+    queue: str,
+    tenant: str | None,
+    until: datetime | None,
+    length: timedelta | None,
+    in_advance: bool,
+) -> None:
+    """Start no more tasks of QUEUE, or of a tenant, until a time or until it is resumed.
+
+    Running tasks end normally, and messages are still accepted. The pause is kept in the broker. Given again,
+    the command changes the end of the pause.
+    """
+    if until is not None and length is not None:
+        raise click.UsageError("Give --until or --for, not both.")
+    require_queue(queue, dq.queues)
+    unknown = "" if in_advance or tenant is None else unknown_tenant(dq, queue, tenant)
+    if unknown:
+        raise InvalidRequest(f"{unknown} It was not paused; --in-advance pauses it before its first message.")
+    found = dq.queues[queue].pause(tenant, until=until or length)
+    whose = f"Queue {queue!r}" if tenant is None else f"Tenant {tenant!r} of {queue!r}"
+    end = "it is resumed" if found.until is None else found.until.astimezone().isoformat(timespec="seconds")
+    show(as_json, found, f"{whose} is paused until {end}.")
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--tenant", help="Only this tenant.")
+@command
+def resume(dq: DQ, as_json: bool, queue: str, tenant: str | None) -> None:
+    """End the pause of QUEUE, or of a tenant. Exit status 1: it was not paused."""
+    require_queue(queue, dq.queues)
+    whose = f"Queue {queue!r}" if tenant is None else f"Tenant {tenant!r} of {queue!r}"
+    if not dq.queues[queue].resume(tenant):
+        unknown = "" if tenant is None else unknown_tenant(dq, queue, tenant)
+        raise InvalidRequest(unknown or f"{whose} is not paused.")
+    show(as_json, {"resumed": True}, f"{whose} is resumed.")

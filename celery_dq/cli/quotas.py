@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +12,10 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.app.api.quotas import QuotasApi
-from celery_dq.cli.bulk import bulk, confirm
+from celery_dq.cli.arguments import nearest, require_queue, unknown_tenant
+from celery_dq.cli.bulk import bulk, confirm, counted, reported_progress
 from celery_dq.cli.output import command, print_line, show
-from celery_dq.cli.progress import counted, reported_progress
-from celery_dq.cli.typos import nearest, require_queue, unknown_tenant
-from celery_dq.cli.yaml_document import yaml_as_json
-from celery_dq.errors import InvalidRequest
+from celery_dq.errors import InvalidQuota, InvalidRequest, MissingLibrary
 from celery_dq.inspector.live_quotas import LiveQuotas, QuotaChange, read_document, written
 from celery_dq.inspector.tenants import QuotaOrigin
 from celery_dq.keys import ENVIRONMENTS
@@ -301,3 +300,47 @@ def _make(
             made = quotas_api.make(changes, on_progress=on_progress)
     text = f"{counted(len(changes), 'change')}{', none' if dry_run else ''} made."
     show(as_json, {"changes": changes, "made": made}, text + more if changes else "No difference.")
+
+
+def yaml_as_json(text: bytes, where: str) -> str:
+    """Return a YAML document as JSON.
+
+    A name, that is a key of a mapping, stays the text in the file: tenants such as ``007`` and ``no`` become
+    neither a number nor a boolean.
+
+    Args:
+        text: The document.
+        where: Its name, for the error.
+
+    Raises:
+        MissingLibrary: PyYAML is not installed.
+        InvalidQuota: The text is not YAML, or a name stands twice in one mapping. The error names the place.
+    """
+    try:
+        import yaml
+    except ImportError as exc:
+        raise MissingLibrary(
+            f"{where} needs PyYAML, which is not installed: pip install PyYAML, or write the file as JSON"
+        ) from exc
+
+    class Loader(yaml.SafeLoader):
+        """Takes the keys of mappings as texts."""
+
+    def mapping(loader: Loader, node: yaml.MappingNode) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise InvalidQuota(f"{where} is not YAML: a name in line {line} is not text")
+            if key.value in found:
+                raise InvalidQuota(f"{where}: {key.value!r} stands twice, again in line {line}; remove one")
+            found[key.value] = loader.construct_object(value, deep=True)
+        return found
+
+    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
+    try:
+        return json.dumps(yaml.load(text, Loader), default=str)  # noqa: S506 - a safe loader
+    except InvalidQuota:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        raise InvalidQuota(f"{where} is not YAML: {exc}; 'celery dq quotas export' writes the form") from None

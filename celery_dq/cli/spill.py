@@ -8,10 +8,9 @@ from dataclasses import replace
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.cli.bulk import bulk, confirm
+from celery_dq.cli.arguments import nearest
+from celery_dq.cli.bulk import INTERRUPTED, bulk, confirm, counted, reported_progress
 from celery_dq.cli.output import command, print_line, show, show_table
-from celery_dq.cli.progress import INTERRUPTED, counted, reported_progress
-from celery_dq.cli.typos import nearest
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector.quarantine import QuarantinedFile
 

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
+from celery_dq.cli.bulk import counted
 from celery_dq.cli.output import COUNT, command, print_line, show, show_table
-from celery_dq.cli.progress import counted
 from celery_dq.errors import ConfigurationError, DQError, MissingLibrary
 from celery_dq.transport.aliases import ZOOKEEPER_SCHEME
 from celery_dq.znodes import ROOT

@@ -8,8 +8,8 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from celery_dq.cli import progress
-from celery_dq.cli.progress import reported_progress
+from celery_dq.cli import bulk
+from celery_dq.cli.bulk import reported_progress
 
 
 class Stderr(io.StringIO):
@@ -26,7 +26,7 @@ class Stderr(io.StringIO):
 @pytest.fixture(params=["bar", "line", "pipe"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kind of progress."""
-    monkeypatch.setattr(progress, "_STEP_S", 0.0)
+    monkeypatch.setattr(bulk, "_STEP_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     if request.param == "line":
