@@ -10,7 +10,7 @@ import pytest
 import redis
 from django.http import QueryDict
 
-from celery_dq.contrib.django.dashboard.tenants import QueueView
+from celery_dq.contrib.django.dashboard.queues import QueueView
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import OutgoingRecord
@@ -76,7 +76,7 @@ def test_viewers_share_one_read(shop: Any, login: Any, monkeypatch: pytest.Monke
         return {"leaders": []}
 
     from celery_dq.contrib.django.dashboard import broker_reads
-    from celery_dq.contrib.django.dashboard.processes import LeadersView
+    from celery_dq.contrib.django.dashboard.status import LeadersView
 
     monkeypatch.setattr(LeadersView, "read", read)
     # A busy machine may stand still for longer.

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from celery_dq.contrib.django.dashboard import broker_reads
-from celery_dq.contrib.django.dashboard.broker_reads import MOST_WAITING, BrokerReads
-from celery_dq.contrib.django.dashboard.failures import BrokerSilent
+from celery_dq.contrib.django.dashboard.broker_reads import MOST_WAITING, BrokerReads, BrokerSilent
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from tests.broker.proxy import Proxy

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 from django.urls import path
 
-from celery_dq.contrib.django.dashboard.assets import asset
-from celery_dq.contrib.django.dashboard.audit import AuditView
-from celery_dq.contrib.django.dashboard.dead_letters import DeadLettersView, PurgeView, ReplayView
+from celery_dq.contrib.django.dashboard.dead_letters import (
+    DeadLettersView,
+    PurgeView,
+    ReplayStepsView,
+    ReplayView,
+)
 from celery_dq.contrib.django.dashboard.dedup_locks import DedupLocksView, ReleaseView
-from celery_dq.contrib.django.dashboard.letter_edits import LetterEditView, LetterView
-from celery_dq.contrib.django.dashboard.message_edits import (
+from celery_dq.contrib.django.dashboard.edits import (
     ArgumentsEditView,
     ArgumentsView,
+    LetterEditView,
+    LetterView,
     MoveView,
     ReprioritiseView,
     RescheduleView,
 )
+from celery_dq.contrib.django.dashboard.links import asset
 from celery_dq.contrib.django.dashboard.messages import CancelView, MessageView
-from celery_dq.contrib.django.dashboard.pauses import (
+from celery_dq.contrib.django.dashboard.queues import QueuesView, QueueView, TenantView
+from celery_dq.contrib.django.dashboard.quotas import (
     PauseView,
     QueuePauseView,
     QueueResumeView,
+    QuotaRemovalView,
+    QuotaUndoView,
+    QuotaView,
     ResumeView,
 )
-from celery_dq.contrib.django.dashboard.processes import LeadersView, WorkersView
-from celery_dq.contrib.django.dashboard.queues import QueuesView
-from celery_dq.contrib.django.dashboard.quotas import QuotaRemovalView, QuotaUndoView, QuotaView
-from celery_dq.contrib.django.dashboard.replays import ReplayStepsView
-from celery_dq.contrib.django.dashboard.tenants import QueueView, TenantView
+from celery_dq.contrib.django.dashboard.status import AuditView, LeadersView, WorkersView
 
 app_name = "celery_dq"
 

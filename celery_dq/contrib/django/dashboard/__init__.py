@@ -4,15 +4,13 @@ Every page is HTML, or JSON with ``?format=json``. Names of queues and tenants a
 because they may hold any character.
 
 ``access``        permissions, read-only operation, and the user of ``celery dq web``
-``broker_reads``  reads with a deadline, shared by all viewers for a second
-``failures``      errors of the broker and of requests as pages with a remedy
-``links``, ``numbers``   addresses of pages, and numbers in forms
+``broker_reads``  reads with a deadline, shared by all viewers for a second; errors as pages with a remedy
+``links``         addresses of pages; style, script and icon
+``forms``         numbers and times in forms
 ``views``         the base of pages and of changes: permission, CSRF, headers, formats, confirmation
-``queues``, ``tenants``, ``messages``, ``dead_letters``, ``dedup_locks``, ``processes``, ``audit``   the pages
-``quotas``, ``pauses``, ``message_edits``, ``letter_edits``, ``replays``   changes
+``queues``, ``messages``, ``dead_letters``, ``dedup_locks``, ``status``   the pages
+``quotas``, ``edits``   changes of quotas and pauses, of tasks and dead letters
 ``sampler``, ``plots``   the history of queues
-``letter_filter``, ``times``   the dead letters that are meant, and times in forms
-``assets``        style, script and icon
 ``standalone``    the web server of ``celery dq web``
 
 Templates are in ``templates/celery_dq``. All data come from ``app.dq``; nothing here talks to Redis.

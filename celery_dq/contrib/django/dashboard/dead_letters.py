@@ -1,38 +1,269 @@
-"""The page of dead letters, and their replay and deletion."""
+"""The page of dead letters, their replay and deletion.
+
+All that match a filter are replayed step by step. The page of the replay asks for one step after the other,
+so that it shows the progress and a user can stop it. Nothing is kept between two steps: the fields of the
+page's form hold all of it.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, ClassVar
 
-from django.http import QueryDict
+from django.http import HttpResponseBase, QueryDict
 
 from celery_dq.app.api.api import DQ
-from celery_dq.contrib.django.dashboard.letter_filter import (
-    LETTERS_PER_PAGE,
-    LetterFilter,
-    find_letters,
-)
-from celery_dq.contrib.django.dashboard.replays import preview_of_matching
+from celery_dq.app.api.redis_dead_letters import DeadLetters
+from celery_dq.contrib.django.dashboard.forms import time_before
+from celery_dq.contrib.django.dashboard.messages import reason_without_text, without_arguments
 from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, PageView, required
+from celery_dq.duration import parse_rate
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetter
 from celery_dq.inspector.messages import MessageSnapshot
 from celery_dq.inspector.redis_values import check_text
 
-__all__ = ["DeadLettersView", "PurgeView", "ReplayView"]
+#: Dead letters on one page.
+LETTERS_PER_PAGE = 50
+#: Dead letters that one request compares with the filter.
+MOST_LOOKS = 2_000
+
+
+@dataclass(frozen=True)
+class LetterFilter:
+    """The dead letters that a request asks for. A part that is empty allows all.
+
+    Attributes:
+        tenant: Name of the tenant.
+        task: A part of the task's name.
+        reason: A part of the reason.
+        since: Earliest time; None for no limit.
+        until: Latest time; None for no limit.
+    """
+
+    tenant: str | None
+    task: str
+    reason: str
+    since: datetime | None
+    until: datetime | None
+
+    @classmethod
+    def read(cls, given: QueryDict) -> LetterFilter:
+        """Read the parameters.
+
+        Raises:
+            InvalidRequest: ``since`` or ``until`` is neither a time nor a duration before now.
+        """
+        return cls(
+            given.get("tenant") or None,
+            given.get("task", "").casefold(),
+            given.get("reason", "").casefold(),
+            time_before("since", given.get("since", "")),
+            time_before("until", given.get("until", "")),
+        )
+
+    def __str__(self) -> str:
+        """Return the parts but the tenant, for the audit stream."""
+        times = (
+            (name, at and f"{at:%Y-%m-%d %H:%M:%S}")
+            for name, at in (("since", self.since), ("until", self.until))
+        )
+        parts = (("task", self.task), ("reason", self.reason), *times)
+        return ", ".join(f"{name} {value}" for name, value in parts if value)
+
+    def allows(self, letter: DeadLetter) -> bool:
+        """Whether a dead letter is asked for."""
+        return (
+            self.tenant in (None, letter.tenant)
+            and self.task in letter.task.casefold()
+            and self.reason in letter.reason.casefold()
+            and (self.since is None or (letter.at is not None and letter.at >= self.since))
+            and (self.until is None or (letter.at is not None and letter.at <= self.until))
+        )
+
+
+def hidden(letter: DeadLetter) -> DeadLetter:
+    """Return a dead letter without its arguments, and without the text of its exception."""
+    return replace(without_arguments(letter), reason=reason_without_text(letter.reason))
+
+
+def find_letters(
+    letters: DeadLetters, wanted: LetterFilter, after: int, limit: int, *, arguments: bool
+) -> tuple[list[DeadLetter], int, bool]:
+    """Return up to `limit` dead letters from a rank on, the next rank, and whether others may follow.
+
+    A search ends after :data:`MOST_LOOKS` dead letters. Without `arguments` these are hidden, and the filter
+    sees the dead letters as the user does: its count would tell whether a guess is right.
+
+    Raises:
+        InvalidRequest: The filter names a tenant, and the broker has none.
+    """
+    letters.check_tenant_filter(wanted.tenant)
+    found: list[DeadLetter] = []
+    rank, end = after, after + MOST_LOOKS
+    while rank < end:
+        part = letters.list(min(LETTERS_PER_PAGE, end - rank), rank)
+        for each in part:
+            letter = each if arguments else hidden(each)
+            if wanted.allows(letter):
+                if len(found) == limit:
+                    return found, rank, True
+                found.append(letter)
+            rank += 1
+        if len(part) < LETTERS_PER_PAGE:
+            return found, rank, False
+    return found, rank, True
+
+
+#: Seconds that a step takes at most, if a rate is given. A page waits three seconds for a change.
+STEP_S = 2.0
+#: Messages that a step sends at most.
+MOST_SENT = 200
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A replay after a step.
+
+    Attributes:
+        queue: Name of the queue.
+        sent: Number of messages that were sent again.
+        looked_at: Number of dead letters that were compared with the filter.
+        total: Number of dead letters before the first step.
+        rate: Messages per second, at most; None for as fast as possible.
+        wait_ms: Milliseconds until the next step; None after the last one.
+        fields: The fields of the form of the next step.
+    """
+
+    queue: str
+    sent: int
+    looked_at: int
+    total: int
+    rate: float | None
+    wait_ms: int | None
+    fields: dict[str, str]
+
+
+def preview_of_matching(dq: DQ, form: QueryDict, *, arguments: bool) -> Confirmation:
+    """Return the question whether to send the dead letters that match the filter.
+
+    Raises:
+        InvalidRequest: None matches.
+    """
+    queue, wanted = required(form, "queue"), LetterFilter.read(form)
+    letters = dq.dead_letters[queue]
+    found, looked_at, others = find_letters(letters, wanted, 0, MOST_LOOKS, arguments=arguments)
+    if not found:
+        raise InvalidRequest(f"no dead letter of {queue!r} matches the filter")
+    # Dead letters that come during the replay are not sent. This is the time of the server.
+    latest = max((each.at for each in found if each.at is not None), default=None)
+    count = f"At least {len(found)}" if others else str(len(found))
+    total = len(letters)
+    return Confirmation(
+        title=f"Send {count.lower()} dead letters again?",
+        sentence=(
+            f"{count} of {total} dead letters of {queue!r} go to the end of the queue, the oldest first, and "
+            "run again. The next page shows the progress and sends while it is open; it can be stopped."
+            + (f" Only the latest {looked_at} were counted." if others else "")
+        ),
+        button="Send them again",
+        columns=("id", "task", "tenant"),
+        rows=[(each.id, each.task, each.tenant or "(none)") for each in found[:PREVIEW_ROWS]],
+        count=len(found),
+        fields={
+            "queue": queue,
+            "tenant": form.get("tenant", ""),
+            "task": form.get("task", ""),
+            "reason": form.get("reason", ""),
+            "since": _spelled(wanted.since),
+            "until": _spelled(latest),
+            "total": str(total),
+        },
+        rate_of="messages",
+        page="replay-steps",
+    )
+
+
+def _spelled(at: datetime | None) -> str:
+    return "" if at is None else at.isoformat()
+
+
+def rate_of(form: QueryDict) -> float | None:
+    """Return the messages per second that the form asks for; None for as many as possible."""
+    text = form.get("rate", "").strip()[:40]
+    if not text:
+        return None
+    given = float(text) if text.replace(".", "", 1).isdecimal() else text
+    try:
+        return parse_rate(given, option="rate", instead="leave it empty for as fast as possible")
+    except ValueError as exc:
+        raise InvalidRequest(str(exc)) from None
+
+
+def _whole(form: QueryDict, name: str) -> int:
+    text = form.get(name, "0")
+    if not (text.isascii() and text.isdecimal() and len(text) < 12):
+        raise InvalidRequest(f"{name} = {text[:20]!r}: give a whole number")
+    return int(text)
+
+
+class DeadLettersChange(ChangeView):
+    """A change of dead letters, which shows those of the queue afterwards."""
+
+    section = "dead-letters"
+
+    def back(self, form: QueryDict) -> tuple[str, dict[str, str]]:
+        """Return the dead letters of the queue."""
+        return "dead-letters", {"queue": form.get("queue", "")}
+
+
+class ReplayStepsView(DeadLettersChange):
+    """Sends the next dead letters that match, and shows the progress."""
+
+    permission = "replay_dead_letters"
+    _progress: Progress
+
+    def make(self, dq: DQ, form: QueryDict) -> str:
+        """Send the dead letters of one step."""
+        queue, wanted, rate = required(form, "queue"), LetterFilter.read(form), rate_of(form)
+        sent, looked_at = _whole(form, "sent"), _whole(form, "looked_at")
+        limit = MOST_SENT if rate is None else min(max(int(rate * STEP_S), 1), MOST_SENT)
+        arguments = self.arguments
+        part = dq.dead_letters[queue].replay_part(
+            lambda letter: wanted.allows(letter if arguments else hidden(letter)),
+            form.get("after", ""),
+            limit=limit,
+            rate=rate,
+            described=str(wanted),
+            tenant=wanted.tenant,
+            continues=form.get("audit_entry", ""),
+        )
+        fields: dict[str, Any] = {name: form.get(name, "") for name in form if name != "csrfmiddlewaretoken"}
+        sent, looked_at = sent + part.sent, looked_at + part.looked_at
+        fields |= {
+            "after": part.after,
+            "sent": str(sent),
+            "looked_at": str(looked_at),
+            "audit_entry": part.entry_id,
+        }
+        # A step that has sent nothing needs no pause.
+        pause_ms = round(1000 / rate) if rate is not None and part.sent else 0
+        wait_ms = pause_ms if part.after else None
+        total = max(_whole(form, "total"), looked_at)
+        self._progress = Progress(queue, sent, looked_at, total, rate, wait_ms, fields)
+        return f"{part.sent} dead letters of {queue!r} were sent again."
+
+    def done(self, form: QueryDict, sentence: str) -> HttpResponseBase:
+        """Return the page of the progress."""
+        return self.rendered("replay", {"progress": self._progress})
+
 
 #: Dead letters that one change takes.
 MOST_CHANGES = 200
 #: Rows that a preview shows.
 PREVIEW_ROWS = 10
-
-
-def _offset(given: QueryDict) -> int:
-    text = given.get("after", "0")
-    if not (text.isascii() and text.isdecimal() and len(text) < 8):
-        raise InvalidRequest(f"after = {text!r}: give a whole number")
-    return int(text)
 
 
 class DeadLettersView(PageView):
@@ -46,7 +277,7 @@ class DeadLettersView(PageView):
         if not given.get("queue"):
             counts = {name: len(dq.dead_letters[name]) for name in dq.dead_letters}
             return {"counts": {name: number for name, number in counts.items() if number}}
-        queue, after = required(given, "queue"), _offset(given)
+        queue, after = required(given, "queue"), _whole(given, "after")
         letters = dq.dead_letters[queue]
         wanted = LetterFilter.read(given)
         found, rank, more = find_letters(letters, wanted, after, LETTERS_PER_PAGE, arguments=arguments)
@@ -59,13 +290,12 @@ class DeadLettersView(PageView):
         }
 
 
-class LettersChange(ChangeView):
+class LettersChange(DeadLettersChange):
     """A change of the chosen dead letters, or of those that match the filter.
 
     The preview lists the ids, and the change affects these only, whatever comes meanwhile.
     """
 
-    section = "dead-letters"
     title: ClassVar[str]
     effect: ClassVar[str]
     button: ClassVar[str]
@@ -113,13 +343,9 @@ class LettersChange(ChangeView):
             raise InvalidRequest(f"ids: give a JSON list of 1 to {MOST_CHANGES} ids of dead letters")
         return [check_text("id", each) for each in ids]
 
-    def back(self, form: QueryDict) -> tuple[str, dict[str, str]]:
-        """Return the dead letters of the queue."""
-        return "dead-letters", {"queue": form.get("queue", "")}
-
 
 class ReplayView(LettersChange):
-    """Sends the chosen dead letters again; those that match the filter are sent by :mod:`.replays`."""
+    """Sends the chosen dead letters again; those that match the filter are sent by ``ReplayStepsView``."""
 
     permission = "replay_dead_letters"
     title = "Send {} dead letters again?"

@@ -1,20 +1,21 @@
-"""The changes of a tenant's quota: set, removed, undone."""
+"""The changes of a tenant's quota: set, removed, undone; pauses of a tenant and of a whole queue."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
 
 from django.core import signing
 from django.http import QueryDict
 
 from celery_dq.app.api.api import DQ
-from celery_dq.contrib.django.dashboard.numbers import exact
+from celery_dq.contrib.django.dashboard.forms import exact
 from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, required
 from celery_dq.errors import InvalidQuota, InvalidRequest
 from celery_dq.options import Quota
 from celery_dq.transport.tenant import check_tenant
-
-__all__ = ["QuotaRemovalView", "QuotaUndoView", "QuotaView", "TenantChange"]
 
 #: Characters of one part of a quota in the form.
 LONGEST_PART = 40
@@ -225,3 +226,100 @@ class QuotaUndoView(TenantChange):
             dq.quotas.remove(undo.queue, undo.tenant, timeout=MOVE_TIMEOUT_S)
         back = dq.quotas.get(undo.queue, undo.tenant)
         return f"The change is undone: the quota of tenant {undo.tenant!r} in {undo.queue!r} is {back}."
+
+
+#: The lengths of a pause that the pages offer, by their value in the form; None: until it is resumed.
+LENGTHS: Final[Mapping[str, timedelta | None]] = {
+    "": None,
+    "15m": timedelta(minutes=15),
+    "1h": timedelta(hours=1),
+    "1d": timedelta(days=1),
+}
+
+
+def _length(form: QueryDict) -> timedelta | None:
+    """Return the length of a pause.
+
+    Raises:
+        InvalidRequest: The form names a length that the pages do not offer.
+    """
+    text = form.get("length", "")
+    if text not in LENGTHS:
+        known = ", ".join(filter(None, LENGTHS))
+        raise InvalidRequest(f"length = {text!r}: give {known}, or nothing for a pause without an end")
+    return LENGTHS[text]
+
+
+class PauseView(TenantChange):
+    """Pauses a tenant, at once: :class:`ResumeView` undoes it."""
+
+    permission = "pause_tenants"
+
+    def make(self, dq: DQ, form: QueryDict) -> str:
+        """Pause the tenant."""
+        queue, tenant = self.named(form)
+        pause = dq.queues[queue].pause(tenant, until=_length(form))
+        end = f" {pause}" if pause.until else ""
+        return f"Tenant {tenant!r} is paused in {queue!r}{end}. Its running tasks continue."
+
+
+class ResumeView(TenantChange):
+    """Resumes a tenant, at once."""
+
+    permission = "pause_tenants"
+
+    def make(self, dq: DQ, form: QueryDict) -> str:
+        """Resume the tenant."""
+        queue, tenant = self.named(form)
+        if dq.quotas.resume(queue, tenant).paused:
+            return f"Tenant {tenant!r} stays paused in {queue!r}, because its quota has paused = True."
+        return f"Tenant {tenant!r} is resumed in {queue!r}."
+
+
+class QueuePauseChange(ChangeView):
+    """A pause of a whole queue or its end, which shows the queue afterwards."""
+
+    permission = "pause_queues"
+
+    def back(self, form: QueryDict) -> tuple[str, dict[str, str]]:
+        """Return the page of the queue."""
+        return "queue", {"queue": form.get("queue", "")}
+
+
+class QueuePauseView(QueuePauseChange):
+    """Pauses a whole queue, after a confirmation."""
+
+    def preview(self, dq: DQ, form: QueryDict) -> Confirmation:
+        """Return the messages that would wait."""
+        queue, length = required(form, "queue"), _length(form)
+        now = dq.queues[queue].snapshot(ages=False)
+        end = f"for {form['length']}" if length else "until it is resumed"
+        return Confirmation(
+            title="Pause the queue?",
+            sentence=(
+                f"Workers start no message of {queue!r}, of no tenant, {end}. Running tasks continue, and "
+                "messages are still accepted."
+            ),
+            button="Pause the queue",
+            columns=("queue", "waiting", "delayed", "held by workers"),
+            rows=[(queue, str(now.waiting), str(now.delayed), str(now.held))],
+            fields={"queue": queue, "length": form.get("length", "")},
+        )
+
+    def make(self, dq: DQ, form: QueryDict) -> str:
+        """Pause the queue."""
+        queue = required(form, "queue")
+        pause = dq.queues[queue].pause(until=_length(form))
+        end = f" {pause}" if pause.until else ""
+        return f"Queue {queue!r} is paused{end}. Its running tasks continue."
+
+
+class QueueResumeView(QueuePauseChange):
+    """Resumes a whole queue, at once. Tenants that were paused by themselves stay paused."""
+
+    def make(self, dq: DQ, form: QueryDict) -> str:
+        """Resume the queue."""
+        queue = required(form, "queue")
+        if not dq.queues[queue].resume():
+            return f"Queue {queue!r} was not paused."
+        return f"Queue {queue!r} is resumed."

@@ -7,7 +7,7 @@ import time
 
 from celery_dq.app.api.api import DQ
 from celery_dq.app.api.history import STEP_MS
-from celery_dq.contrib.django.dashboard.failures import failure_of
+from celery_dq.contrib.django.dashboard.broker_reads import failure_of
 from celery_dq.shown import shown_logger
 
 __all__ = ["Sampler"]

@@ -19,8 +19,7 @@ from django.views.generic import View
 from celery_dq.app.api.api import DQ, dq_of
 from celery_dq.contrib.django.conf import project_app
 from celery_dq.contrib.django.dashboard.access import PERMISSIONS, VIEW_ARGUMENTS, VIEW_QUEUES, may
-from celery_dq.contrib.django.dashboard.broker_reads import BrokerReads
-from celery_dq.contrib.django.dashboard.failures import Failure, failure_of
+from celery_dq.contrib.django.dashboard.broker_reads import BrokerReads, Failure, failure_of
 from celery_dq.contrib.django.dashboard.links import link_to
 from celery_dq.errors import DQError, InvalidRequest
 from celery_dq.inspector.plain import plain

@@ -1,4 +1,4 @@
-"""Times as the forms of the dashboard have them: in UTC, or a duration from now."""
+"""Numbers and times as the forms of the dashboard have them: times in UTC, or a duration from now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from datetime import datetime, timedelta, timezone
 from celery_dq.duration import parse_duration
 from celery_dq.errors import InvalidRequest
 
-__all__ = ["duration_or_time", "time_before"]
+
+def exact(value: float) -> str:
+    """Return a number in its short form, or in full if that would lose digits."""
+    short = f"{value:g}"
+    return short if float(short) == value and "e" not in short else repr(value)
+
 
 #: Characters of a time that are read.
 LONGEST = 40
@@ -26,8 +31,7 @@ def duration_or_time(name: str, text: str) -> timedelta | datetime:
     text = text.strip()[:LONGEST]
     if "-" in text:
         try:
-            # Python 3.10 does not read the Z of UTC.
-            found = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)
+            found = datetime.fromisoformat(text)
         except ValueError:
             raise InvalidRequest(
                 f"{name} = {text!r}: give a time in UTC such as 2026-03-01T18:00, or a duration such as 2h"

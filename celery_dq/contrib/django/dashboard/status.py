@@ -1,4 +1,4 @@
-"""The pages of leaders, and of workers and producers. No worker is asked."""
+"""The pages of leaders, of workers and producers, and of the audit trail. No worker is asked."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 from django.http import QueryDict
 
 from celery_dq.app.api.api import DQ
+from celery_dq.contrib.django.dashboard.forms import time_before
 from celery_dq.contrib.django.dashboard.views import PageView
-
-__all__ = ["LeadersView", "WorkersView"]
 
 #: Queues whose consumers one page shows.
 MOST_QUEUES = 500
@@ -44,3 +43,24 @@ class WorkersView(PageView):
             "queues_left_out": max(len(names) - MOST_QUEUES, 0),
             "knows_workers": knows_workers,
         }
+
+
+#: Entries that the page shows.
+ENTRIES = 200
+
+
+class AuditView(PageView):
+    """The latest changes, by queue and time."""
+
+    page = "audit"
+    section = "audit"
+
+    def read(self, dq: DQ, given: QueryDict, *, arguments: bool) -> dict[str, Any]:
+        """Read the latest entries; there are none on other brokers."""
+        since = time_before("since", given.get("since", ""))
+        queue = given.get("queue") or None
+        entries = dq.audit(since=since, queue=queue, limit=ENTRIES) if dq.serves_queues() else []
+        return {"entries": entries, "most": ENTRIES}
+
+    def refuse_unknown_queue(self, dq: DQ, given: QueryDict) -> None:
+        """Refuse no queue: the trail outlives them."""
