@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
-
-__all__ = [
-    "shell_word",
-    "shown_ids",
-    "shown_json",
-    "shown_logger",
-    "shown_name",
-    "shown_setting",
-    "shown_url",
-    "why_unreadable",
-]
 
 HIDDEN = "**"
 #: Most message ids in one log record.
@@ -139,3 +130,19 @@ def shown_logger(name: str) -> logging.Logger:
     # loaded again has the same logger, and the filter is the same function.
     logger.addFilter(_show_arguments)
     return logger
+
+
+def plain(value: Any) -> Any:
+    """Return a snapshot as dicts, lists, texts and numbers. Times become texts in ISO 8601.
+
+    Values of other types become their ``str``: a path, or a UUID or a Decimal in the arguments of a task.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)

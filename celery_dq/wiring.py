@@ -8,14 +8,13 @@ from typing import Any
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.api.durable_revoke import DurableRevoke
-from celery_dq.app.mixins import mix_into
+from celery_dq.app.mixins import define_attributes, mix_into
 from celery_dq.app.publishing.amqp import DQAmqp
 from celery_dq.app.publishing.buffer_stage import BufferStage, acquire_lazily
 from celery_dq.app.publishing.dedup_stage import DedupStage
 from celery_dq.app.publishing.direct_stage import DirectStage
 from celery_dq.app.publishing.pipeline import CallPipeline, CelerysWay, Stage
 from celery_dq.app.publishing.template_stage import TemplateStage
-from celery_dq.app.request_attributes import define_attributes
 from celery_dq.errors import InvalidRequest
 from celery_dq.transport.aliases import register_transports, schemes_in
 

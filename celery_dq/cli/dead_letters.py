@@ -24,9 +24,8 @@ from celery_dq.cli.output import COUNT, cell, command, print_line, show, show_ta
 from celery_dq.cli.quotas import read_rate
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetter, DeadLetterFilter
-from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import CHUNK
-from celery_dq.shown import shell_word
+from celery_dq.shown import plain, shell_word
 
 #: Dead letters that a search looks at. A multiple of :data:`CHUNK`.
 MOST_LOOKS = 10_000

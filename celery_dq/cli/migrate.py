@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.app.api.migration_report import MigrationOptions, MigrationReport
+from celery_dq.app.api.migration import MigrationOptions, MigrationReport
 from celery_dq.app.api.return_migration import ReturnMigration
 from celery_dq.cli.bulk import bulk, confirm, counted, reported_progress
 from celery_dq.cli.output import command, print_line, show, show_table

@@ -20,9 +20,8 @@ from kombu.exceptions import OperationalError
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.checks.finding import WAIT_FOR_SLOT, slot_moves
 from celery_dq.errors import ConfigurationError, DQError
-from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import MOST
-from celery_dq.shown import shown_json, shown_name
+from celery_dq.shown import plain, shown_json, shown_name
 from celery_dq.transport.redis.store.server_checks import refuses_login
 
 

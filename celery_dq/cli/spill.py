@@ -12,7 +12,7 @@ from celery_dq.cli.arguments import nearest
 from celery_dq.cli.bulk import INTERRUPTED, bulk, confirm, counted, reported_progress
 from celery_dq.cli.output import command, print_line, show, show_table
 from celery_dq.errors import ConfigurationError, InvalidRequest
-from celery_dq.inspector.quarantine import QuarantinedFile
+from celery_dq.inspector.spill import QuarantinedFile
 
 _COLUMNS = ("name", "state", "pending", "bytes", "age_s", "damaged")
 _FILE_COLUMNS = ("name", "at", "bytes", "messages", "problem")

@@ -11,8 +11,8 @@ from celery_dq.cli.output import cell
 from celery_dq.cli.quotas import read_rate
 from celery_dq.errors import DQError
 from celery_dq.inspector.backlogs import TenantBacklog
-from celery_dq.inspector.leaders import LeaderSnapshot
 from celery_dq.inspector.queues import QueueSnapshot
+from celery_dq.inspector.workers import LeaderSnapshot
 from celery_dq.producer.buffered_producer import ProducerSnapshot
 
 __all__ = ["SORTS", "Reading", "TopState"]

@@ -11,8 +11,8 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from celery_dq.inspector.messages import waiting_of
 from celery_dq.inspector.redis_values import Client, chunks, first_of, number, scan_all, text
-from celery_dq.inspector.waiting import waiting_of
 from celery_dq.transport.message_record import DedupSection, MessageRecord
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition

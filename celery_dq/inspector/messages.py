@@ -1,7 +1,8 @@
-"""Snapshots of single messages: the next ones of a queue, and the place of one task."""
+"""Snapshots of single messages: the next ones of a queue or of tenants, and the place of one task."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -10,9 +11,8 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from celery_dq.errors import CorruptRecord
-from celery_dq.inspector.redis_values import Client, chunks, first_of, moment, number, scan, text
+from celery_dq.inspector.redis_values import CHUNK, Client, chunks, first_of, moment, number, scan, text
 from celery_dq.inspector.tenants import in_order_of_service
-from celery_dq.inspector.waiting import waiting_of
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import HEADER_SIZE, MessageRecord
@@ -21,6 +21,35 @@ from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.queue import process_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
 from celery_dq.transport.redis.store.whole_queue import likely_first
+
+_SCORE = struct.Struct(">d")
+
+
+def waiting_of(
+    keys: PartitionKeys, tenants: Sequence[str], limit: int
+) -> Rounds[list[list[tuple[bytes, float]]]]:
+    """Return up to `limit` message ids with their scores per tenant, in order, from both forms of storage."""
+    if limit < 1:
+        return [[] for _ in tenants]
+    found: list[list[tuple[bytes, float]]] = []
+    for chunk in chunks(tenants):
+        singles, *sets = yield partial(_put_waiting_reads, keys=keys, tenants=chunk, limit=min(limit, CHUNK))
+        for tenant, single, waiting in zip(chunk, singles, sets, strict=True):
+            if single is not None and not waiting:
+                waiting = [(single[_SCORE.size :], _SCORE.unpack_from(single)[0])]
+            if limit > CHUNK == len(waiting):
+                waiting = yield from first_of(keys.tenant(tenant), limit)
+            found.append(waiting)
+    return found
+
+
+def _put_waiting_reads(pipe: Any, *, keys: PartitionKeys, tenants: Sequence[str], limit: int) -> None:
+    # Read first, because a single message may become the first of several meanwhile. Then it is read twice
+    # instead of missed.
+    pipe.hmget(keys.single, list(tenants))
+    for tenant in tenants:
+        pipe.zrange(keys.tenant(tenant), 0, limit - 1, withscores=True)
+
 
 T = TypeVar("T")
 #: The first word in the place of the arguments of a message that cannot be read.

@@ -1,18 +1,19 @@
-"""Snapshots of workers, read from their leases, and from ZooKeeper if they share partitions."""
+"""Snapshots of workers, read from their leases and from ZooKeeper, and of leaderships. No worker is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from celery_dq.inspector.queues import QueueSnapshot, merged
+from celery_dq.inspector.redis_values import moment
+from celery_dq.leadership.election import Election
 from celery_dq.znodes import AllocationNodes
 
 if TYPE_CHECKING:
     from celery_dq.zookeeper.session import Session
-
-__all__ = ["WorkerSnapshot", "sharing_workers", "worker_of", "workers_of"]
 
 
 @dataclass(frozen=True)
@@ -99,3 +100,36 @@ def sharing_workers(session: Session, environment: str) -> list[WorkerSnapshot]:
 def worker_of(partition: str, workers: Iterable[WorkerSnapshot]) -> str:
     """Return the name of the worker that serves a partition such as ``push/3``; "" without one."""
     return next((worker.name for worker in workers if partition in worker.partitions), "")
+
+
+@dataclass(frozen=True)
+class LeaderSnapshot:
+    """The state of one leadership.
+
+    Attributes:
+        name: Name of the singleton queue, or of another election.
+        state: ``leads``, or ``vacant``: there was no election yet, the last leader has handed over, or its
+            lease or session has ended.
+        leader: Name of the leading candidate: worker, host, process id and a random part; "" when vacant.
+        token: Fencing token of the term; 0 when vacant.
+        since: When the term began; None when vacant.
+        candidates: Names of the living candidates, the leader first.
+    """
+
+    name: str
+    state: Literal["leads", "vacant"]
+    leader: str = ""
+    token: int = 0
+    since: datetime | None = None
+    candidates: tuple[str, ...] = ()
+
+
+def leader_snapshot(election: Election) -> LeaderSnapshot:
+    """Read the state of the leadership of an election, without becoming a candidate."""
+    leader, candidates = election.leader(), tuple(election.candidates())
+    # ZooKeeper keeps the name of the last leader. A leader whose session has ended is not a candidate, and
+    # one that has resigned is not the first candidate.
+    if leader is None or candidates[:1] != (leader.who,):
+        return LeaderSnapshot(election.name, "vacant", candidates=candidates)
+    since = moment(leader.since * 1e6)
+    return LeaderSnapshot(election.name, "leads", leader.who, leader.token, since, candidates)

@@ -15,9 +15,9 @@ from celery_dq.app.api.leaders import Leaders
 from celery_dq.app.timeouts import connection_with_timeout
 from celery_dq.context import AppContext
 from celery_dq.inspector.backlogs import QueueBacklogs, TenantBacklog
-from celery_dq.inspector.leaders import LeaderSnapshot
 from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
 from celery_dq.inspector.spill import SpillFiles, spill_files
+from celery_dq.inspector.workers import LeaderSnapshot
 from celery_dq.metrics.table import OTHER_TENANTS
 from celery_dq.producer.buffered_producer import ProducerSnapshot
 from celery_dq.transport.redis.in_flight.consumer_identity import ClaimTimes, ConsumerIdentity

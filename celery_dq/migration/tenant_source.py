@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import zip_longest
 
+from celery_dq.inspector.messages import waiting_of
 from celery_dq.inspector.queue_counters import PLACES
 from celery_dq.inspector.redis_values import Client, scan, text
-from celery_dq.inspector.waiting import waiting_of
 from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
 from celery_dq.transport.redis.store.rounds import run_one

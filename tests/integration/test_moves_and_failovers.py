@@ -12,7 +12,7 @@ import pytest
 import redis
 from kombu.exceptions import OperationalError
 
-from celery_dq.app.api import map_change, partition_count, tenant_moves
+from celery_dq.app.api import map_change, tenant_moves
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store import move_calls
@@ -113,14 +113,14 @@ def test_a_failover_after_a_step_that_replicas_lack_loses_and_doubles_nothing(
     broker = wide.dq._broker
     careful = replace(broker.options, confirm_replicas=1)
     with suppress(OperationalError):  # a lost connection ends the command, which is run again
-        partition_count.set_partitions(broker, careful, "push", 2, timeout_s=30)
+        map_change.set_partitions(broker, careful, "push", 2, timeout_s=30)
     assert failover.is_over
     with opened(wide) as (partitions, client):
         stored = [client.hget(each.keys.state, "partitions") or b"" for each in partitions]
         decided = int(stored[0].partition(b"#")[2] or 0)
         assert all(int(each.partition(b"#")[2] or 0) <= decided for each in stored), "partition 0 decides"
     ran = _run_all(wide)
-    partition_count.set_partitions(broker, careful, "push", 2, timeout_s=30)
+    map_change.set_partitions(broker, careful, "push", 2, timeout_s=30)
     ran += _run_all(wide)
     assert sorted(ran) == sorted(ids)
     later = send(wide, D, *[f"other-{number}" for number in range(COUNT)])
@@ -145,7 +145,7 @@ def test_a_tenant_that_arrives_at_the_end_of_a_change_is_served_after_a_failover
     careful = replace(broker.options, confirm_replicas=1)
     while not is_complete:
         with suppress(OperationalError):
-            is_complete = partition_count.set_partitions(broker, careful, "push", 2).after == 2
+            is_complete = map_change.set_partitions(broker, careful, "push", 2).after == 2
     assert failover.is_over
     assert sorted(_run_all(wide)) == sorted(sent)
 

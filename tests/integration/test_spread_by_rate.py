@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_dq import TenantMoving
-from celery_dq.app.api.spread_by_rate import spread_by_rate
+from celery_dq.app.api.quotas import spread_by_rate
 from celery_dq.errors import ConfigurationError
 from celery_dq.options import Quota, resolve
 from tests.integration.partitioned_shop import A, B, opened

@@ -10,7 +10,7 @@ import pytest
 import redis
 from kombu.exceptions import OperationalError
 
-from celery_dq.app.api import map_change, partition_count
+from celery_dq.app.api import map_change
 from celery_dq.app.api.broker import partitions_of
 from celery_dq.app.api.tenant_moves import TenantMoves
 from celery_dq.errors import InvalidRequest, TenantMoving
@@ -118,7 +118,7 @@ def test_the_time_of_a_change_counts_its_passes_too(wide: Any, queue: Any) -> No
 
     broker = wide.dq._broker
     with pytest.raises(TenantMoving):
-        partition_count.set_partitions(broker, broker.options, "push", 7, 0.5, sleep=pass_slowly)
+        map_change.set_partitions(broker, broker.options, "push", 7, 0.5, sleep=pass_slowly)
     assert len(passes) <= 3, "at 0.2 s each, 0.6 s"
 
 
@@ -276,11 +276,11 @@ def test_a_change_goes_no_step_that_replicas_do_not_have(
             return {client.hget(each.keys.state, "partitions") for each in partitions[1:]}
 
     with pytest.raises(OperationalError, match="dq_confirm_replicas = 1, but only 0 replicas had a step"):
-        partition_count.set_partitions(broker, careful, "push", 2)
+        map_change.set_partitions(broker, careful, "push", 2)
     assert maps_of_others() == {b"4"}, "a failover could bring this map back"
     for _ in range(2):
         with pytest.raises(OperationalError, match="celery dq partitions push --set 2"):
-            partition_count.set_partitions(broker, careful, "push", 2)
+            map_change.set_partitions(broker, careful, "push", 2)
         with opened(wide) as (partitions, client):
             assert not client.exists(partitions[partitions[0].homes.home(D)].keys.messages)
             assert client.hlen(partitions[3].keys.messages) == 3, "a failover could bring them back"

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import celery_dq
 from celery_dq.cli import dq
-from celery_dq.inspector.leaders import leader_snapshot
+from celery_dq.inspector.workers import leader_snapshot
 from celery_dq.singleton.elections import Elections
 from celery_dq.testing.waiting import wait_until
 from tests.leadership.election_harness import ElectionHarness

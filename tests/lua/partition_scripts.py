@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_dq.inspector.claim_rates import RunningEntry
-from celery_dq.inspector.waiting import waiting_of
+from celery_dq.inspector.messages import waiting_of
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport.message_record import DedupSection
 from celery_dq.transport.partition_replies import ClaimReply, DeliveryTag, OutgoingRecord, PushReply

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import pytest
 import redis
 
-from celery_dq.app.api.migration_report import MigrationOptions
+from celery_dq.app.api.migration import MigrationOptions
 from tests.migration.test_migrate import hold, send
 
 #: The question for live workers takes a second, and changes nothing.

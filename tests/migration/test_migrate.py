@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from celery_dq.app.api.migration import CHUNK
-from celery_dq.app.api.migration_report import MigrationOptions
+from celery_dq.app.api.migration import CHUNK, MigrationOptions
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from tests.migration.conftest import Migrate
 

@@ -11,7 +11,7 @@ import pytest
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
-from celery_dq.app.api.migration_report import MigrationOptions
+from celery_dq.app.api.migration import MigrationOptions
 from celery_dq.cli import dq
 from celery_dq.dedup.rule import dedup
 from celery_dq.errors import InvalidRequest

@@ -10,17 +10,14 @@
 ``cancel``                   cancel tasks in all partitions of queues
 ``migration``                move messages here from kombu's Redis transport
 ``return_migration``         move them back
-``forget``                   remove an unused queue
-``partition_count``          change the number of partitions of a queue
-``map_change``               the steps of that, and of a changed spread
+``map_change``               change the number of partitions of a queue, or the spread of a tenant
 ``tenant_moves``             bring messages to the new partitions of their tenants
 ``tenant_settings``          quotas and pauses follow their tenants
-``zookeeper_queues``         the same where the broker is ZooKeeper, without tenants
 ``leaders``                  the leaders of singleton queues and of other elections
 ``quotas``                   what a tenant may take
 ``redis_dead_letters``       look at messages that were given up on, replay or delete them
 ``task_body``                read the arguments in a stored message, and replace them
-``zookeeper_dead_letters``   the same where the broker is ZooKeeper
+``zookeeper_queues``         queues and dead letters where the broker is ZooKeeper, without tenants
 ``dedup``                    the dedup locks of a queue
 ``buffer``                   the buffered producer of the app
 ``durable_revoke``           ``app.control`` with a revoke that new workers learn of too

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess
@@ -13,21 +13,23 @@ from celery_dq.app.api.cancel import cancel_everywhere
 from celery_dq.app.api.dedup import DedupApi
 from celery_dq.app.api.history import HistoryApi
 from celery_dq.app.api.leaders import Leaders
-from celery_dq.app.api.migration import BrokerMigration
-from celery_dq.app.api.migration_report import MigrationOptions
-from celery_dq.app.api.open_migration import opened_migration
+from celery_dq.app.api.migration import BrokerMigration, MigrationOptions
 from celery_dq.app.api.quotas import QuotasApi
 from celery_dq.app.api.return_migration import ReturnMigration
 from celery_dq.app.api.workers import Workers
 from celery_dq.app.senders import AppSender, headers_of
 from celery_dq.app.timeouts import Deadline
+from celery_dq.compat.kombu_publishing import library_errors
 from celery_dq.context import AppContext
-from celery_dq.errors import InvalidRequest, MissingLibrary
+from celery_dq.errors import ConfigurationError, InvalidRequest, MissingLibrary
 from celery_dq.inspector.explain import Explanation, explain_cancelled, explain_message, explain_unknown
 from celery_dq.inspector.messages import MessageSnapshot, find
 from celery_dq.inspector.redis_values import check_text
+from celery_dq.migration.stock_broker import STOCK_SCHEMES, StockBroker
 from celery_dq.options import Options, resolve
 from celery_dq.producer.sender import Sender
+from celery_dq.shown import shown_url
+from celery_dq.transport.aliases import TENANT_SCHEMES
 
 
 def dq_of(app: Any) -> DQ:
@@ -193,3 +195,31 @@ class DQ:
         # Queues without the task get tombstones, because the queue of a task that comes later is not known.
         with self._broker.open_all(self._broker.queue_names(), connection, declare=True) as queues:
             cancel_everywhere(queues, task_ids, self.options.tombstone_ttl_us // 1000)
+
+
+@contextmanager
+def opened_migration(
+    app: Any, broker: BrokerAccess, source: str, target: str | None, options: MigrationOptions
+) -> Iterator[BrokerMigration | ReturnMigration]:
+    """Connect to both brokers; see ``app.dq.migration``."""
+    with app.connection_for_write(source) as given, app.connection_for_write(target) as other:
+        schemes = (given.transport_cls, other.transport_cls)
+        is_return = schemes[0] in TENANT_SCHEMES and schemes[1] in STOCK_SCHEMES
+        if not is_return and not (schemes[0] in STOCK_SCHEMES and schemes[1] in TENANT_SCHEMES):
+            raise ConfigurationError(
+                "A migration leads from redis://…, rediss://… or sentinel://… to dq-redis://…, dq-rediss://… "
+                f"or dq-sentinel://…, or back, not from {shown_url(given.as_uri())} to "
+                f"{shown_url(other.as_uri())}"
+            )
+    stock_url, tenant_url = (target, source) if is_return else (source, target)
+    with (
+        app.connection_for_write(stock_url, transport_options=options.stock_options) as stock,
+        app.connection_for_write(tenant_url) as tenant,
+        broker.channel(tenant),
+        library_errors(stock),
+    ):
+        stock.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+        if is_return:
+            yield ReturnMigration(broker, StockBroker(stock), tenant, options)
+        else:
+            yield BrokerMigration(app, broker, StockBroker(stock), tenant, options)

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 
 from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError, InvalidRequest
-from celery_dq.inspector.quarantine import (
+from celery_dq.inspector.spill import (
     QuarantinedFile,
+    Spill,
     quarantined_file,
     quarantined_files,
+    survey,
 )
-from celery_dq.inspector.spill import Spill, survey
 from celery_dq.options.sections import BufferOptions
 from celery_dq.private_files import read_file
 from celery_dq.producer.buffer import Limits

@@ -77,7 +77,7 @@ class DeadLettersApi(ByQueueName[DeadLetters]):
     def _of(self, name: str) -> DeadLetters:
         if self._broker.is_zookeeper():
             # See above.
-            from celery_dq.app.api.zookeeper_dead_letters import ZooKeeperDeadLettersApi
+            from celery_dq.app.api.zookeeper_queues import ZooKeeperDeadLettersApi
 
             return ZooKeeperDeadLettersApi(self._broker, self._context, name)
         return DeadLetters(self._broker, self._context, name)

@@ -7,8 +7,8 @@ from contextlib import ExitStack, closing, contextmanager
 
 from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.errors import InvalidRequest
-from celery_dq.inspector.leaders import LeaderSnapshot, leader_snapshot
 from celery_dq.inspector.redis_values import Client, check_text, number
+from celery_dq.inspector.workers import LeaderSnapshot, leader_snapshot
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.redis.store.partition import Partition
 

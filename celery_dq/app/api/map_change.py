@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
-from celery_dq.app.api.broker import MapChanged, follow
+from celery_dq.app.api.broker import BrokerAccess, MapChanged, follow, partitions_of, stored_maps
 from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.api.tenant_moves import TenantMoves
 from celery_dq.app.api.tenant_settings import (
@@ -19,15 +21,139 @@ from celery_dq.app.api.tenant_settings import (
     divide_used_permits,
     remove_former_settings,
 )
-from celery_dq.errors import InvalidRequest, TenantMoving
-from celery_dq.inspector.redis_values import Client
-from celery_dq.options.sections import Options
+from celery_dq.errors import CorruptRecord, InvalidRequest, TenantMoving
+from celery_dq.inspector.redis_values import Client, check_count, check_seconds, scan, scan_all, text
+from celery_dq.options.sections import MAX_PARTITIONS, Options
 from celery_dq.shown import shell_word
+from celery_dq.transport.message_record import placing_of
 from celery_dq.transport.redis.store.move_calls import run_confirmed, set_map
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
+from celery_dq.transport.redis.store.rounds import run_one
+from celery_dq.transport.redis.store.whole_queue import namesake_of
+from celery_dq.transport.resource_set import resources_of
 
-__all__ = ["begin_change", "complete_change", "require_complete"]
+
+@dataclass(frozen=True)
+class PartitionsChange:
+    """A change of the number of partitions of a queue.
+
+    Attributes:
+        queue: Name of the queue.
+        before: Number of partitions before.
+        after: Number of partitions now.
+        moved: Number of messages that this call has moved to their tenants' new homes.
+    """
+
+    queue: str
+    before: int
+    after: int
+    moved: int = 0
+
+
+def set_partitions(
+    broker: BrokerAccess,
+    options: Options,
+    queue: str,
+    count: int,
+    timeout_s: float = 60.0,
+    on_progress: OnProgress = ignore_progress,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> PartitionsChange:
+    """Change the number of partitions of a queue, and move tenants to their new homes.
+
+    Own quotas, pauses, messages and dead letters follow their tenants. Partition 0 decides: as soon as it has
+    the new map, clients that know the old one are refused, and publish again by the new one. A second call
+    goes on with a change that was interrupted.
+
+    Args:
+        broker: Access to the broker.
+        options: The app's settings.
+        queue: Name of the queue.
+        count: The new number.
+        timeout_s: Seconds until tasks that run must have ended.
+        on_progress: Called with the number of messages that were moved.
+        sleep: Waits between two looks.
+
+    Raises:
+        InvalidRequest: The number is not from 1 to 4096, the queue is a singleton queue, another queue has
+            the name of a partition, another change is under way, or messages wait or run for sets of
+            resources.
+        TenantMoving: Tasks still run after the time. The same call goes on with the change.
+    """
+    check_count("partitions", count, most=MAX_PARTITIONS)
+    check_seconds("timeout", timeout_s)
+    if count > 1 and any(each.name == queue for each in options.singletons):
+        raise InvalidRequest(f"{queue!r} is a singleton queue, which has one partition")
+    with (
+        broker.channel() as channel,
+        broker.audit.change(channel.client, "partitions_set", queue) as audited,
+    ):
+        client = channel.client
+        namesake = namesake_of(queue, count, channel.context.registry_key, client) if count > 1 else None
+        if namesake is not None:
+            raise InvalidRequest(
+                f"{namesake!r} is another queue, and would be the name of a partition: empty and delete it "
+                f"(celery amqp queue.delete {namesake}), or give one of the two another name"
+            )
+        (homes,) = stored_maps(channel, [queue], declare=False)
+        before = homes.count if homes.before is None else homes.before
+        if homes.count != count:
+            require_complete(queue, homes)
+            widest = max(homes.spreads, key=homes.widest, default="")
+            if homes.widest(widest) > count:
+                raise InvalidRequest(
+                    f"partitions = {count}, but tenant {widest!r} lives in {homes.widest(widest)} of them: "
+                    f"run celery dq quotas set {shell_word(queue)} {shell_word(widest)} --spread {count}"
+                )
+        # The same number may complete the end of an interrupted change, and changes nothing else.
+        is_change = homes.count != count or homes.before is not None
+        if homes.before is None:
+            _check_no_sets(queue, count, partitions_of(channel, queue, homes)[0], client)
+            now = homes.begin(count)
+            begin_change(partitions_of(channel, queue, now), client, options, homes)
+            homes = now
+        partitions = partitions_of(channel, queue, homes)
+        audited.count, audited.details = int(is_change), f"{before} -> {count}"
+        moved = complete_change(partitions, client, options, timeout_s, on_progress, sleep=sleep)
+    return PartitionsChange(queue, before, count, moved)
+
+
+def _check_no_sets(queue: str, count: int, first: Partition, client: Client) -> None:
+    found = _some_set(first, client) if count > 1 else None
+    if found is not None:
+        raise InvalidRequest(
+            f"Messages of {queue!r} wait or run for {found!r}, whose resources must be in one partition: "
+            f"let workers end them, or move them to another queue, and publish no others"
+        )
+
+
+def _some_set(partition: Partition, client: Client) -> str | None:
+    """Return a set of resources that has a message in a partition, in whatever state; None without one."""
+    keys = partition.keys
+    waiting = client.zrange(keys.resource_sets, 0, 0)
+    if waiting:
+        return text(waiting[0])
+    # These may wait later, in a partition where some of their resources have neither quota nor slots.
+    held = [keys.held(text(each)) for each in run_one(client, scan_all("zset", keys.leases))]
+    places = [scan(client, "zset", key) for key in (keys.delayed, keys.blocked)]
+    places += [scan(client, "hash", key) for key in (keys.following, *held)]
+    for pairs in chain.from_iterable(places):
+        ids = [each for each, _ in pairs]
+        for record in client.hmget(keys.messages, ids) if ids else ():
+            tenant = _tenant_of(record)
+            if resources_of(tenant) is not None:
+                return tenant
+    return None
+
+
+def _tenant_of(record: bytes | None) -> str:
+    try:
+        return placing_of(record, "")[0] if record else ""
+    except CorruptRecord:
+        return ""  # of a settled message, or one of which a worker makes a dead letter
+
 
 #: Seconds between two looks for tenants whose running tasks have ended.
 LOOK_EVERY_S = 0.05

@@ -12,10 +12,9 @@ import redis
 from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import OpenQueue
 from celery_dq.app.api.progress import OnProgress, ignore_progress
-from celery_dq.inspector.messages import find
+from celery_dq.inspector.messages import find, waiting_of
 from celery_dq.inspector.redis_values import Client, text
 from celery_dq.inspector.tenants import tenant_snapshot
-from celery_dq.inspector.waiting import waiting_of
 from celery_dq.migration.tenant_source import BATCH, Batch, TenantSource
 from celery_dq.transport.message_record import as_moved
 from celery_dq.transport.partition_replies import ClaimedEntry, OutgoingRecord

@@ -1,4 +1,4 @@
-"""A queue of ``app.dq.queues``: look at it, cancel messages, move them."""
+"""A queue of ``app.dq.queues``: look at it, cancel messages, move them, forget it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from celery_dq.app.api.cancel import (
     cancellable_of_tenant,
     purge_all,
 )
-from celery_dq.app.api.forget import forget_queue
+from celery_dq.app.api.leaders import Leaders
+from celery_dq.app.api.map_change import PartitionsChange, set_partitions
 from celery_dq.app.api.move import movable, move_chosen
-from celery_dq.app.api.partition_count import PartitionsChange, set_partitions
 from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.api.task_body import check_changes
 from celery_dq.app.api.tenant_moves import outboxes_delivered
@@ -32,8 +32,7 @@ from celery_dq.inspector.explain import Explanation, explain_tenant
 from celery_dq.inspector.message_details import MessageDetails, message_details
 from celery_dq.inspector.pauses import Pause
 from celery_dq.inspector.redis_values import check_count, check_moment, check_seconds, check_text
-from celery_dq.inspector.tenant_pages import TenantPage, tenant_page
-from celery_dq.inspector.tenants import TenantSnapshot, TenantState
+from celery_dq.inspector.tenants import TenantPage, TenantSnapshot, TenantState, tenant_page
 from celery_dq.keys import quota_field
 from celery_dq.transport.redis.store.replies import Cancellation, Edited
 from celery_dq.transport.tenant import check_priority, check_single_tenant, check_tenant
@@ -300,12 +299,24 @@ class QueueApi:
         """Remove the unused queue from the list of queues, and return whether it was there.
 
         Its quotas stay, and hold again when a client declares the queue. A queue of the settings stays in
-        the lists of programs with these settings.
+        the lists of programs with these settings. A former singleton queue is an ordinary one when it is
+        declared again.
 
         Raises:
-            InvalidRequest: The queue has messages, dead letters or consumers.
+            InvalidRequest: The queue has messages, dead letters or consumers, or a worker leads it.
         """
-        return forget_queue(self._broker, self.name)
+        with self._broker.open(self.name) as (partitions, client):
+            _refuse_used(queues.queue_snapshot(partitions, client, ages=False))
+            with self._broker.audit.change(client, "forgotten", self.name) as change:
+                change.count = int(self._broker.withdraw(client, self.name))
+                try:
+                    _refuse_used(queues.queue_snapshot(partitions, client, ages=False))
+                except InvalidRequest:
+                    # A message or a consumer has come meanwhile.
+                    self._broker.declare(client, self.name)
+                    raise
+        Leaders(self._broker).forget(self.name)
+        return bool(change.count)
 
     # Partitions.
 
@@ -449,3 +460,12 @@ class QueueApi:
             with self._change(source, "moved", name, details=details, bulk=task_id is None) as change:
                 move_chosen(source, destination, task_id, name, head_start, change, on_progress)
             return change.count
+
+
+def _refuse_used(found: queues.QueueSnapshot) -> None:
+    messages = found.waiting + found.delayed + found.discards + found.held
+    consumers = [each.name for each in found.consumers if each.is_alive]
+    counts = {"messages": messages, "dead letters": found.dead, "consumers": len(consumers)}
+    used = ", ".join(f"{noun}: {count}" for noun, count in counts.items() if count)
+    if used:
+        raise InvalidRequest(f"{found.name!r} is in use ({used}), and is not forgotten")

@@ -1,8 +1,12 @@
-"""``app.dq.quotas``: the quotas of tenants. A change is in force at once, for the backlog too."""
+"""``app.dq.quotas``: the quotas of tenants. A change is in force at once, for the backlog too.
+
+The spread of a tenant may follow from the rate of its quota, as ``spread_above_per_s`` asks for.
+"""
 
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -18,7 +22,7 @@ from celery_dq.app.api.broker import BrokerAccess, MapChanged, OpenQueue
 from celery_dq.app.api.map_change import begin_change, complete_change, require_complete
 from celery_dq.app.api.pauses import pause, resume
 from celery_dq.app.api.progress import OnProgress, ignore_progress
-from celery_dq.app.api.spread_by_rate import follows_rate, log_new_spread, spread_by_rate
+from celery_dq.duration import SECOND_US
 from celery_dq.errors import InvalidQuota, InvalidRequest
 from celery_dq.inspector.live_quotas import (
     LiveQuotas,
@@ -38,13 +42,16 @@ from celery_dq.inspector.tenants import (
     settings_quota,
     stored_quota,
 )
+from celery_dq.keys import quota_field
 from celery_dq.options import Quota
 from celery_dq.options.quota import TENANT_QUOTA_KEYS
-from celery_dq.shown import shell_word
+from celery_dq.shown import shell_word, shown_logger
 from celery_dq.transport.redis.store.quotas import apply_settings, place_held_back
 from celery_dq.transport.redis.store.rounds import run_chosen, run_one
 from celery_dq.transport.redis.store.script_calls import run_all
 from celery_dq.transport.tenant import check_single_tenant, check_tenant
+
+logger = shown_logger(__name__)
 
 
 class QuotasApi:
@@ -442,3 +449,50 @@ def _parse(parts: dict[str, Any], base: Quota, where: str) -> Quota:
             f"{where}: burst = {quota.burst:g} has no effect without a rate: set a rate, too (--rate)"
         )
     return quota
+
+
+def spread_by_rate(quota: Quota, above_per_s: int, count: int) -> int:
+    """Return the number of partitions for a quota: one for each `above_per_s` of its rate.
+
+    Args:
+        quota: The quota; without a rate, the number is 1.
+        above_per_s: The setting ``spread_above_per_s``.
+        count: Number of partitions of the queue, which bounds it, as burst and concurrency do.
+    """
+    if quota.rate is None:
+        return 1
+    bounds = (count, math.floor(quota.burst), quota.concurrency or count)
+    # The broker stores the interval, from which a rate is read that may be a little lower.
+    return min(-(-SECOND_US // (quota.interval_us * above_per_s)), *bounds)
+
+
+def follows_rate(opened: OpenQueue, tenant: str, base: Quota, above_per_s: int) -> bool:
+    """Return whether a tenant has the spread of its rate; else a user has chosen another one.
+
+    Args:
+        opened: The queue.
+        tenant: The tenant.
+        base: The quota in force for it.
+        above_per_s: The setting ``spread_above_per_s``.
+    """
+    client: Any = opened.client
+    if not client.hexists(opened.of(tenant)[0].keys.quotas, quota_field(tenant)):
+        return True
+    return base.spread == spread_by_rate(base, above_per_s, opened.homes.count)
+
+
+def log_new_spread(queue: str, tenant: str, before: Quota, after: Quota, above_per_s: int) -> None:
+    """Log that the rate of a tenant changes its spread; nothing if it does not."""
+    if after.spread != before.spread:
+        logger.info(
+            "Tenant %r of queue %s gets %d partitions instead of %d: its rate is %s, and "
+            "dq_queues[%r]['spread_above_per_s'] is %d.",
+            tenant,
+            queue,
+            after.spread,
+            before.spread,
+            after.rate_text,
+            queue,
+            above_per_s,
+            extra={"event": "tenant_spread_by_rate", "queue": queue, "tenant": tenant},
+        )

@@ -8,12 +8,12 @@ from itertools import takewhile
 from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess, OpenQueue
-from celery_dq.app.api.migration import not_migrated
-from celery_dq.app.api.migration_report import (
+from celery_dq.app.api.migration import (
     MigrationOptions,
     MigrationReport,
     NotMigrated,
     QueueMigration,
+    not_migrated,
 )
 from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.errors import InvalidMessage, InvalidRequest

@@ -3,8 +3,7 @@
 ``finding``           one result: a severity, a text and a remedy
 ``settings_checks``   faults that can be found without a connection
 ``server_checks``     faults that only the servers can answer for
-``partition_checks``  faults of queues with several partitions
-``queue_checks``      queues that are probably typos
+``queue_checks``      queues that are probably typos; faults of queues with several partitions
 ``doctor``            runs both and returns the findings in order
 ``status``            warnings about the present state of the queues, for ``celery dq status``
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery_dq.app.checks import partition_checks, queue_checks, server_checks, settings_checks
+from celery_dq.app.checks import queue_checks, server_checks, settings_checks
 from celery_dq.app.checks.finding import Finding
 from celery_dq.errors import ConfigurationError
 
@@ -40,9 +40,9 @@ BROKER_CHECKS = (
     server_checks.rights,
     server_checks.stock_messages,
     server_checks.settings_quotas,
-    partition_checks.partitions,
-    partition_checks.nodes,
-    partition_checks.unreadable_fields,
+    queue_checks.partitions,
+    queue_checks.nodes,
+    queue_checks.unreadable_fields,
     queue_checks.unused_queues,
     queue_checks.unrouted_quotas,
     queue_checks.former_singleton_queues,

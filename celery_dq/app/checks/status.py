@@ -15,9 +15,8 @@ from celery_dq.app.checks.doctor import check_server, check_settings
 from celery_dq.app.checks.finding import Finding, reason_of
 from celery_dq.app.checks.server_checks import tls_hint
 from celery_dq.errors import DQError
-from celery_dq.inspector.leaders import LeaderSnapshot
 from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
-from celery_dq.inspector.workers import WorkerSnapshot
+from celery_dq.inspector.workers import LeaderSnapshot, WorkerSnapshot
 from celery_dq.shown import shell_word, shown_url
 
 __all__ = ["Status", "read_status"]

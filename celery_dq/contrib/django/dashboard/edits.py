@@ -16,7 +16,7 @@ from celery_dq.contrib.django.dashboard.messages import HIDDEN
 from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, PageView, required
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetterContent
-from celery_dq.inspector.plain import plain
+from celery_dq.shown import plain
 
 #: The fields of a form, in order.
 ARGUMENTS = ("args", "kwargs")

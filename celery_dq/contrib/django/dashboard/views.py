@@ -22,9 +22,8 @@ from celery_dq.contrib.django.dashboard.access import PERMISSIONS, VIEW_ARGUMENT
 from celery_dq.contrib.django.dashboard.broker_reads import BrokerReads, Failure, failure_of
 from celery_dq.contrib.django.dashboard.links import link_to
 from celery_dq.errors import DQError, InvalidRequest
-from celery_dq.inspector.plain import plain
 from celery_dq.inspector.redis_values import check_text
-from celery_dq.shown import shown_logger
+from celery_dq.shown import plain, shown_logger
 
 __all__ = ["ChangeView", "Confirmation", "NotFoundView", "PageView", "required"]
 
