@@ -16,7 +16,7 @@ from kombu import Queue
 import celery_dq
 from benchmarks.measure import Report, Series, ServerProbe
 from celery_dq.metrics.server import MetricsServer
-from celery_dq.metrics.shared_state import MAX_AGE_S
+from celery_dq.metrics.state import MAX_AGE_S
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import OutgoingRecord

@@ -7,10 +7,9 @@ A snapshot may be out of date when it arrives, and counts that are read together
 in between.
 
 ``redis_values``                   reads replies of Redis
-``queues``, ``tenants``, ``messages``   the state of a queue and of its tenants
+``queues``, ``tenants``, ``messages``   the state of a queue and of its tenants, with pauses
 ``message_details``                one message with its headers and times
 ``queue_counters``                 counters of a queue, waiting times, the oldest waiting message
-``pauses``                         pauses of tenants and of whole queues
 ``live_quotas``                    the live quotas of a queue, to compare, export and import
 ``dead_letters``, ``dedup_locks``  messages given up on; dedup locks
 ``workers``                        workers, and leaders of singleton queues and other elections

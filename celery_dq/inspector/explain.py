@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from celery_dq.inspector.dedup_locks import dedup_lock_of
 from celery_dq.inspector.messages import MessageSnapshot
-from celery_dq.inspector.pauses import queue_pause
+from celery_dq.inspector.queues import queue_pause
 from celery_dq.inspector.redis_values import Client, number, server_time_us, text
 from celery_dq.inspector.tenants import TenantSnapshot, stored_quota, tenant_snapshot, total_of
 from celery_dq.shown import shell_word

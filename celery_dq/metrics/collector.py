@@ -19,8 +19,7 @@ from prometheus_client.registry import Collector
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.inspector.queue_counters import WaitingTimes
-from celery_dq.metrics.shared_state import SharedState
-from celery_dq.metrics.state import BrokerState, StateReader
+from celery_dq.metrics.state import BrokerState, SharedState, StateReader
 from celery_dq.metrics.table import METRICS, Metric
 from celery_dq.transport.redis.in_flight.consumer_identity import ClaimTimes
 

@@ -21,7 +21,7 @@ from celery_dq.other_brokers.dedup_requests import WorkerDedupRequest
 from celery_dq.other_brokers.redis_coordinator import SILENCE
 from celery_dq.outage import Outage
 from celery_dq.shown import shown_logger
-from celery_dq.worker.followers import Followers
+from celery_dq.worker.discards import Followers
 
 __all__ = ["DeclinedCalls", "OutsidePrefetch", "UnansweredCall", "UnansweredCalls", "wants_result"]
 

@@ -43,8 +43,7 @@ from celery_dq.shown import shown_logger
 from celery_dq.singleton.leaderships import WorkerLeaderships
 from celery_dq.waker import Waker
 from celery_dq.worker.singleton import SingletonStep
-from celery_dq.worker.task_events import task_events
-from celery_dq.worker.task_subscriber import TaskSubscriber
+from celery_dq.worker.task_events import TaskSubscriber, task_events
 
 logger = shown_logger(__name__)
 

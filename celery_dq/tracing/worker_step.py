@@ -18,8 +18,7 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.in_flight.message import Message
-from celery_dq.worker.task_events import task_events
-from celery_dq.worker.task_subscriber import TaskSubscriber
+from celery_dq.worker.task_events import TaskSubscriber, task_events
 
 __all__ = ["TracingStep"]
 

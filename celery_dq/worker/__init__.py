@@ -1,15 +1,14 @@
 """The part that runs in a Celery worker: boot steps, and the events of a task's life.
 
 ``bootsteps``                        the boot steps on a tenant broker
-``task_events``                      the gates before the pool, and the events of a task, in one order
-``task_subscriber``                  a part of the worker that gets these events
+``task_events``                      the gates before the pool, the events of a task, and their subscribers
 ``lifecycle``                        what the events of a task mean for its message on a tenant broker
 ``capacity``, ``ready_requests``     how much the worker can take
 ``shutdown``                         what a warm, soft and cold shutdown do; stopping at once
 ``start_checks``                     checks at start: rights, ignored settings, a typo in ``-Q``
 ``discards``                         tasks that must not run: cancelled, expired, covered or dead
-``singleton``, ``term_reporter``     singleton queues
-``followers``, ``evictions``         calls that another call covers; runs that have lost their dedup lock
+``singleton``                        singleton queues
+``evictions``                        runs that have lost their dedup lock
 ``zookeeper_step``, ``commands``, ``broker``       the ZooKeeper broker; remote control; clients
 
 ``celery_dq.other_brokers`` has what only brokers without dedup and singleton queues need.

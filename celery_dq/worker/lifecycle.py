@@ -22,7 +22,7 @@ from celery_dq.clock import Clock
 from celery_dq.errors import LONGEST_REASON, described
 from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight.message import Message
-from celery_dq.worker.task_subscriber import TaskSubscriber
+from celery_dq.worker.task_events import TaskSubscriber
 
 logger = shown_logger(__name__)
 

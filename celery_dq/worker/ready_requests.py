@@ -15,8 +15,7 @@ from typing import Any
 from celery_dq.compat.stopping import stops
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.in_flight.pending_acks import InFlightMessage
-from celery_dq.worker.task_events import TaskEvents
-from celery_dq.worker.task_subscriber import TaskSubscriber
+from celery_dq.worker.task_events import TaskEvents, TaskSubscriber
 
 
 class ReadyRequests(TaskSubscriber):

@@ -10,8 +10,7 @@ from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.transport.aliases import ZOOKEEPER_SCHEME
 from celery_dq.transport.stored_message import StoredMessage
 from celery_dq.worker.discards import fail_task
-from celery_dq.worker.task_events import task_events
-from celery_dq.worker.task_subscriber import TaskSubscriber
+from celery_dq.worker.task_events import TaskSubscriber, task_events
 
 
 class ZooKeeperStep(bootsteps.Step):

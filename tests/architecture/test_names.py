@@ -83,7 +83,7 @@ BANNED = {
 ALLOWED = {
     ("lane", "app/"): "a queue, partition and priority of the producer's buffer",
     ("lane", "producer/"): "a queue, partition and priority of the producer's buffer",
-    ("lane", "tracing/sender.py"): "a queue, partition and priority of the producer's buffer",
+    ("lane", "tracing/spans.py"): "a queue, partition and priority of the producer's buffer",
     ("lanes", "producer/"): "the queues, partitions and priorities of the producer's buffer",
     ("put_back", "compat/prefork_pool.py"): "a private name of billiard",
     ("ring", "allocation/"): "a hash ring",

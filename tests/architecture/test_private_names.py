@@ -39,8 +39,8 @@ LEFT = {
     ("other_brokers/outside_prefetch.py", "_payload"),
     ("other_brokers/dedup_requests.py", "_payload"),
     ("worker/discards.py", "_context"),
-    ("worker/followers.py", "_payload"),
-    ("worker/followers.py", "_request_dict"),
+    ("worker/discards.py", "_payload"),
+    ("worker/discards.py", "_request_dict"),
     ("other_brokers/singleton_message.py", "_already_revoked"),
 }
 

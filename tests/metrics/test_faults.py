@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from celery_dq.clock import ManualClock
-from celery_dq.metrics.shared_state import MAX_AGE_S, SharedState
-from celery_dq.metrics.state import BrokerState
+from celery_dq.metrics.state import MAX_AGE_S, BrokerState, SharedState
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until

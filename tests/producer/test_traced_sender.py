@@ -10,8 +10,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 from celery_dq.producer.buffer import BufferedMessage
-from celery_dq.tracing.sender import TracedSender
-from celery_dq.tracing.spans import MOST_LINKS, message_span
+from celery_dq.tracing.spans import MOST_LINKS, TracedSender, message_span
 
 
 class FailingSender:

@@ -19,8 +19,7 @@ from kombu.asynchronous import set_event_loop
 
 import celery_dq
 from celery_dq.testing.waiting import wait_until
-from celery_dq.worker.task_events import TaskEvents, TaskInPool, task_events
-from celery_dq.worker.task_subscriber import TaskSubscriber
+from celery_dq.worker.task_events import TaskEvents, TaskInPool, TaskSubscriber, task_events
 
 #: Subscribers and gates are added in this order, which is not that of ``ORDER``.
 ROLES = ("singleton_queues", "zookeeper")

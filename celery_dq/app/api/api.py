@@ -19,7 +19,7 @@ from celery_dq.app.api.return_migration import ReturnMigration
 from celery_dq.app.api.workers import Workers
 from celery_dq.app.senders import AppSender, headers_of
 from celery_dq.app.timeouts import Deadline
-from celery_dq.compat.kombu_publishing import library_errors
+from celery_dq.compat.kombu_messages import library_errors
 from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError, InvalidRequest, MissingLibrary
 from celery_dq.inspector.explain import Explanation, explain_cancelled, explain_message, explain_unknown
@@ -95,7 +95,7 @@ class DQ:
         if not self.options.otel:
             return sender
         try:
-            from celery_dq.tracing.sender import TracedSender
+            from celery_dq.tracing.spans import TracedSender
         except ImportError as exc:
             raise MissingLibrary.needed_by("dq_otel = True", "opentelemetry-api", "otel") from exc
         return TracedSender(sender, headers_of)

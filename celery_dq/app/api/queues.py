@@ -30,7 +30,7 @@ from celery_dq.inspector import messages, queues, tenants
 from celery_dq.inspector.backlogs import QueueBacklogs, queue_backlogs
 from celery_dq.inspector.explain import Explanation, explain_tenant
 from celery_dq.inspector.message_details import MessageDetails, message_details
-from celery_dq.inspector.pauses import Pause
+from celery_dq.inspector.queues import Pause
 from celery_dq.inspector.redis_values import check_count, check_moment, check_seconds, check_text
 from celery_dq.inspector.tenants import TenantPage, TenantSnapshot, TenantState, tenant_page
 from celery_dq.keys import quota_field

@@ -31,7 +31,7 @@ from celery_dq.inspector.live_quotas import (
     live_quotas,
     refuse_default_spread,
 )
-from celery_dq.inspector.pauses import Pause, paused_tenants
+from celery_dq.inspector.queues import Pause, paused_tenants
 from celery_dq.inspector.redis_values import Client, check_seconds
 from celery_dq.inspector.tenants import (
     QuotaOrigin,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from celery_dq.inspector.pauses import PAUSE_FIELDS
+from celery_dq.inspector.queues import PAUSE_FIELDS
 from celery_dq.inspector.redis_values import CHUNK, Client, chunks, scan_all, text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, quota_field
 from celery_dq.options.quota import quota_of_bytes
