@@ -15,7 +15,7 @@ from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import ConfigurationError
 from celery_dq.testing.sqlite_partition import SqliteClient, SqlitePartition
 from celery_dq.transport.any_store.transport import StoreTransport
-from celery_dq.transport.host_list import take_apart
+from celery_dq.transport.broker_url import take_apart
 from celery_dq.transport.threaded_channel import Binding
 
 __all__ = ["SqliteStore", "Transport"]

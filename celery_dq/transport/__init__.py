@@ -1,12 +1,11 @@
 """The brokers: kombu transports on Redis, on ZooKeeper, and above any other store.
 
 ``aliases``          the URL schemes, as kombu knows them
-``url_options``      the options that a URL of the tenant broker may hold
+``broker_url``       URLs with several hosts, and the options that a URL may hold
 ``bases``            the parts of kombu's virtual transport that the brokers use
 ``tenant``           the rules for a tenant's name and a priority; pure
 ``envelope``         the compact form of headers and properties
 ``stored_message``   a message as a broker delivers it
-``queue_arguments``  queue arguments that the brokers refuse or ignore
 ``redis``            the tenant broker
 ``zookeeper``        the broker on ZooKeeper
 ``any_store``        the broker above a store that a user implements
@@ -15,7 +14,7 @@
 ``message_record``   a message as bytes; ``message_times`` reads its times; pure
 ``stamped_message``  a message with its publisher's number
 ``in_flight``        the messages that a process holds, and their acks
-``threaded_…``       channel and delivery of the two brokers whose fetcher has a thread of its own
+``threaded_…``       channel and delivery of the brokers whose fetcher has a thread of its own
 
 kombu opens a transport by its URL. Options and protocols arrive in ``transport_options``.
 """

@@ -1,25 +1,34 @@
 """The channel of a transport whose fetcher has a thread of its own: queues, bindings and delivery.
 
 A store keeps the queues and the bindings for all processes. Kombu's own tables are those of one process, in
-which a reply finds only queues that this process has declared.
+which a reply finds only queues that this process has declared. The channels of Redis share two functions.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined]  # not in its stubs
+
+from celery_dq.errors import described
 from celery_dq.per_process import OwnerProcess
 from celery_dq.shown import shown_logger
 from celery_dq.transport.bases import VirtualChannel
-from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.threaded_transport import MessageSource
-from celery_dq.transport.transient_messages import handle_transient
 
-__all__ = ["Binding", "BindingTable", "QueueDirectory", "ThreadedChannel"]
+__all__ = [
+    "Binding",
+    "BindingTable",
+    "QueueDirectory",
+    "ThreadedChannel",
+    "handle_transient",
+    "queue_arguments",
+    "warn_of_ignored",
+]
 
 logger = shown_logger(__name__)
 
@@ -27,6 +36,18 @@ logger = shown_logger(__name__)
 MOST_AHEAD = 100
 #: A transient queue with this many messages gets no more broadcasts: its user has gone or cannot keep up.
 TRANSIENT_CAP = 1000
+#: Argument of RabbitMQ, its name in kombu's ``Queue``, and the remedy.
+_IGNORED = (
+    (
+        "x-expires",
+        "expires",
+        "a queue that is kept is never deleted; give auto_delete=True as well, or delete it",
+    ),
+    ("x-message-ttl", "message_ttl", "give each message an expiration (in Celery, expires=…)"),
+    ("x-max-length", "max_length", "nothing here bounds a queue"),
+    ("x-max-length-bytes", "max_length_bytes", "nothing here bounds a queue"),
+    ("x-dead-letter-exchange", "x-dead-letter-exchange", "see app.dq.dead_letters"),
+)
 
 Consumer = tuple[str, Callable[[Any], Any], bool]
 
@@ -400,3 +421,59 @@ class ThreadedChannel(VirtualChannel):
         shared.flush()
         for queue in transients:
             shared.leave(queue)
+
+
+def handle_transient(
+    handle: Callable[[], Any], source: str, *, in_worker: bool, passing: tuple[type[BaseException], ...]
+) -> Any:
+    """Decode and handle a message of a transient queue or a broadcast: remote control, an event, a reply.
+
+    Celery's receivers of these raise what their content causes, and a dead letter would help no one. A worker
+    logs one that it cannot handle, and goes on. A program gets the error of its own receiver.
+
+    Args:
+        handle: Decodes the message, and calls its receivers.
+        source: Name of its queue, or a word for the broadcasts.
+        in_worker: Whether this process is a worker.
+        passing: Errors of the connection, which are raised.
+
+    Returns:
+        The result of `handle`; True for a message that was passed over.
+    """
+    try:
+        return handle()
+    except passing:
+        raise
+    except Exception as error:
+        if not in_worker:
+            raise
+        logger.error(
+            "A message of %s could not be handled, and is dropped: %s. Look for a program other than Celery "
+            "that publishes there.",
+            source,
+            described(error),
+            extra={"event": "transient_message_dropped"},
+        )
+        return True
+
+
+def queue_arguments(arguments: Mapping[str, Any] | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return RabbitMQ's arguments of a queue; kombu 5.5 drops the options on its virtual transports.
+
+    Args:
+        arguments: ``queue_arguments`` of kombu's ``Queue``.
+        options: its ``expires``, ``message_ttl``, ``max_length``, ``max_length_bytes`` and ``max_priority``.
+    """
+    return dict(to_rabbitmq_queue_arguments(dict(arguments or {}), **options))
+
+
+def warn_of_ignored(queue: str, arguments: Mapping[str, Any] | None) -> None:
+    """Warn, once per process and queue, of arguments without an effect on an ordinary queue."""
+    for argument, spelled, remedy in _IGNORED:
+        value = (arguments or {}).get(argument)
+        if value is not None:
+            warnings.warn(
+                f"Queue {queue!r} is declared with {spelled} = {value!r}, without effect here: {remedy}.",
+                UserWarning,
+                stacklevel=2,
+            )

@@ -12,7 +12,7 @@ import pytest
 from kombu import Connection
 
 from celery_dq.errors import ConfigurationError, CorruptRecord, InvalidMessage
-from celery_dq.transport.host_list import address_in
+from celery_dq.transport.broker_url import address_in
 from celery_dq.transport.zookeeper.address import host_list, no_server_listens, session_options
 from celery_dq.transport.zookeeper.publisher import Item, transactions
 from celery_dq.transport.zookeeper.record import ZooKeeperRecord, record_of

@@ -32,7 +32,7 @@ from celery_dq.transport.aliases import (
     refuse_misspelt,
     schemes_in,
 )
-from celery_dq.transport.url_options import refuse_key_prefix
+from celery_dq.transport.broker_url import refuse_key_prefix
 from celery_dq.worker.start_checks import unenforced
 
 logger = shown_logger(__name__)

@@ -31,8 +31,8 @@ from celery_dq.producer.buffering_producer import BufferingProducer, RecordingPr
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.shown import why_unreadable
 from celery_dq.transport.aliases import TENANT_SCHEMES, refuse_misspelt, register_transports
+from celery_dq.transport.broker_url import refuse_unknown_options
 from celery_dq.transport.tenant import check_priority, check_tenant
-from celery_dq.transport.url_options import refuse_unknown_options
 
 #: Options that a call does not share with others of its kind.
 OF_ONE_CALL = frozenset(("headers", "tenant", "dedup", "retry", "retry_policy"))

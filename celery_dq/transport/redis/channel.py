@@ -24,7 +24,6 @@ from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.message import Message, QoS
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
-from celery_dq.transport.queue_arguments import queue_arguments, warn_of_ignored
 from celery_dq.transport.redis.consuming.delivery import ChannelDelivery
 from celery_dq.transport.redis.consuming_channel import ConsumingChannel, waits_for_redis
 from celery_dq.transport.redis.declared_ahead import DeclaredAhead
@@ -38,6 +37,7 @@ from celery_dq.transport.redis.store.server_errors import refusals_as_outage, re
 from celery_dq.transport.redis.store.transient import TransientQueues
 from celery_dq.transport.redis.store.whole_queue import purge, waiting_count, with_messages
 from celery_dq.transport.stamped_message import STAMPS
+from celery_dq.transport.threaded_channel import queue_arguments, warn_of_ignored
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.connection_context import ConnectionContext

@@ -18,7 +18,7 @@ from typing import Any
 import redis
 
 from celery_dq.errors import ConfigurationError
-from celery_dq.transport.host_list import take_apart
+from celery_dq.transport.broker_url import take_apart
 from celery_dq.transport.redis.channel import Channel
 
 if redis.VERSION < (8,):

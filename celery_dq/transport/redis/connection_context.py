@@ -16,6 +16,7 @@ from celery_dq.options.resolve import resolve
 from celery_dq.options.sections import Options
 from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
 from celery_dq.shown import shell_word, shown_logger
+from celery_dq.transport.broker_url import refuse_key_prefix
 from celery_dq.transport.redis.consuming.consumer_threads import ConsumerThreads
 from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.address import addresses_of, identity, on_cluster
@@ -38,7 +39,6 @@ from celery_dq.transport.redis.store.server_checks import check_server
 from celery_dq.transport.redis.store.server_errors import PartitionsChanging
 from celery_dq.transport.redis.store.slot_map import SlotMap
 from celery_dq.transport.redis.store.whole_queue import namesake_of
-from celery_dq.transport.url_options import refuse_key_prefix
 
 logger = shown_logger(__name__)
 

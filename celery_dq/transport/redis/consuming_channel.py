@@ -31,7 +31,7 @@ from celery_dq.transport.redis.store.server_errors import (
     refusals_named,
 )
 from celery_dq.transport.redis.store.transient import TransientQueues
-from celery_dq.transport.transient_messages import handle_transient
+from celery_dq.transport.threaded_channel import handle_transient
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.connection_context import ConnectionContext

@@ -37,7 +37,7 @@ except ImportError as error:
     raise ImportError(str(MissingLibrary.needed_by("dq-zookeeper://", "kazoo", "zookeeper"))) from error
 
 from celery_dq.options.resolve import resolve
-from celery_dq.transport.host_list import take_apart
+from celery_dq.transport.broker_url import take_apart
 from celery_dq.transport.threaded_transport import ThreadedTransport
 from celery_dq.transport.zookeeper.address import (
     DEFAULT_PORT,

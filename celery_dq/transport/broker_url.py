@@ -1,4 +1,4 @@
-"""The options in the query of a URL of the tenant broker, and transport options that no broker here has.
+"""Broker URLs with several hosts, the options in a URL, and transport options that no broker here has.
 
 Kombu hands an unknown option on to a constructor, whose ``TypeError`` names neither the URL nor a remedy.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
-from urllib.parse import parse_qsl
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote
 
 from celery_dq.errors import ConfigurationError
+from celery_dq.shown import shown_url
 from celery_dq.transport.aliases import CLUSTER_SCHEME, TENANT_SCHEMES, alternatives_in
 
-__all__ = ["refuse_key_prefix", "refuse_unknown_options"]
+__all__ = ["refuse_key_prefix", "refuse_unknown_options", "take_apart"]
 
 #: Values of ``ssl_cert_reqs`` that kombu reads.
 _CERT_REQS = ("required", "optional", "none", "CERT_REQUIRED", "CERT_OPTIONAL", "CERT_NONE")
@@ -115,3 +116,44 @@ def refuse_key_prefix(transport_options: Mapping[str, Any]) -> None:
             f"broker_transport_options['global_keyprefix'] = {prefix!r} would reach only some of the keys: "
             "set dq_key_prefix instead, to the same value in all workers and producers"
         )
+
+
+class Address(NamedTuple):
+    """The parts of a broker URL with several hosts."""
+
+    hosts: str
+    path: str
+    user: str | None
+    password: str | None
+
+
+def address_in(url: str) -> Address:
+    """Parse a broker URL. urllib cannot: it takes everything after the first colon as the port.
+
+    Raises:
+        ConfigurationError: The URL has a query; options go into ``broker_transport_options``.
+    """
+    scheme, _, rest = url.partition("://")
+    rest, _, query = rest.partition("?")
+    if query:
+        raise ConfigurationError(
+            f"the broker URL ends in {shown_url('?' + query)}: options of {scheme}:// go into "
+            "broker_transport_options"
+        )
+    credentials, _, place = rest.rpartition("@")
+    hosts, _, path = place.partition("/")
+    user, _, password = credentials.partition(":")
+    return Address(hosts or "localhost", unquote(path), unquote(user) or None, unquote(password) or None)
+
+
+def take_apart(client: Any) -> None:
+    """Move the parts of the URL to the attributes of a kombu connection.
+
+    Kombu masks only a password that it finds there.
+    """
+    if "://" in (client.hostname or ""):
+        address = address_in(client.hostname)
+        client.hostname = address.hosts
+        client.virtual_host = address.path
+        client.userid = client.userid or address.user
+        client.password = client.password or address.password
