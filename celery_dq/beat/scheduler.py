@@ -58,12 +58,12 @@ from celery_dq.errors import Fenced
 from celery_dq.keys import beat_state
 from celery_dq.leadership.career import Term
 from celery_dq.leadership.elector import LeaderElector
+from celery_dq.leadership.redis_election import broker_client
 from celery_dq.options.sections import Options
 from celery_dq.outage import Outage
 from celery_dq.shown import shown_logger
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.aliases import TENANT_SCHEMES
-from celery_dq.worker.broker import broker_client
 from celery_dq.znodes import BeatNodes
 
 __all__ = ["ElectedScheduler"]

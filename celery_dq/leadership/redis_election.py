@@ -25,7 +25,7 @@ from celery_dq.outage import Outage
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.shown import shown_logger
 
-__all__ = ["RedisElection", "forget_leadership", "led_names", "load_scripts"]
+__all__ = ["RedisElection", "broker_client", "forget_leadership", "led_names", "load_scripts"]
 
 logger = shown_logger(__name__)
 
@@ -217,3 +217,9 @@ class RedisElection:
 
 def _text(reply: Any) -> str:
     return reply.decode() if isinstance(reply, bytes) else str(reply)
+
+
+def broker_client(app: Any, timeout_s: float) -> Any:
+    """Make a client of the broker's Redis whose calls fail after `timeout_s` seconds without an answer."""
+    with app.connection_for_write() as connection:
+        return connection.default_channel.own_clients(timeout_s)()

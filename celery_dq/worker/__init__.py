@@ -9,7 +9,7 @@
 ``discards``                         tasks that must not run: cancelled, expired, covered or dead
 ``singleton``                        singleton queues
 ``evictions``                        runs that have lost their dedup lock
-``zookeeper_step``, ``commands``, ``broker``       the ZooKeeper broker; remote control; clients
+``zookeeper_step``, ``commands``                   the ZooKeeper broker; remote control
 
 ``celery_dq.other_brokers`` has what only brokers without dedup and singleton queues need.
 ``celery_dq.wiring`` registers the steps with the app, and Celery starts and stops them.

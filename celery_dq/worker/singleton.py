@@ -19,6 +19,7 @@ from kombu.exceptions import OperationalError
 from celery_dq.compat.stopping import stops
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError
+from celery_dq.leadership.redis_election import broker_client
 from celery_dq.options.sections import Options
 from celery_dq.options.singleton import SingletonOptions
 from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER
@@ -28,7 +29,6 @@ from celery_dq.singleton.guard import Guard
 from celery_dq.singleton.leaderships import WorkerLeaderships
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.worker import commands
-from celery_dq.worker.broker import broker_client
 from celery_dq.worker.capacity import PoolCapacity
 from celery_dq.worker.ready_requests import ReadyRequests
 from celery_dq.worker.task_events import task_events
