@@ -449,10 +449,12 @@ class ConsumerThread:
             self._resign()
         for action in self._requests_after_trip:
             self.request(action)
-        self._next_at, self._awaits_room = leases.due_at, False
+        next_at, awaits_room = leases.due_at, False
         for member in self._members:
-            self._next_at = min(self._next_at, member.wait(now))
-            self._awaits_room = self._awaits_room or member.awaits_room
+            next_at = min(next_at, member.wait(now))
+            awaits_room = awaits_room or member.awaits_room
+        # Changed only now: until here, whatever makes room ends the wait that follows.
+        self._next_at, self._awaits_room = next_at, awaits_room
         if not self._requests:
             self._wait(identity.clock.monotonic())
 
