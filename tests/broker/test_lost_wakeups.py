@@ -9,7 +9,7 @@ import pytest
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.consuming import channel_claims
+from celery_dq.transport.redis.consuming import channel_claims, consumer_thread
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.queue import Queue
@@ -62,6 +62,19 @@ def test_a_question_is_answered_at_once(harness: ClaimsHarness) -> None:
         assert group.read_wakeups() == []
         took_s.append(time.monotonic() - asked_at)
     assert min(took_s) < 0.04  # an idle Redis ends a wait of 1 ms after about 90 ms
+
+
+def test_room_that_is_made_while_a_turn_ends_begins_the_next_one(
+    scripts: list[PartitionScripts], harness: ClaimsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "capacity", lambda _: (0, 0))
+    monkeypatch.setattr(consumer_thread, "MAX_WAIT_S", 60.0)
+    scripts[0].push("a")
+    harness.turn()  # ends with the wake-up
+    monkeypatch.setattr(harness, "after_trip", lambda _: harness.thread.has_room())
+    began = time.monotonic()
+    harness.turn()
+    assert time.monotonic() - began < 30
 
 
 def test_a_backoff_ends_when_a_slot_becomes_free(
