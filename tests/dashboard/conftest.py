@@ -22,6 +22,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> None:
     configure(tmp_path_factory.mktemp("django"))
 
 
+@pytest.fixture(autouse=True)
+def patient_pages(monkeypatch: pytest.MonkeyPatch, project: None) -> None:
+    """Let pages wait for the broker as long as a busy machine needs; tests of the deadline set another."""
+    from celery_dq.contrib.django.dashboard import broker_reads
+
+    monkeypatch.setattr(broker_reads, "DEADLINE_S", 60.0)
+
+
 @pytest.fixture
 def use_app(monkeypatch: pytest.MonkeyPatch, project: None) -> Iterator[Callable[..., Any]]:
     """A function that makes the app of the dashboard, with its broker and its settings."""

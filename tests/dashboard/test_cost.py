@@ -81,7 +81,6 @@ def test_viewers_share_one_read(shop: Any, login: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(LeadersView, "read", read)
     # A busy machine may stand still for longer.
     monkeypatch.setattr(broker_reads, "FRESH_S", 60.0)
-    monkeypatch.setattr(broker_reads, "DEADLINE_S", 60.0)
     client = login("view_queues")
     answers: list[Any] = []
     first = threading.Thread(target=lambda: answers.append(client.get("/dq/leaders/")))
