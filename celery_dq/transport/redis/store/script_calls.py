@@ -98,15 +98,15 @@ def load_scripts(on_cluster: bool = False) -> ScriptSet:
 
 
 #: Calls that one round trip carries, each for another queue.
-CALLS_PERTRIP = 100
+CALLS_PER_TRIP = 100
 #: Fewest messages that each of these calls may move.
 MIN_SHARE = 10
 
 
 def chunks(queues: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield these queues, as many at a time as one round trip serves."""
-    for start in range(0, len(queues), CALLS_PERTRIP):
-        yield queues[start : start + CALLS_PERTRIP]
+    for start in range(0, len(queues), CALLS_PER_TRIP):
+        yield queues[start : start + CALLS_PER_TRIP]
 
 
 def share(messages: int, calls: int) -> int:
@@ -174,8 +174,8 @@ def run_all(calls: Sequence[ScriptCall[T]], client: redis.Redis) -> list[T]:
         redis.RedisError: No connection, or the first error among the answers. Other calls may have run.
     """
     results: list[T] = []
-    for start in range(0, len(calls), CALLS_PERTRIP):
-        chunk = calls[start : start + CALLS_PERTRIP]
+    for start in range(0, len(calls), CALLS_PER_TRIP):
+        chunk = calls[start : start + CALLS_PER_TRIP]
         results += map(result_of, chunk, run_together(chunk, client))
     return results
 
