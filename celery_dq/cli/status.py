@@ -173,11 +173,11 @@ def _check(app: Any) -> list[Finding]:
 def _show_changes(as_json: bool, before: list[Finding], now: list[Finding]) -> None:
     """Print the problems that are new, and those that are over."""
     for sign, found, others in (("+", now, before), ("-", before, now)):
-        for each in found:
-            if each.level != "ok" and each not in others:
+        for finding in found:
+            if finding.level != "ok" and finding not in others:
                 at = datetime.now().astimezone().isoformat(timespec="seconds")
-                data = {"at": at, "is_over": sign == "-", "finding": each}
-                show(as_json, data, f"{at} {sign} {line_of(each)}")
+                data = {"at": at, "is_over": sign == "-", "finding": finding}
+                show(as_json, data, f"{at} {sign} {line_of(finding)}")
 
 
 def line_of(finding: Finding) -> str:

@@ -94,15 +94,15 @@ def _queue_table(state: TopState, rows: int) -> Table:
         *("queue", "waiting", "delayed", "held", "dead", "oldest", "in/s", "claimed/s", "waits for")
     )
     queues = state.queues
-    for each in _around(queues, [each.name for each in queues].index(state.queue) if queues else 0, rows):
-        is_chosen = each.name == state.queue
+    for queue in _around(queues, [each.name for each in queues].index(state.queue) if queues else 0, rows):
+        is_chosen = queue.name == state.queue
         table.add_row(
-            _marked(each.name, is_chosen),
-            *(f"{count:,}" for count in (each.waiting, each.delayed, each.held, each.dead)),
-            _age(each.oldest_waiting_s),
-            _per_second(state.rate_of(each, "pushed")),
-            _per_second(state.rate_of(each, "claimed")),
-            _reason(each),
+            _marked(queue.name, is_chosen),
+            *(f"{count:,}" for count in (queue.waiting, queue.delayed, queue.held, queue.dead)),
+            _age(queue.oldest_waiting_s),
+            _per_second(state.rate_of(queue, "pushed")),
+            _per_second(state.rate_of(queue, "claimed")),
+            _reason(queue),
             style="bold" if is_chosen else None,
         )
     return table
@@ -114,13 +114,13 @@ def _tenant_table(state: TopState, rows: int) -> Table:
     tenants = state.tenants
     names = [each.tenant for each in tenants]
     place = names.index(state.tenant) if state.tenant in names else 0
-    for each in _around(tenants, place, rows):
-        is_chosen = each.tenant == state.tenant
+    for snapshot in _around(tenants, place, rows):
+        is_chosen = snapshot.tenant == state.tenant
         table.add_row(
-            _marked(each.tenant or "(none)", is_chosen),
-            f"{each.waiting:,}",
-            _age(each.oldest_waiting_s),
-            _WHY.get(each.state, "a resource"),
+            _marked(snapshot.tenant or "(none)", is_chosen),
+            f"{snapshot.waiting:,}",
+            _age(snapshot.oldest_waiting_s),
+            _WHY.get(snapshot.state, "a resource"),
             style="bold" if is_chosen else None,
         )
     return table

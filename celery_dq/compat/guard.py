@@ -29,13 +29,13 @@ def check(*users: str) -> None:
 
 
 def _refuse(names: Iterable[PrivateName]) -> None:
-    for each in names:
-        problem = problem_of(each)
+    for name in names:
+        problem = problem_of(name)
         if problem:
-            oldest, newest = READ_VERSIONS[each.library]
+            oldest, newest = READ_VERSIONS[name.library]
             raise ConfigurationError(
-                f"{each.library} {version(each.library)}: {problem}, which celery-dq uses for: {each.why}. "
-                f"Install {each.library} {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}, or a later "
+                f"{name.library} {version(name.library)}: {problem}, which celery-dq uses for: {name.why}. "
+                f"Install {name.library} {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}, or a later "
                 "celery-dq"
             )
 

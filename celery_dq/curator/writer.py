@@ -234,13 +234,13 @@ class Writer:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._send, name=f"dq-put-{self._path}", daemon=True)
                 self._thread.start()
-            for each in puts:
+            for put in puts:
                 while len(self._backlog) >= MAX_BACKLOG:
                     left = deadline - self._clock.monotonic()
                     if left <= 0:
                         raise QueueFull(f"{MAX_BACKLOG} puts to {self._path} wait for ZooKeeper: wait longer")
                     self._change.wait(left)
-                self._backlog.append(each)
+                self._backlog.append(put)
             self._change.notify_all()
 
     def _send(self) -> None:

@@ -181,12 +181,12 @@ def fields_of_settings(kind: type[Any]) -> dict[str, Setting]:
 def settings_of(kind: type[Any]) -> tuple[Setting, ...]:
     """Return the settings of a section and of the sections in it, in the order of the fields."""
     found: list[Setting] = []
-    for each in fields(kind):
-        if Setting in each.metadata:
-            found.append(each.metadata[Setting])
-        elif inner := each.metadata.get("section"):
+    for option in fields(kind):
+        if Setting in option.metadata:
+            found.append(option.metadata[Setting])
+        elif inner := option.metadata.get("section"):
             own = fields_of_settings(inner)
-            found += [own[name] for name in each.metadata["names"] or own]
+            found += [own[name] for name in option.metadata["names"] or own]
     return tuple(found)
 
 

@@ -159,9 +159,9 @@ class TracedSender:
             self._sender.send(lane, producer, messages)
 
     def _headers(self, lane: str, messages: Sequence[BufferedMessage]) -> Iterator[Mapping[str, Any]]:
-        for each in islice(messages, MOST_LINKS):
+        for message in islice(messages, MOST_LINKS):
             try:
-                yield self._headers_of(lane, each.payload)
+                yield self._headers_of(lane, message.payload)
             except Exception:  # noqa: PERF203, S112 - the sender reports what it cannot read
                 continue
 

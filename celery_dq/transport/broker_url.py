@@ -74,8 +74,8 @@ def refuse_unknown_options(url: Any) -> None:
     Raises:
         ConfigurationError: An option is unknown, or the value of ``ssl_cert_reqs`` is.
     """
-    for each in alternatives_in(url):
-        address, _, query = each.partition("?")
+    for alternative in alternatives_in(url):
+        address, _, query = alternative.partition("?")
         scheme, _, kind = address.partition("://")[0].partition("+")
         if scheme not in TENANT_SCHEMES or scheme == CLUSTER_SCHEME:
             continue

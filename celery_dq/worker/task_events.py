@@ -474,9 +474,9 @@ class TaskEventsStep(bootsteps.StartStopStep):
 def _report(followers: Iterable[TaskSubscriber], event: Callable[[TaskSubscriber], object]) -> None:
     """Report an event to each follower, and raise the first error of them only then."""
     first: BaseException | None = None
-    for each in followers:
+    for follower in followers:
         try:
-            event(each)
+            event(follower)
         except BaseException as error:  # noqa: PERF203 - the others get the event, too
             first = first or error
     if first is not None:

@@ -115,23 +115,23 @@ def why_refused(error: BaseException, spelling: Spelling = OURS) -> str | None:
         The reason and the remedy; None if the error is not a matter of credentials or certificates.
     """
     auth, sasl, tls = spelling
-    for each in _chain(error):
-        if isinstance(each, ssl.SSLCertVerificationError):
+    for cause in _chain(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
             return (
-                f"its certificate is not valid ({each.verify_message.rstrip('.')}): "
+                f"its certificate is not valid ({cause.verify_message.rstrip('.')}): "
                 f"check {tls}['ca'] and the host name"
             )
-        if isinstance(each, ssl.SSLError) and not isinstance(each, (*BROKEN, TimeoutError)):
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, (*BROKEN, TimeoutError)):
             return (
-                f"TLS failed ({each.reason or each}): check {tls}['certfile'] if the server wants a "
+                f"TLS failed ({cause.reason or cause}): check {tls}['certfile'] if the server wants a "
                 "certificate, and whether this is its port for TLS"
             )
-    for each in _chain(error):
-        if _code(each) == SESSION_CLOSED_REQUIRE_SASL:
+    for cause in _chain(error):
+        if _code(cause) == SESSION_CLOSED_REQUIRE_SASL:
             return f"it refused the credentials, or serves no client without any: check {sasl}"
-        if isinstance(each, AuthFailedError):
+        if isinstance(cause, AuthFailedError):
             return f"it refused the credentials: check {auth} and {sasl}"
-        if _code(each) == NO_AUTH:
+        if _code(cause) == NO_AUTH:
             return f"it denied access to the node: check {auth} and {sasl}, and the ACL of the node"
     return None
 

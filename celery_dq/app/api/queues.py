@@ -142,11 +142,11 @@ class QueueApi:
         """Whether a tenant has waiting, running or delayed (read last) messages, or a quota of its own."""
         name = check_tenant(tenant)
         with self._broker.open(self.name) as opened:
-            for each in opened.of(name):
-                found = tenants.tenant_snapshot(each, opened.client, name)
+            for partition in opened.of(name):
+                found = tenants.tenant_snapshot(partition, opened.client, name)
                 known = found.waiting or found.running or found.state != "idle"
-                known = known or opened.client.hexists(each.keys.quotas, quota_field(name))
-                if known or any(messages.delayed_ids_of_tenant(each, opened.client, name)):
+                known = known or opened.client.hexists(partition.keys.quotas, quota_field(name))
+                if known or any(messages.delayed_ids_of_tenant(partition, opened.client, name)):
                     return True
         return False
 

@@ -155,14 +155,14 @@ class ReturnMigration:
         found = queue_snapshot(opened.partitions, opened.client, ages=False)
         counts = QueueMigration(queue, migrated=self._migrated.get(queue, 0))
         counts.waiting = found.waiting + found.delayed + found.discards
-        for each in found.consumers:
-            if each.name == consumer:
-                counts.staged += each.held
-            elif not each.is_alive:
-                counts.waiting += each.held
-            elif each.held:
-                counts.unacked += each.held
-                report.held_by.append(each.name)
+        for holder in found.consumers:
+            if holder.name == consumer:
+                counts.staged += holder.held
+            elif not holder.is_alive:
+                counts.waiting += holder.held
+            elif holder.held:
+                counts.unacked += holder.held
+                report.held_by.append(holder.name)
         left = [*self._left.get(queue, {}).values(), *_staying(queue, opened, found)]
         counts.left = len(self._left.get(queue, {})) + found.discards
         report.left += left

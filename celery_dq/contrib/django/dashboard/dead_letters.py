@@ -105,8 +105,8 @@ def find_letters(
     rank, end = after, after + MOST_LOOKS
     while rank < end:
         part = letters.list(min(LETTERS_PER_PAGE, end - rank), rank)
-        for each in part:
-            letter = each if arguments else hidden(each)
+        for stored in part:
+            letter = stored if arguments else hidden(stored)
             if wanted.allows(letter):
                 if len(found) == limit:
                     return found, rank, True

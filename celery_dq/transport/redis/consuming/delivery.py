@@ -154,13 +154,13 @@ class ChannelDelivery:
     def _start_claims(self, partitions: Sequence[Queue]) -> None:
         leaderships = self._channel.context.leaderships
         begun: dict[ConsumerThread, list[tuple[Queue, bool]]] = {}
-        for each in partitions:
-            if leaderships is not None and leaderships.is_singleton(each.name):
-                self._threads.request(partial(self._start_singleton, leaderships, each))
+        for partition in partitions:
+            if leaderships is not None and leaderships.is_singleton(partition.name):
+                self._threads.request(partial(self._start_singleton, leaderships, partition))
             else:
-                self._leased[each.prefix] = each
-                thread = self._threads.keep_lease(each, self._channel.thread_clients)
-                begun.setdefault(thread, []).append((each, self._channel.ahead.was_empty(each)))
+                self._leased[partition.prefix] = partition
+                thread = self._threads.keep_lease(partition, self._channel.thread_clients)
+                begun.setdefault(thread, []).append((partition, self._channel.ahead.was_empty(partition)))
         for thread, queues in begun.items():
             # Together: each queue that joins a wait under way ends it, and costs a claim of each other one.
             thread.request(partial(self._subscribe, thread, queues))
@@ -228,12 +228,14 @@ class ChannelDelivery:
         """End the claims from partitions without a consumer, and release their undelivered messages."""
 
         def unsubscribe(claims: ChannelClaims) -> None:
-            for each in ended:
-                is_singleton = self.singleton_delivery is not None and each.name in self.singleton_delivery
+            for partition in ended:
+                is_singleton = (
+                    self.singleton_delivery is not None and partition.name in self.singleton_delivery
+                )
                 if is_singleton and claims is self.claims and self.singleton_delivery is not None:
-                    self.singleton_delivery.remove(each.name)
+                    self.singleton_delivery.remove(partition.name)
                 elif not is_singleton:
-                    claims.unsubscribe(each.prefix)
+                    claims.unsubscribe(partition.prefix)
 
         # Afterwards no claim is under way, so that the inbox gets no more messages of these partitions.
         # A thread without these partitions is not waited for: its master may hang.

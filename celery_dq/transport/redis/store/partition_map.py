@@ -268,10 +268,10 @@ def _replaced(tenant: str, shares: Shares, count: int) -> Shares:
 def _drawn_once(tenant: str, count: int) -> Iterator[int]:
     """Yield each partition of a queue once, in an order of the tenant's own."""
     seen: set[int] = set()
-    for each in drawn(tenant, count):
-        if each not in seen:
-            seen.add(each)
-            yield each
+    for number in drawn(tenant, count):
+        if number not in seen:
+            seen.add(number)
+            yield number
         if len(seen) == count:
             return
 

@@ -66,12 +66,12 @@ def likely_first(partitions: Sequence[Partition], task_id: str) -> tuple[list[Pa
     likely: dict[str, set[int]] = {}
     first: list[Partition] = []
     others: list[Partition] = []
-    for each in partitions:
-        queue = each.keys.queue
+    for partition in partitions:
+        queue = partition.keys.queue
         if queue not in likely:
-            likely[queue] = each.homes.likely(task_id)
+            likely[queue] = partition.homes.likely(task_id)
         numbers = likely[queue]
-        (first if not numbers or each.keys.partition in numbers else others).append(each)
+        (first if not numbers or partition.keys.partition in numbers else others).append(partition)
     return first, others
 
 
