@@ -145,14 +145,14 @@ def dead_replay(
 @command
 def dead_show(dq: DQ, as_json: bool, queue: str, message_id: str) -> None:
     """Show the dead letter MESSAGE_ID of QUEUE with its arguments, ETA, expiry and priority."""
-    found = dq.dead_letters[queue].show(message_id)
-    if found is None:
+    letter = dq.dead_letters[queue].show(message_id)
+    if letter is None:
         _check_names(dq, queue, message_id)
         return
     if as_json:
-        show(True, found)
+        show(True, letter)
         return
-    parts = {**vars(found.letter), **vars(found)}
+    parts = {**vars(letter.letter), **vars(letter)}
     rows = (
         "id",
         "queue",
@@ -168,9 +168,9 @@ def dead_show(dq: DQ, as_json: bool, queue: str, message_id: str) -> None:
     )
     for name in rows:
         print_line(f"{name + ':':<12}{cell(parts[name])}")
-    for name, value in (("args", found.args), ("kwargs", found.kwargs)):
+    for name, value in (("args", letter.args), ("kwargs", letter.kwargs)):
         content = (
-            getattr(found.letter, name) if value is None else json.dumps(plain(value), ensure_ascii=False)
+            getattr(letter.letter, name) if value is None else json.dumps(plain(value), ensure_ascii=False)
         )
         print_line(f"{name + ':':<12}{cell(content)}")
 

@@ -33,20 +33,20 @@ def spill(context: click.Context) -> None:
 @command
 def list_(dq: DQ, as_json: bool) -> None:
     """List the processes with messages in dq_buffer_folder, with count, size and age."""
-    found = dq.buffer.spill()
+    spills = dq.buffer.spill()
     if as_json:
-        show(True, found)
+        show(True, spills)
         return
-    if found.folder is None:
+    if spills.folder is None:
         raise ConfigurationError(
             "dq_buffer_folder is not set, so no buffered message is on disk: set it to keep messages there"
         )
     # A file counts until its last message is delivered.
-    counts = f"{found.pending} pending or already delivered, {found.bytes} bytes"
-    print_line(f"{found.folder}: {counts}, oldest {found.age_s:.1f} s")
-    owners = [replace(each, age_s=round(each.age_s, 1)) for each in found.owners]
+    counts = f"{spills.pending} pending or already delivered, {spills.bytes} bytes"
+    print_line(f"{spills.folder}: {counts}, oldest {spills.age_s:.1f} s")
+    owners = [replace(each, age_s=round(each.age_s, 1)) for each in spills.owners]
     show_table(False, owners, _COLUMNS, "No process has a folder there.")
-    for path in found.quarantined:
+    for path in spills.quarantined:
         print_line(f"quarantined: {path} ({path.stat().st_size} bytes)")
 
 

@@ -213,20 +213,20 @@ def _pauses(tenant: TenantSnapshot, partition: Partition, client: Client) -> lis
     """Return all pauses that hold the tenant: by its quota, by a call, and that of the whole queue."""
     queue = partition.keys.queue
     whose = f"{queue!r}, {tenant.tenant!r}"
-    found: list[_Why] = []
+    pauses: list[_Why] = []
     if tenant.quota.paused and stored_quota(partition, client, tenant.tenant).paused:
         call = f"app.dq.quotas.set({whose}, paused=False)"
-        found.append(("paused", f"its quota has paused = True; {call} resumes it", None))
+        pauses.append(("paused", f"its quota has paused = True; {call} resumes it", None))
     if tenant.paused_since is not None:
-        found.append(_paused_by_call(tenant.paused_until, f"app.dq.quotas.resume({whose})", "it"))
+        pauses.append(_paused_by_call(tenant.paused_until, f"app.dq.quotas.resume({whose})", "it"))
     if client.zscore(partition.keys.arriving, tenant.tenant) is not None:
-        found.append(
+        pauses.append(
             ("moving", "it moves here, and its tasks still wait or run in its former partition", None)
         )
     whole = queue_pause(partition, client)
     if whole is not None:
-        found.append(_paused_by_call(whole.until, f"app.dq.queues[{queue!r}].resume()", "the queue"))
-    return found
+        pauses.append(_paused_by_call(whole.until, f"app.dq.queues[{queue!r}].resume()", "the queue"))
+    return pauses
 
 
 def _end_of_pause(pause: _Why) -> float:

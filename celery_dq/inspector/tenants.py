@@ -276,7 +276,7 @@ class QuotaOrigin:
 def quota_origins(partition: Partition, tenants: Sequence[str | None]) -> Rounds[list[QuotaOrigin]]:
     """Return the origin of the quota of each tenant; None is a tenant without its own quota."""
     keys = partition.keys
-    found = []
+    origins = []
     for chunk in chunks(tenants):
         fields = [DEFAULT_QUOTA, CONFIG_QUOTA]
         fields += [DEFAULT_QUOTA if tenant is None else quota_field(tenant) for tenant in chunk]
@@ -284,14 +284,14 @@ def quota_origins(partition: Partition, tenants: Sequence[str | None]) -> Rounds
         (default, config, *own), (default_info, config_info, *own_info) = quotas, infos
         for tenant, packed, info in zip(chunk, own, own_info, strict=True):
             if packed and tenant is not None:
-                found.append(QuotaOrigin("tenant", *_author_and_time(info)))
+                origins.append(QuotaOrigin("tenant", *_author_and_time(info)))
             elif default:
-                found.append(QuotaOrigin("default", *_author_and_time(default_info)))
+                origins.append(QuotaOrigin("default", *_author_and_time(default_info)))
             elif config:
-                found.append(QuotaOrigin("settings", *_author_and_time(config_info)))
+                origins.append(QuotaOrigin("settings", *_author_and_time(config_info)))
             else:
-                found.append(QuotaOrigin("none"))
-    return found
+                origins.append(QuotaOrigin("none"))
+    return origins
 
 
 def _put_quotas(pipe: Any, *, keys: PartitionKeys, fields: list[str]) -> None:

@@ -47,12 +47,12 @@ def workers_of(
     """Return the workers that have a lease on these queues, and those that share partitions."""
     pairs = [(each, queue.name) for queue in queues for each in queue.consumers]
     shared = {each.name: each for each in sharing}
-    found = []
+    workers = []
     for consumer in merged(each for each, _ in pairs):
         name, lease_s = consumer.worker, consumer.lease_s
         known = shared.get(name) or WorkerSnapshot(name, "alive" if consumer.is_alive else "lost")
         consumed = {*known.queues, *(queue for each, queue in pairs if each.name == consumer.name)}
-        found.append(
+        workers.append(
             replace(
                 known,
                 queues=tuple(sorted(consumed)),
@@ -61,8 +61,8 @@ def workers_of(
                 consumer=consumer.name,
             )
         )
-    found += [each for name, each in shared.items() if all(name != row.name for row in found)]
-    return sorted(found, key=lambda each: (each.name, each.consumer))
+    workers += [each for name, each in shared.items() if all(name != row.name for row in workers)]
+    return sorted(workers, key=lambda each: (each.name, each.consumer))
 
 
 def sharing_workers(session: Session, environment: str) -> list[WorkerSnapshot]:
@@ -80,7 +80,7 @@ def sharing_workers(session: Session, environment: str) -> list[WorkerSnapshot]:
     published = PublishedAssignment(session, nodes)
     generation = published.generation()
     lists = published.read(generation.number).lists() if generation is not None else {}
-    found = []
+    workers = []
     for name in sorted({*running, *lists}):
         member = running.get(name)
         state: Literal["serves", "waits", "draining", "gone"] = "serves"
@@ -93,8 +93,8 @@ def sharing_workers(session: Session, environment: str) -> list[WorkerSnapshot]:
         served = lists.get(name, {}).items()
         partitions = [f"{queue}/{number}" for queue, numbers in served for number in numbers]
         queues = sorted(member.queues) if member is not None else ()
-        found.append(WorkerSnapshot(name, state, tuple(partitions), tuple(queues)))
-    return found
+        workers.append(WorkerSnapshot(name, state, tuple(partitions), tuple(queues)))
+    return workers
 
 
 def worker_of(partition: str, workers: Iterable[WorkerSnapshot]) -> str:

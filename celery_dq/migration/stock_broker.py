@@ -257,7 +257,7 @@ class StockBroker:
             clients = self.client.client_list()
         except redis.ResponseError as exc:
             return [f"unknown, because CLIENT LIST is refused ({exc})"]
-        found = [
+        holders = [
             f"the connection {client.get('addr')}"
             for client in clients
             if client.get("cmd", "").lower() == "brpop" and int(client.get("db", 0)) == self._database
@@ -268,7 +268,7 @@ class StockBroker:
             name
             for name, stats in answers.items()
             if (stats.get("broker") or {}).get("transport") not in TENANT_SCHEMES
-        ) or sorted(found)
+        ) or sorted(holders)
 
     def _checked(self, reply: int) -> int:
         if reply < 0:

@@ -77,7 +77,7 @@ class TenantSource:
         for message_id, entry in self._client.hgetall(keys.held(self._consumer)).items():
             claim, score = _ENTRY.unpack_from(entry)
             batches.setdefault(claim, []).append((score, message_id))
-        found = []
+        moves = []
         for number, rows in sorted(batches.items()):
             ids, claim = [each for _, each in sorted(rows)], f"{number:.0f}"
             records = self._client.hmget(keys.messages, ids)
@@ -86,8 +86,8 @@ class TenantSource:
                 for each, record in zip(ids, records, strict=True)
                 if record is not None
             ]
-            found.append(Batch(claim, tuple(entries)))
-        return found
+            moves.append(Batch(claim, tuple(entries)))
+        return moves
 
     def pages(self, left: AbstractSet[str]) -> Iterator[list[str]]:
         """Yield ids of messages that wait, at most :data:`BATCH` in one page, once round all tenants.

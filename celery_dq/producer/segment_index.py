@@ -276,7 +276,7 @@ class SegmentIndex:
         Returns:
             The folders that hold segments. A folder that cannot be read is left for the next call.
         """
-        found = []
+        orphans = []
         failed = False
         for orphan in self.log.orphans():
             try:
@@ -291,7 +291,7 @@ class SegmentIndex:
                 )
                 segments = []
             if segments:
-                found.append((orphan, segments))
+                orphans.append((orphan, segments))
             else:
                 orphan.close()
         if self.log.refused is not None:
@@ -303,7 +303,7 @@ class SegmentIndex:
             )
         if not failed:
             self._unreadable.over("All folders of spill log %s can be read again.", self.log.root)
-        return found
+        return orphans
 
     def take_over(
         self, orphan: Orphan, segments: Iterable[StoredSegment], known: Callable[[str, bytes], Lane]

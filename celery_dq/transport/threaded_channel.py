@@ -234,20 +234,20 @@ class ThreadedChannel(VirtualChannel):
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
         if not exchange:
             return [routing_key or default or self.deadletter_queue or ""]
-        found = self._matching(exchange, routing_key)
-        if not found and self.typeof(exchange).type == "direct":
+        queues = self._matching(exchange, routing_key)
+        if not queues and self.typeof(exchange).type == "direct":
             # The reply queue may have been bound a moment ago, through another server of the store.
-            found = self._matching(exchange, routing_key, fresh=True)
+            queues = self._matching(exchange, routing_key, fresh=True)
         default = default or self.deadletter_queue
-        if not found and default is not None:
+        if not queues and default is not None:
             warnings.warn(
                 f"No queue is bound to exchange {exchange!r} with routing key {routing_key!r}: the message "
                 f"goes to queue {default!r}",
                 stacklevel=2,
             )
             self._new_queue(default)
-            found = [default]
-        return found
+            queues = [default]
+        return queues
 
     def _matching(self, exchange: str, routing_key: str, fresh: bool = False) -> list[str]:
         kind = self.typeof(exchange)

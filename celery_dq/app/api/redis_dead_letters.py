@@ -181,7 +181,7 @@ class DeadLetters:
 
         def matching() -> Iterator[tuple[float, str]]:
             nonlocal place, looked_at
-            for at_us, letter in found:
+            for at_us, letter in letters:
                 if change.count == limit:
                     return
                 looked_at += 1
@@ -194,14 +194,14 @@ class DeadLetters:
             if place.partition >= len(opened.partitions):
                 return ReplayedPart(0, 0, "")
             partition = opened.partitions[place.partition]
-            found = dead_letters_from(partition, opened.client, place)
+            letters = dead_letters_from(partition, opened.client, place)
             with self._change(opened, "dead_replayed", described, tenant, continues) as change:
                 for at_us, message_id in paced(matching(), rate):
                     if self._replay_readable(opened, partition, message_id):
                         change.count += 1
                     else:
                         place = place.past(at_us)
-                if looked_at == len(found) < CHUNK:
+                if looked_at == len(letters) < CHUNK:
                     place = LetterCursor(place.partition + 1)
                 change.is_unfinished = place.partition < len(opened.partitions)
             after = str(place) if change.is_unfinished else ""

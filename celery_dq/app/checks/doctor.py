@@ -69,17 +69,17 @@ def check_server(app: Any, on_step: Callable[[str], object] = lambda server: Non
         app: A Celery app.
         on_step: Called with the name of each server before it is asked.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         for server, check in SERVER_CHECKS.items():
             on_step(server)
-            found += check(app)
+            findings += check(app)
         on_step("The broker")
-        with server_checks.broker(app, found) as channel:
+        with server_checks.broker(app, findings) as channel:
             if channel is not None:
-                found += [each for check in BROKER_CHECKS for each in check(app, channel)]
+                findings += [each for check in BROKER_CHECKS for each in check(app, channel)]
     except ConfigurationError as exc:
         # The transport checks a part of broker_url when it connects, the server another one.
         if str(exc) not in {each.problem for each in check_settings(app)}:
-            found.append(Finding("error", "E002", str(exc), "Mend the setting."))
-    return found
+            findings.append(Finding("error", "E002", str(exc), "Mend the setting."))
+    return findings

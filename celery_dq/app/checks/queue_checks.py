@@ -40,20 +40,20 @@ def unused_queues(app: Any, channel: Any) -> Iterator[Finding]:
     named = queues_of_settings(app, dq.options)
     try:
         known = [*dq.queues]
-        found = _unused(dq, [name for name in known if name not in named])
+        unused = _unused(dq, [name for name in known if name not in named])
     except (redis.exceptions.NoPermissionError, BrokerRefused):
         return  # the check of the rights reports it
-    if not found:
+    if not unused:
         return
-    others = [name for name in known if name not in {each.name for each in found}]
-    listed = ", ".join(_described(each, others) for each in found[:_MOST_NAMED])
-    more = _more(found)
+    others = [name for name in known if name not in {each.name for each in unused}]
+    listed = ", ".join(_described(each, others) for each in unused[:_MOST_NAMED])
+    more = _more(unused)
     yield Finding(
         "warning",
         "W026",
         f"These queues never had a message, and no setting names them: {listed}{more}. A typo in -Q makes "
         "such a queue.",
-        f"Remove them: celery dq queues {shell_word(found[0].name)} --forget. Or name them in task_queues "
+        f"Remove them: celery dq queues {shell_word(unused[0].name)} --forget. Or name them in task_queues "
         "or dq_queues.",
     )
 

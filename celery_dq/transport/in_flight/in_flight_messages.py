@@ -286,7 +286,7 @@ class InFlightMessages:
         Args:
             leased: The queues with a lease, by :attr:`Queue.key`. The acks of others are not sent.
         """
-        found = []
+        queues = []
         for name, box in tuple(self.with_acks.items()):
             if not box:
                 # Removed before the second look, so that an ack which another thread adds now is not missed.
@@ -296,8 +296,8 @@ class InFlightMessages:
                 self.with_acks[name] = box
             queue = leased.get(name)
             if queue is not None:
-                found.append((queue, box))
-        return found
+                queues.append((queue, box))
+        return queues
 
     def restore_acks(self, partition: str, acks: Acks) -> None:
         """Make acks pending again whose call got no answer."""

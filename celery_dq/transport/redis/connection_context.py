@@ -191,21 +191,21 @@ class ConnectionContext:
             PartitionsChanging: The number of partitions of a queue changed at each attempt.
             redis.RedisError: Redis did not answer.
         """
-        found: dict[str, PartitionedQueue] = {}
+        queues: dict[str, PartitionedQueue] = {}
         left = list(dict.fromkeys(names))
         for _ in range(ROUTINGS):
             whole = [name for name in left if self.is_whole(name)]
             run_rounds(client, [self._declare(name, client, repair=True) for name in whole])
-            found.update({name: self.queues(name, client, refresh=name not in whole) for name in left})
-            most = max(len(queue.partitions) for queue in found.values())
+            queues.update({name: self.queues(name, client, refresh=name not in whole) for name in left})
+            most = max(len(queue.partitions) for queue in queues.values())
             applied = run_rounds(
                 client,
-                [self._write_settings_quota(found[name], client) for name in left],
+                [self._write_settings_quota(queues[name], client) for name in left],
                 at_once=max(AT_ONCE // most, 1),
             )
             left = [name for name, done in zip(left, applied, strict=True) if not done]
             if not left:
-                return [found[name] for name in names]
+                return [queues[name] for name in names]
         raise PartitionsChanging(
             f"queue {left[0]!r} had another number of partitions at each of {ROUTINGS} attempts to consume "
             "it: consume it again when the change is over"

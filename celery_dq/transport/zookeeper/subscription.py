@@ -158,17 +158,17 @@ def restore(locks: ItemLocks, nodes: QueueNodes) -> None:
 
 
 def _due(names: Sequence[str]) -> list[tuple[int, str]]:
-    found = []
+    due = []
     for name in names:
         try:
-            found.append((due_ms_of(name), name))
+            due.append((due_ms_of(name), name))
         except (ValueError, IndexError):  # noqa: PERF203 - one bad name must not hide the others
             logger.warning(
                 "A node named %r is not a delayed item; it is ignored. Delete it if it is not needed.",
                 name,
                 extra={"event": "zookeeper_delayed_name_invalid"},
             )
-    return found
+    return due
 
 
 def _moving(nodes: QueueNodes, batch: Sequence[tuple[str, bytes]]) -> list[Step]:

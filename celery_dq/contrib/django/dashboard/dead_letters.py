@@ -305,27 +305,27 @@ class LettersChange(DeadLettersChange):
         """Return the dead letters that the change would affect."""
         queue = required(form, "queue")
         letters, more = dq.dead_letters[queue], ""
-        found: list[DeadLetter | MessageSnapshot] = []
+        rows: list[DeadLetter | MessageSnapshot] = []
         if chosen := form.getlist("id")[:LETTERS_PER_PAGE]:
             places = [dq.queues[queue].find(check_text("id", each)) for each in chosen]
-            found += [each for each in places if each is not None and each.state == "dead"]
+            rows += [each for each in places if each is not None and each.state == "dead"]
         else:
             wanted = LetterFilter.read(form)
             matching, rank, others = find_letters(letters, wanted, 0, MOST_CHANGES, arguments=self.arguments)
-            found += matching
+            rows += matching
             more = (
                 f" Others may match: one change takes {MOST_CHANGES}, and looked at {rank}." if others else ""
             )
-        if not found:
+        if not rows:
             raise InvalidRequest(f"no dead letter of {queue!r} was chosen, or matches the filter")
         return Confirmation(
-            title=self.title.format(len(found)),
-            sentence=f"{len(found)} of {len(letters)} dead letters of {queue!r} {self.effect}{more}",
-            button=self.button.format(len(found)),
+            title=self.title.format(len(rows)),
+            sentence=f"{len(rows)} of {len(letters)} dead letters of {queue!r} {self.effect}{more}",
+            button=self.button.format(len(rows)),
             columns=("id", "task", "tenant"),
-            rows=[(each.id, each.task, each.tenant or "(none)") for each in found[:PREVIEW_ROWS]],
-            count=len(found),
-            fields={"queue": queue, "ids": json.dumps([each.id for each in found])},
+            rows=[(each.id, each.task, each.tenant or "(none)") for each in rows[:PREVIEW_ROWS]],
+            count=len(rows),
+            fields={"queue": queue, "ids": json.dumps([each.id for each in rows])},
             is_dangerous=self.is_dangerous,
         )
 

@@ -237,7 +237,7 @@ def read_passwords(file: Path) -> dict[str, str]:
         raise ConfigurationError(
             f"--auth {file}: other users can use the file (mode {mode:o}); run: chmod 600 {file}"
         )
-    found: dict[str, str] = {}
+    passwords: dict[str, str] = {}
     # A password may hold any other character that Unicode counts as the end of a line.
     for number, line in enumerate((each.removesuffix("\r") for each in text.split("\n")), 1):
         if not line.strip():
@@ -249,12 +249,12 @@ def read_passwords(file: Path) -> dict[str, str]:
         if not _HASH.fullmatch(password):
             reason = f"has no hash of a password; make the line by: celery dq web --hash {name}"
             raise ConfigurationError(f"--auth {file}: line {number} {reason}")
-        if name in found:
+        if name in passwords:
             raise ConfigurationError(f"--auth {file}: line {number} names user {name!r} again; keep one")
-        found[name] = password
-    if not found:
+        passwords[name] = password
+    if not passwords:
         raise ConfigurationError(f"--auth {file}: the file has no line user:hash")
-    return found
+    return passwords
 
 
 def is_loopback(host: str) -> bool:

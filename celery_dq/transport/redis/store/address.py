@@ -38,7 +38,7 @@ def addresses_of(connection: Any) -> list[tuple[str, int]]:
     Raises:
         ConfigurationError: A port is not a number from 1 to 65535.
     """
-    found = []
+    addresses = []
     for place in (connection.hostname or "127.0.0.1").split(","):
         host, colon, port = place.strip().rpartition(":")
         if colon and place.strip().endswith("]"):  # an IPv6 address without a port
@@ -49,8 +49,8 @@ def addresses_of(connection: Any) -> list[tuple[str, int]]:
                 f"the port {number!r} in broker_url ({place.strip()!r}) is not a number from 1 to 65535: "
                 f"write {CLUSTER_SCHEME}://host:6379,host:6379"
             )
-        found.append(((host if colon and host else place).strip("[] "), int(number)))
-    return found
+        addresses.append(((host if colon and host else place).strip("[] "), int(number)))
+    return addresses
 
 
 def socket_options(hostname: str | None) -> dict[str, Any]:
