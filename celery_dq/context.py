@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from celery_dq.errors import ConfigurationError
 from celery_dq.per_process import PerProcess
 from celery_dq.protocols import DiscardHandler, Leaderships, PartitionAllocation, WorkerCapacity
 
@@ -81,6 +82,18 @@ class AppContext(str):
         self._state = PerProcess(ProcessState)
         self.queue_named = lambda name: None
         return self
+
+    @classmethod
+    def of(cls, connection: Any) -> AppContext | None:
+        """Return the context of a kombu connection that an app has opened; None in plain kombu.
+
+        Raises:
+            ConfigurationError: The transport option has another value.
+        """
+        context = connection.transport_options.get(APP_CONTEXT)
+        if context is None or isinstance(context, cls):
+            return context
+        raise ConfigurationError(f"transport_options[{APP_CONTEXT!r}] is celery-dq's own: remove {context!r}")
 
     @property
     def options(self) -> Any:

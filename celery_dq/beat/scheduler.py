@@ -53,7 +53,7 @@ from celery_dq.beat.wrapped import (
 )
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.compat.beat_sync import postpone, save_schedule
-from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.context import AppContext
 from celery_dq.errors import Fenced
 from celery_dq.keys import beat_state
 from celery_dq.leadership.career import Term
@@ -112,8 +112,8 @@ class ElectedScheduler(Scheduler):
 
     def __init__(self, app: Any, *args: Any, clock: Clock | None = None, **kwargs: Any) -> None:
         connection = app.connection_for_write()
-        context = connection.transport_options.get(APP_CONTEXT)
-        if not isinstance(context, AppContext):
+        context = AppContext.of(connection)
+        if context is None:
             raise TypeError("celery_dq.setup(app) was not called: ElectedScheduler needs the dq_* settings")
         self._options = context.options
         self._name = schedule_name(app, self._options)

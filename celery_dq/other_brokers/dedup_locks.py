@@ -25,7 +25,7 @@ from celery.exceptions import Retry
 from celery.worker import state
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.context import AppContext
 from celery_dq.dedup.coordinator import (
     Coordinator,
     CoordinatorLockSnapshot,
@@ -473,8 +473,8 @@ class DedupLocksStep(bootsteps.StartStopStep):
         self._wake_pending = False
         self._consumer: Any = None
         app = consumer.app
-        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
-        if not isinstance(context, AppContext) or consumer.conninfo.transport_cls in TENANT_SCHEMES:
+        context = AppContext.of(consumer.conninfo)
+        if context is None or consumer.conninfo.transport_cls in TENANT_SCHEMES:
             return
         try:
             coordinator = _coordinator(app, context, consumer.hostname)

@@ -12,7 +12,7 @@ from typing import Any
 from celery import bootsteps
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.context import AppContext
 from celery_dq.errors import MissingLibrary
 from celery_dq.keys import PartitionKeys
 from celery_dq.shown import shown_logger
@@ -32,12 +32,8 @@ class TracingStep(bootsteps.Step):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
-        if (
-            isinstance(context, AppContext)
-            and consumer.conninfo.transport_cls in TENANT_SCHEMES
-            and context.options.otel
-        ):
+        context = AppContext.of(consumer.conninfo)
+        if context is not None and consumer.conninfo.transport_cls in TENANT_SCHEMES and context.options.otel:
             task_events(consumer).subscribe(TaskTracing(SystemClock(), consumer.hostname))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from celery import bootsteps
 
 from celery_dq.compat.stopping import stops
-from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.options.sections import Options
 from celery_dq.singleton.elections import require_kazoo, zookeeper_session
@@ -37,8 +37,8 @@ class AllocationStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._session: Any = None
-        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
-        if not isinstance(context, AppContext) or not context.options.allocation.enabled:
+        context = AppContext.of(consumer.conninfo)
+        if context is None or not context.options.allocation.enabled:
             return
         options: Options = context.options
         if consumer.conninfo.transport_cls not in TENANT_SCHEMES:

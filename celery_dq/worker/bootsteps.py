@@ -10,7 +10,7 @@ from celery.utils.log import worker_logger
 from celery.worker import state
 
 from celery_dq.clock import SystemClock
-from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError, ServerError
 from celery_dq.shown import shell_word, shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES, leases_messages
@@ -35,8 +35,8 @@ class ConsumerStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._capacity: PoolCapacity | None = None
-        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
-        if isinstance(context, AppContext) and leases_messages(consumer.conninfo):
+        context = AppContext.of(consumer.conninfo)
+        if context is not None and leases_messages(consumer.conninfo):
             context.worker = consumer.hostname
             worker_logger.addFilter(_without_traceback)
             options, events = context.options, task_events(consumer)

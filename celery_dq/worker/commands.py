@@ -7,7 +7,7 @@ from typing import Any
 
 from celery.worker.control import control_command, inspect_command
 
-from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.context import AppContext
 from celery_dq.errors import DQError
 
 #: Seconds that a command waits for ZooKeeper: `celery control` waits a second for its answers.
@@ -76,10 +76,10 @@ def _moment(since: float) -> str | None:
 
 
 def _allocation(state: Any) -> Any:
-    context = state.consumer.conninfo.transport_options.get(APP_CONTEXT)
-    return context.allocation if isinstance(context, AppContext) else None
+    context = AppContext.of(state.consumer.conninfo)
+    return context.allocation if context is not None else None
 
 
 def _terms(state: Any) -> Any:
-    context = state.consumer.conninfo.transport_options.get(APP_CONTEXT)
-    return context.leaderships if isinstance(context, AppContext) else None
+    context = AppContext.of(state.consumer.conninfo)
+    return context.leaderships if context is not None else None

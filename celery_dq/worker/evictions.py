@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import bootsteps
 
-from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.context import AppContext
 from celery_dq.dedup.rule import rule_of
 from celery_dq.dedup.signals import dedup_lock_lost
 from celery_dq.keys import every_evicted
@@ -40,8 +40,8 @@ class EvictionsStep(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
         self._app = consumer.app
         self._listener: _EvictionListener | None = None
-        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
-        if isinstance(context, AppContext) and consumer.conninfo.transport_cls in TENANT_SCHEMES:
+        context = AppContext.of(consumer.conninfo)
+        if context is not None and consumer.conninfo.transport_cls in TENANT_SCHEMES:
             self._context = context
             options = context.options
             self._listener = _EvictionListener(

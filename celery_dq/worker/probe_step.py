@@ -11,7 +11,7 @@ from celery.utils.nodenames import node_format
 
 from celery_dq.clock import SystemClock
 from celery_dq.compat.stopping import stops
-from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.outage import Outage
 from celery_dq.per_process import current_pid, start_of
@@ -40,8 +40,8 @@ class ProbeStep(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
-        setting = context.options.probe_file if isinstance(context, AppContext) else ""
+        context = AppContext.of(consumer.conninfo)
+        setting = context.options.probe_file if context is not None else ""
         self._path = Path(node_format(setting, consumer.hostname)) if setting else None
         self._worker: str = consumer.hostname
         self._clock = SystemClock()

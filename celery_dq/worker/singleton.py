@@ -17,7 +17,7 @@ from celery.utils.imports import instantiate
 from kombu.exceptions import OperationalError
 
 from celery_dq.compat.stopping import stops
-from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.leadership.redis_election import broker_client
 from celery_dq.options.sections import Options
@@ -61,11 +61,8 @@ class SingletonStep(bootsteps.StartStopStep):
         self._leaderships: WorkerLeaderships | None = None
         self._elections: Elections | None = None
         self._volunteers_for: set[str] = set()
-        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
-        if (
-            isinstance(context, AppContext)
-            and (consumer.conninfo.transport_cls in TENANT_SCHEMES) is self.fenced
-        ):
+        context = AppContext.of(consumer.conninfo)
+        if context is not None and (consumer.conninfo.transport_cls in TENANT_SCHEMES) is self.fenced:
             sections = self._sections(consumer, context.options)
             if sections:
                 self._leaderships = self._prepare(consumer, context, sections)

@@ -14,7 +14,7 @@ from typing import Any
 
 from celery import bootsteps
 
-from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.context import AppContext
 from celery_dq.errors import ServerError
 from celery_dq.options import Options
 from celery_dq.options.quota import UNLIMITED
@@ -44,8 +44,8 @@ class StartChecksStep(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
-        self._options = context.options if isinstance(context, AppContext) else None
+        context = AppContext.of(consumer.conninfo)
+        self._options = context.options if context is not None else None
 
     def start(self, consumer: Any) -> None:
         """Make the checks that are for this broker."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import bootsteps
 
-from celery_dq.context import APP_CONTEXT, AppContext
+from celery_dq.context import AppContext
 from celery_dq.transport.aliases import ZOOKEEPER_SCHEME
 from celery_dq.transport.stored_message import StoredMessage
 from celery_dq.worker.discards import fail_task
@@ -20,8 +20,8 @@ class ZooKeeperStep(bootsteps.Step):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        context = consumer.conninfo.transport_options.get(APP_CONTEXT)
-        if isinstance(context, AppContext) and consumer.conninfo.transport_cls == ZOOKEEPER_SCHEME:
+        context = AppContext.of(consumer.conninfo)
+        if context is not None and consumer.conninfo.transport_cls == ZOOKEEPER_SCHEME:
             context.discard_handler = ZooKeeperDiscardHandler(consumer)
             task_events(consumer).subscribe(CrashMarks())
 

@@ -9,8 +9,8 @@ from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
-from celery_dq.context import APP_CONTEXT, AppContext
-from celery_dq.errors import ConfigurationError, CorruptRecord, StoreUnreachable
+from celery_dq.context import AppContext
+from celery_dq.errors import CorruptRecord, StoreUnreachable
 from celery_dq.options import Options
 from celery_dq.options.resolve import resolve
 from celery_dq.per_process import PerProcess
@@ -205,7 +205,7 @@ class StoreTransport(ThreadedTransport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        self._app_context = _app_context_of(client)
+        self._app_context = AppContext.of(client)
         self.options: Options = resolve({}) if self._app_context is None else self._app_context.options
         self._store: QueueStore[Any] = self.open_store()
         self._open = PerProcess(self._connect)
@@ -304,12 +304,3 @@ class StoreTransport(ThreadedTransport):
             max_deliveries=target.max_deliveries,
         ).run(self._open.get().client)
         return self._consumer.received(target, reply, sent_at)
-
-
-def _app_context_of(client: Any) -> AppContext | None:
-    context = client.transport_options.get(APP_CONTEXT)
-    if context is not None and not isinstance(context, AppContext):
-        raise ConfigurationError(
-            f"transport_options[{APP_CONTEXT!r}] = {context!r} is set by celery-dq: remove it"
-        )
-    return context

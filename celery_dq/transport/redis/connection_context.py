@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from celery_dq.context import APP_CONTEXT, AppContext, ProcessState
+from celery_dq.context import AppContext, ProcessState
 from celery_dq.errors import ConfigurationError
 from celery_dq.keys import PartitionKeys, queue_registry, transient_prefix
 from celery_dq.options.resolve import resolve
@@ -338,12 +338,10 @@ def _shown(name: str) -> str:
 
 
 def _app_context_of(connection: Any) -> AppContext:
-    context = connection.transport_options.get(APP_CONTEXT)
+    context = AppContext.of(connection)
     if context is None:
         # In plain kombu, the connection keeps the context, because it outlives its transports.
         context = connection.__dict__.get("_dq_context")
-        if context is None:
-            context = connection.__dict__["_dq_context"] = AppContext("dq", lambda: resolve({}))
-    if not isinstance(context, AppContext):
-        raise ConfigurationError(f"transport_options[{APP_CONTEXT!r}] is celery-dq's own: remove {context!r}")
+    if context is None:
+        context = connection.__dict__["_dq_context"] = AppContext("dq", lambda: resolve({}))
     return context

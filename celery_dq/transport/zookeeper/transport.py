@@ -18,8 +18,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from celery_dq.context import APP_CONTEXT, AppContext
-from celery_dq.errors import AccessDenied, ConfigurationError, MissingLibrary, ZooKeeperUnreachable
+from celery_dq.context import AppContext
+from celery_dq.errors import AccessDenied, MissingLibrary, ZooKeeperUnreachable
 from celery_dq.options import Options
 from celery_dq.protocols import DiscardHandler
 
@@ -88,7 +88,7 @@ class Transport(ThreadedTransport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         take_apart(client)
-        self._app_context = _app_context_of(client)
+        self._app_context = AppContext.of(client)
         self._options: Options = resolve({}) if self._app_context is None else self._app_context.options
         nodes = BrokerNodes(self._options.environment)
         hosts = host_list(client.hostname or "localhost", client.port, client.virtual_host)
@@ -209,12 +209,3 @@ class Transport(ThreadedTransport):
             source = self._subscription(queue, lambda: None)
             self._visited[queue] = source
         return fetcher.take_now(source)
-
-
-def _app_context_of(client: Any) -> AppContext | None:
-    context = client.transport_options.get(APP_CONTEXT)
-    if context is not None and not isinstance(context, AppContext):
-        raise ConfigurationError(
-            f"transport_options[{APP_CONTEXT!r}] = {context!r} is set by celery-dq: remove it"
-        )
-    return context
