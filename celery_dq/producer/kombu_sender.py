@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from kombu import Exchange, Queue
@@ -192,6 +193,9 @@ class KombuSender:
                     self._publish(publisher, message)
                     sent += 1
         except (InvalidMessage, CorruptRecord) as error:
+            sent = sent if self._confirms is None else self._confirms.confirmed
+            if sent:  # the broker has those before it
+                raise PublishDeferred(str(error), sent) from error
             raise PublishRefused(str(error)) from error
         except Nacked as error:
             raise PublishDeferred(
@@ -219,11 +223,16 @@ class KombuSender:
     def _publish_and_confirm(
         self, publisher: Any, confirms: Confirms, messages: Sequence[BufferedMessage]
     ) -> None:
+        drain = partial(self._connection.drain_events, timeout=self._confirm_s)
         confirms.begin()
-        for message in messages:
-            self._publish(publisher, message)
-            confirms.published()
-        confirms.wait(lambda: self._connection.drain_events(timeout=self._confirm_s))
+        try:
+            for message in messages:
+                self._publish(publisher, message)
+                confirms.published()
+        except (InvalidMessage, CorruptRecord):
+            confirms.wait(drain)  # the broker gets the messages before it
+            raise
+        confirms.wait(drain)
 
     def _lost(self) -> tuple[type[BaseException], ...]:
         errors: tuple[type[BaseException], ...] = (OperationalError, OSError)
