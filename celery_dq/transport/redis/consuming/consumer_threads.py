@@ -60,8 +60,8 @@ class ConsumerThreads:
         if node is None:
             return self.main
         if node not in self._of_masters:
-            for gone in tuple(self._of_masters):  # addresses may change with each restart of a server
-                if gone not in slots.masters and not self._of_masters[gone].is_running:
+            for gone, thread in tuple(self._of_masters.items()):  # an address may change with each restart
+                if gone not in slots.masters and not thread.is_running:
                     self._of_masters.pop(gone, None)
         # Atomic: of two new ones, both callers get the one that is kept.
         return self._of_masters.get(node) or self._of_masters.setdefault(
