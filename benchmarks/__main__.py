@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.allocation import allocation, rebalancing
-from benchmarks.buffering import buffering, committing, outage, pacing, sharing
+from benchmarks.buffering import buffering, outage
 from benchmarks.claims import claims
 from benchmarks.cluster import cluster
 from benchmarks.commands import commands, memory
@@ -32,35 +32,31 @@ from benchmarks.faults import faults
 from benchmarks.fleet import model
 from benchmarks.fleet_check import fleet_check
 from benchmarks.flow_files import flow_files
-from benchmarks.instrumented import instrumented
+from benchmarks.latency import latency
 from benchmarks.lookups import lookups
 from benchmarks.many_queues import many_queues
 from benchmarks.many_quotas import many_quotas
 from benchmarks.measure import Report, UnknownCaseError
 from benchmarks.partitions import partitions
 from benchmarks.peers import peers
-from benchmarks.plots import plot_bars, plot_claims
-from benchmarks.publishing import latency, publishing
+from benchmarks.plots import plot_claims
 from benchmarks.quotas import quotas
 from benchmarks.readme import part_of, write_figures
 from benchmarks.scrapes import scrapes
 from benchmarks.script_calls import script_calls
 from benchmarks.singleton import singleton
 from benchmarks.startup import startup
-from benchmarks.storm import storm
 from benchmarks.summary import summary
 from benchmarks.tasks import tasks
 from benchmarks.trickle import trickle
-from benchmarks.worker_cost import worker_cost
-from benchmarks.zookeeper_broker import zookeeper_broker, zookeeper_broker_depth
-from benchmarks.zookeeper_queues import zookeeper_depth, zookeeper_queues
+from benchmarks.zookeeper_broker import zookeeper_broker
+from benchmarks.zookeeper_queues import zookeeper_queues
 
 OUT = Path(__file__).resolve().parent / "out"
 
 BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "claims": claims,
     "tasks": tasks,
-    "worker_cost": worker_cost,
     "trickle": trickle,
     "latency": latency,
     "startup": startup,
@@ -74,7 +70,6 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "allocation": allocation,
     "rebalancing": rebalancing,
     "peers": peers,
-    "publishing": publishing,
     "commands": commands,
     "memory": memory,
     "script_calls": script_calls,
@@ -89,16 +84,9 @@ BENCHMARKS: dict[str, Callable[[bool], Report]] = {
     "singleton": singleton,
     "dedup": dedup_cost,
     "buffering": buffering,
-    "instrumented": instrumented,
-    "pacing": pacing,
     "outage": outage,
-    "committing": committing,
-    "sharing": sharing,
-    "storm": storm,
     "zookeeper_queues": zookeeper_queues,
-    "zookeeper_depth": zookeeper_depth,
     "zookeeper_broker": zookeeper_broker,
-    "zookeeper_broker_depth": zookeeper_broker_depth,
 }
 
 #: Benchmarks of which a part can be measured.
@@ -145,8 +133,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(report.text(), f"   took {time.monotonic() - started:.0f} s", sep="\n", flush=True)
         (out / f"{stem}.json").write_text(json.dumps(report.data, indent=1))
         (out / f"{stem}.rst").write_text(report.rst())
-        if not options.only:
-            _plot(report, out)
+        if stem == "claims":
+            plot_claims(report.data, out / "claims.png")
     ratios = summary(out)
     if ratios.rows:
         (out / "ratios.rst").write_text(ratios.rst())
@@ -154,16 +142,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.readme:
         write_figures(out)
     return 0
-
-
-def _plot(report: Report, out: Path) -> None:
-    if report.name == "claims":
-        plot_claims(report.data, out / "claims.png")
-    elif report.name == "tasks":
-        rates = {
-            case: {who: row["rate"] for who, row in found.items()} for case, found in report.data.items()
-        }
-        plot_bars("tasks", rates, out, "no-op tasks/s")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +14,9 @@ from celery import Celery
 from kombu import pools
 
 import celery_dq
-from benchmarks.measure import Report, Series, dump, interleave, percentile, ratio, short
+from benchmarks.measure import Report, dump, interleave, percentile, ratio, short
 from celery_dq.app.api.api import dq_of
-from celery_dq.producer.buffer import Limits
-from celery_dq.producer.buffered_producer import BufferedProducer, Persistence
-from celery_dq.producer.sender import Addressed
 from celery_dq.testing.servers import RedisServer
-from celery_dq.testing.waiting import wait_until
 
 WAYS = ("stock", "dq", "buffered")
 HERE = Path(__file__).resolve().parent / "out"
@@ -97,36 +91,6 @@ def _closed(amount: int, way: str) -> dict[str, float]:
     }
 
 
-def pacing(quick: bool) -> Report:
-    """Measure the latency of 1,000 calls per second from one thread, and the delay of another thread."""
-    report = Report("pacing")
-    report.header = ["way", "p50 µs", "p99 µs", "max ms", "other thread late, p99 ms"]
-    report.notes.append(
-        "at 1,000 a second; another thread wakes every 2 ms and measures by how much too late"
-    )
-    found = interleave(WAYS, 2 if quick else 5, partial(_paced, 2.0 if quick else 8.0), 150)
-    for way in WAYS:
-        row = found[way]
-        report.row(way, row["p50"], row["p99"], row["max"], row["late"])
-    report.data = dump(found)
-    return report
-
-
-class Sleeper(threading.Thread):
-    """Wakes every 2 ms and records its delay in ms."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.late: list[float] = []
-        self.over = False
-
-    def run(self) -> None:
-        while not self.over:
-            due = time.perf_counter() + 0.002
-            time.sleep(0.002)
-            self.late.append((time.perf_counter() - due) * 1e3)
-
-
 def _pace(task: Any, seconds: float) -> list[float]:
     """Make 1,000 calls per second; return the µs of each call."""
     waits = []
@@ -141,22 +105,6 @@ def _pace(task: Any, seconds: float) -> list[float]:
         task.apply_async((42, "A-1"))
         waits.append((time.perf_counter() - before) * 1e6)
     return waits
-
-
-def _paced(seconds: float, way: str) -> dict[str, float]:
-    with RedisServer() as server, shop(way, server) as task:
-        sleeper = Sleeper()
-        sleeper.start()
-        waits = _pace(task, seconds)
-        sleeper.over = True
-        sleeper.join()
-        flush(task.app)
-    return {
-        "p50": percentile(waits, 0.5),
-        "p99": percentile(waits, 0.99),
-        "max": max(waits) / 1e3,
-        "late": percentile(sleeper.late, 0.99),
-    }
 
 
 def outage(quick: bool) -> Report:
@@ -196,96 +144,3 @@ def outage(quick: bool) -> Report:
         report.row(kind, f"{len(waits):,}", *map(short, figures.values()))
         report.data[kind] = figures
     return report
-
-
-class Nowhere:
-    """A sender that delivers at once, so that only the spill log is measured."""
-
-    def address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
-        return Addressed(routing_key, b"0" * 36, str(message["body"]).encode())
-
-    def send(self, lane: str, producer: str, messages: Any) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def committing(quick: bool) -> Report:
-    """Measure calls that wait for the disk (``dq_buffer_sync_every = 1``) and share its syncs."""
-    report = Report("committing")
-    report.header = ["callers", "on disk/s", "p50 ms", "p99 ms"]
-    seconds = 1.0 if quick else 4.0
-    for callers in (1, 4, 16, 64):
-        with tempfile.TemporaryDirectory(dir=HERE) as folder:
-            producer = BufferedProducer(Nowhere, persistence=Persistence(Path(folder), sync_every=1))
-            waits: list[float] = []
-            threads = [
-                threading.Thread(target=_commit, args=(producer, seconds, waits)) for _ in range(callers)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            producer.close(5)
-        figures = {
-            "rate": len(waits) / seconds,
-            "p50": percentile(waits, 0.5),
-            "p99": percentile(waits, 0.99),
-        }
-        report.row(callers, *(f"{value:,.3g}" for value in figures.values()))
-        report.data[str(callers)] = figures
-    return report
-
-
-def _commit(producer: BufferedProducer, seconds: float, waits: list[float]) -> None:
-    message = Addressed("lane", b"0" * 36, b"x" * 350)
-    end = time.perf_counter() + seconds
-    while (before := time.perf_counter()) < end:
-        producer.put(message)
-        waits.append((time.perf_counter() - before) * 1e3)
-
-
-def sharing(quick: bool) -> Report:
-    """Measure four processes that put messages into one folder as fast as possible, beside one process."""
-    report = Report("sharing")
-    report.header = ["processes", "puts/s in all", "each"]
-    seconds = 1.0 if quick else 4.0
-    rates: dict[int, Series] = {1: Series(), 4: Series()}
-    for _ in range(2 if quick else 4):
-        for processes, series in rates.items():
-            with tempfile.TemporaryDirectory(dir=HERE) as folder:
-                series.values.append(_share(Path(folder), processes, seconds))
-    for processes, series in rates.items():
-        report.row(processes, series, f"{series.median / processes:,.0f}")
-    report.data = {str(processes): series.values for processes, series in rates.items()}
-    report.notes.append("the sender takes everything at once; put, write-ahead and removal are measured")
-    return report
-
-
-def _share(folder: Path, processes: int, seconds: float) -> float:
-    counts = folder / "counts"
-    counts.mkdir()
-    children = []
-    for number in range(processes):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                _put_for(folder / "spill", seconds, counts / str(number))
-            finally:
-                os._exit(0)
-        children.append(pid)
-    for pid in children:
-        os.waitpid(pid, 0)
-    return sum(int(path.read_text()) for path in counts.iterdir()) / seconds
-
-
-def _put_for(folder: Path, seconds: float, result: Path) -> None:
-    persistence = Persistence(folder)
-    producer = BufferedProducer(Nowhere, limits=Limits(), persistence=persistence, max_block_s=5)
-    message = Addressed("lane", b"0" * 36, b"x" * 350)
-    end, count = time.perf_counter() + seconds, 0
-    while time.perf_counter() < end:
-        producer.put(message)
-        count += 1
-    result.write_text(str(count))
-    wait_until(lambda: producer.flush(1) == 0, 30)
-    producer.close(5)

@@ -48,28 +48,3 @@ def plot_claims(data: dict[str, Any], path: Path, dpi: int = 110) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=dpi)
     pyplot.close(figure)
-
-
-def plot_bars(name: str, data: dict[str, dict[str, list[float]]], folder: Path, label: str) -> Path:
-    """Draw a group of bars per case, with a bar per contender; data: case -> contender -> values."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    cases = list(data)
-    contenders = list(dict.fromkeys(who for row in data.values() for who in row))
-    figure, axis = pyplot.subplots(figsize=(max(6, 1.4 * len(cases)), 4.5))
-    width = 0.8 / max(1, len(contenders))
-    for offset, who in enumerate(contenders):
-        heights = [statistics.median(data[case].get(who) or [0]) for case in cases]
-        axis.bar([index + offset * width for index in range(len(cases))], heights, width, label=who)
-    axis.set_xticks([index + 0.4 - width / 2 for index in range(len(cases))], cases, rotation=20)
-    axis.set_ylabel(label)
-    axis.grid(axis="y", alpha=0.3)
-    axis.legend()
-    figure.tight_layout()
-    path = folder / f"{name}.png"
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    return path

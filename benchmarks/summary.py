@@ -53,8 +53,6 @@ def _pairs(folder: Path) -> Iterator[Pair]:
     if row := read("buffering"):
         yield pair("``apply_async``, not buffered, calls/s", "buffering", row, "rate")
         yield pair("``apply_async``, buffered on disk, to the broker/s", "buffering", row, "rate", "buffered")
-    elif row := read("publishing"):
-        yield pair("``apply_async``, not buffered, calls/s", "publishing", row, "rate")
     for pool, row in read("latency").items():
         for share in ("p50", "p99"):
             what = f"idle latency {share}, {pool}, ms (less is better)"

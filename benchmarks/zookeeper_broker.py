@@ -11,10 +11,9 @@ import time
 from contextlib import suppress
 from functools import partial
 
-import psutil
 from kombu import Connection, Producer, Queue
 
-from benchmarks.measure import Report, Series, dump, interleave, percentile, ratio
+from benchmarks.measure import Report, dump, interleave, percentile, ratio
 from benchmarks.postbox import FILLER, Sink, publish_many
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.wiring import register_transports
@@ -132,56 +131,3 @@ def _idle(server: ZooKeeperServer, scheme: str, queue: str, pings: int) -> list[
             thread.join()
         sink.close()
     return [(arrived - sent) * 1000 for arrived, _, sent in sink.arrivals]
-
-
-def zookeeper_broker_depth(quick: bool) -> Report:
-    """Measure a queue of up to 50,000 messages: its memory, and the time of an urgent message through it."""
-    report = Report("zookeeper-broker-depth")
-    report.header = ["messages", "fill/s", "urgent p50 ms", "urgent max ms", "drain/s", "server MiB", "ours"]
-    report.notes += [
-        "urgent: priority 9 into the full queue, one consumer that takes one at a time",
-        "ours: MiB that producer and consumer have grown by",
-    ]
-    depths = (1_000, 10_000) if quick else (1_000, 10_000, 50_000)
-    for depth in depths:
-        with ZooKeeperServer(tick_ms=2000) as server:
-            found = {key: Series([value]) for key, value in _deep(server, depth).items()}
-        cells = [found[key] for key in ("fill", "p50", "max", "drain", "server", "ours")]
-        report.row(f"{depth:,}", *cells)
-        report.data[str(depth)] = {key: series.values for key, series in found.items()}
-    return report
-
-
-def _deep(server: ZooKeeperServer, depth: int) -> dict[str, float]:
-    own, java = psutil.Process(), psutil.Process(server.pid)
-    before = own.memory_info().rss
-    with _connect(server, "dq-zookeeper") as connection, _connect(server, "dq-zookeeper") as publishing:
-        started = time.perf_counter()
-        publish_many(publishing, [""] * depth, "deep")
-        fill = depth / (time.perf_counter() - started)
-        producer = Producer(publishing.channel())
-        sink = Sink(connection, prefetch=1, queue="deep")
-        sink.drain(1, 60)
-        waits: list[float] = []
-        for number in range(20):
-            body = {"tenant": f"urgent-{number}", "at": time.monotonic(), "filler": FILLER}
-            producer.publish(body, routing_key="deep", serializer="json", priority=9)
-            while sink.arrivals[-1][1] != f"urgent-{number}":
-                sink.drain(len(sink.arrivals) + 1, 60)
-            arrived, _, sent = sink.arrivals[-1]
-            waits.append((arrived - sent) * 1000)
-        ours = own.memory_info().rss - before
-        sink.close()
-        rest = Sink(connection, prefetch=100, queue="deep")
-        started = time.perf_counter()
-        rest.drain(depth, 15)
-        drain = len(rest.arrivals) / (time.perf_counter() - started)
-        rest.close()
-    return {
-        "fill": fill,
-        "p50": percentile(waits, 0.5),
-        "max": max(waits),
-        "drain": drain,
-        "server": java.memory_info().rss / 2**20 if java.is_running() else float("nan"),
-        "ours": ours / 2**20,
-    }

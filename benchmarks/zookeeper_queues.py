@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import threading
 import time
 from functools import partial
@@ -14,7 +13,6 @@ from benchmarks.measure import Report, Series, dump, interleave, percentile, rat
 from celery_dq.curator.kinds import DistributedQueue
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
-from celery_dq.zookeeper.session import Session
 
 STOCK, OURS = "kombu zookeeper://", "celery_dq.curator"
 LOCKLESS = "… without locks"
@@ -130,51 +128,3 @@ def _waits(waits: list[float]) -> dict[str, float]:
         "p99": percentile(waits, 0.99) * 1e3,
         "max": max(waits) * 1e3,
     }
-
-
-def zookeeper_depth(quick: bool) -> Report:
-    """Measure a consumer of a deep queue: rate, memory, and the time of an arrival."""
-    report = Report("zookeeper_depth")
-    report.header = ["items in the queue", "consumed/s", "until the first ms", "consumer MiB more"]
-    report.header += ["urgent one in a priority queue ms"]
-    for depth in (1000, 10_000) if quick else (1000, 10_000, 50_000):
-        with ZooKeeperServer(tick_ms=2000) as server:
-            found = _depth(server.hosts, depth)
-        report.row(f"{depth:,}", *(f"{value:,.1f}" for value in found.values()))
-        report.data[str(depth)] = found
-    report.notes.append("under locks; memory is the growth of the process's peak")
-    return report
-
-
-def _depth(hosts: str, depth: int) -> dict[str, float]:
-    from celery_dq.curator.kinds import DistributedPriorityQueue
-
-    arrivals: list[float] = []
-    with DistributedQueue(hosts, "/queue", timeout_s=60) as producer:
-        for _each in range(depth // 1000):
-            producer.put_each([ITEM] * 1000)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        started = time.perf_counter()
-        consumer = DistributedQueue(
-            hosts, "/queue", lock_path="/locks", consumer=lambda _item: arrivals.append(time.perf_counter())
-        )
-        with consumer:
-            wait_until(lambda: len(arrivals) == depth, 600, interval_s=0.01)
-        rate = depth / (arrivals[-1] - started)
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    session = Session(hosts)
-    with DistributedPriorityQueue(session, "/priority", lock_path="/plocks", timeout_s=60) as queue:
-        for _each in range(depth // 1000):
-            queue._put("queue-100000005", [[ITEM]] * 1000, None)
-        waits = []
-        queue.get(30).finish()
-        for _each in range(20):
-            began = time.perf_counter()
-            queue.put({"urgent": True}, -1)
-            received = queue.get(30)
-            assert received.item == {"urgent": True}
-            waits.append(time.perf_counter() - began)
-            received.finish()
-    session.close()
-    first = (arrivals[0] - started) * 1e3
-    return {"rate": rate, "first": first, "mib": grown, "urgent": percentile(waits, 0.5) * 1e3}

@@ -9,42 +9,11 @@ from typing import Any
 import redis
 from kombu import pools
 
-from benchmarks.measure import Report, Series, ServerProbe, dump, interleave, percentile, ratio
+from benchmarks.measure import Report, Series, dump, interleave, percentile, ratio
 from benchmarks.shop import DEFAULTS, NAME, add_tasks
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import ACTIVE, BROKERS
 from tests.workers import WorkerProcess, make_app
-
-
-def publishing(quick: bool) -> Report:
-    """Unbuffered ``apply_async`` calls per second from one thread."""
-    report = Report("publishing")
-    report.header = ["broker", "apply_async/s", "vs stock", "µs/call", "redis µs/call"]
-    found = interleave(ACTIVE, 3 if quick else 7, partial(_publish, 500 if quick else 3_000), 120)
-    stock = found.get("stock", {}).get("rate", Series())
-    for name in ACTIVE:
-        row = found[name]
-        report.row(name, row["rate"], ratio(row["rate"], stock), row["call"], row["cpu"])
-    report.data = dump(found)
-    return report
-
-
-def _publish(amount: int, broker: str) -> dict[str, float]:
-    with RedisServer() as server:
-        conf = {"broker_url": BROKERS[broker].url(server.port)}
-        app = add_tasks(make_app(NAME, BROKERS[broker], conf), 0)
-        noop = app.tasks["noop"]
-        for _ in range(50):
-            noop.apply_async()
-        probe = ServerProbe(server.port)
-        cpu, started = probe.cpu_seconds(), time.perf_counter()
-        for _ in range(amount):
-            noop.apply_async()
-        taken, cpu = time.perf_counter() - started, probe.cpu_seconds() - cpu
-        probe.close()
-        app.close()
-        pools.reset()
-    return {"rate": amount / taken, "call": taken / amount * 1e6, "cpu": cpu / amount * 1e6}
 
 
 def latency(quick: bool) -> Report:
