@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack, closing
 from functools import partial
 
-from benchmarks.measure import Report, Series, dump, interleave
+from benchmarks.measure import Report, Series, benchmark, interleave
 from celery_dq.allocation.assignment import Assignment, RunningWorker, Unit, pack, partitions_of, place
 from celery_dq.allocation.members import Registration
 from celery_dq.allocation.published import PublishedAssignment
@@ -25,32 +25,24 @@ WORKERS = (2, 5, 10, 20, 50, 100, 200)
 DEPARTURES = 5
 
 
-def allocation(quick: bool) -> Report:
+@benchmark(
+    "queues x partitions | workers | largest/mean | smallest/mean | join | leave | by modulo | compute ms"
+    " | list kB",
+    f"""
+    join, leave: partitions that move, as a multiple of those that must move
+    leave: mean and worst of {DEPARTURES} departures, each from the full number of workers
+    by modulo: the same for a join where partition i belongs to worker i modulo n
+    list: compressed bytes of one worker's list in ZooKeeper
+    """,
+)
+def allocation(report: Report, quick: bool) -> None:
     """Compute assignments of 60,000 partitions, before and after a worker has joined or left."""
-    report = Report("allocation")
-    report.header = [
-        "queues x partitions",
-        "workers",
-        "largest/mean",
-        "smallest/mean",
-        "join",
-        "leave",
-        "by modulo",
-    ]
-    report.header += ["compute ms", "list kB"]
-    report.notes.append("join, leave: partitions that move, as a multiple of those that must move")
-    report.notes.append(
-        f"leave: mean and worst of {DEPARTURES} departures, each from the full number of workers"
-    )
-    report.notes.append("by modulo: the same for a join where partition i belongs to worker i modulo n")
-    report.notes.append("list: compressed bytes of one worker's list in ZooKeeper")
     for shape, (queues, each) in SHAPES.items():
         units = partitions_of({f"queue-{number}": each for number in range(queues)})
         for count in (2, 20, 200) if quick else WORKERS:
             found = _measure(units, count)
             report.row(shape, count, *found.values())
             report.data[f"{shape}, {count} workers"] = {name: str(value) for name, value in found.items()}
-    return report
 
 
 def _measure(units: list[Unit], count: int) -> dict[str, object]:
@@ -81,22 +73,20 @@ def _measure(units: list[Unit], count: int) -> dict[str, object]:
     }
 
 
-def rebalancing(quick: bool) -> Report:
+@benchmark(
+    "workers | flip after ms | written kB | nodes",
+    f"""
+    {PARTITIONS:,} partitions of 3,000 queues; one node of a running worker is deleted
+    flip after: until another client has read the next generation; a session adds its timeout
+    """,
+)
+def rebalancing(report: Report, quick: bool) -> None:
     """Measure the time from the end of a member to the flip of the generation, on a real ZooKeeper."""
-    report = Report("rebalancing")
-    report.header = ["workers", "flip after ms", "written kB", "nodes"]
-    report.notes.append(f"{PARTITIONS:,} partitions of 3,000 queues; one node of a running worker is deleted")
-    report.notes.append(
-        "flip after: until another client has read the next generation; a session adds its timeout"
-    )
     with ZooKeeperServer() as server:
         contenders = ("5", "20") if quick else ("5", "20", "50", "200")
         rounds = 1 if quick else 3
         found = interleave(contenders, rounds, partial(_rebalance, server.hosts), 600)
-    for count, row in found.items():
-        report.row(count, row["flip"], row["bytes"], row["nodes"])
-    report.data["rebalancing"] = dump(found)
-    return report
+    report.compare(found, "5", "flip | bytes | nodes")
 
 
 def _rebalance(hosts: str, count: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The buffered producer beside stock: calls per second, latency of a call, outages, the disk, processes."""
+"""The buffered producer beside stock: calls per second, latency of a call, outages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery import Celery
 from kombu import pools
 
 import celery_dq
-from benchmarks.measure import Report, dump, interleave, percentile, ratio, short
+from benchmarks.measure import Report, benchmark, interleave, percentile, short, spending
 from celery_dq.app.api.api import dq_of
 from celery_dq.testing.servers import RedisServer
 
@@ -53,29 +53,25 @@ def flush(app: Any) -> None:
         raise TimeoutError("the buffer was not flushed within 120 s")
 
 
-def buffering(quick: bool) -> Report:
+@benchmark(
+    "way | to the broker/s | vs stock | calls/s | cpu µs/msg | p50 µs | p99 µs",
+    "closed loop, one thread; write-ahead on; vs stock is of messages in the broker",
+)
+def buffering(report: Report, quick: bool) -> None:
     """Measure ``apply_async`` from one thread until the broker has all messages, and each single call."""
-    report = Report("buffering")
-    report.header = ["way", "to the broker/s", "vs stock", "calls/s", "cpu µs/msg", "p50 µs", "p99 µs"]
-    report.notes.append("closed loop, one thread; write-ahead on; vs stock is of messages in the broker")
     found = interleave(WAYS, 3 if quick else 7, partial(_closed, 2_000 if quick else 20_000), 150)
-    for way in WAYS:
-        row = found[way]
-        against = ratio(row["rate"], found["stock"]["rate"])
-        report.row(way, row["rate"], against, row["calls"], row["cpu"], row["p50"], row["p99"])
-    report.data = dump(found)
-    return report
+    report.compare(found, "stock", "rate | vs rate | calls | own | p50 | p99")
 
 
 def _closed(amount: int, way: str) -> dict[str, float]:
     amount = amount if way == "buffered" else max(amount // 20, 500)
     with RedisServer() as server, shop(way, server) as task:
-        cpu, started = time.process_time(), time.perf_counter()
-        for _ in range(amount):
-            task.apply_async((42, "A-1"))
-        called = time.perf_counter()
-        flush(task.app)
-        ended, cpu = time.perf_counter(), time.process_time() - cpu
+        with spending() as spent:
+            started = time.perf_counter()
+            for _ in range(amount):
+                task.apply_async((42, "A-1"))
+            called_s = time.perf_counter() - started
+            flush(task.app)
         waits = []
         for _ in range(amount // 2):
             before = time.perf_counter()
@@ -83,9 +79,8 @@ def _closed(amount: int, way: str) -> dict[str, float]:
             waits.append((time.perf_counter() - before) * 1e6)
         flush(task.app)
     return {
-        "rate": amount / (ended - started),
-        "calls": amount / (called - started),
-        "cpu": cpu / amount * 1e6,
+        **spent.per(amount),
+        "calls": amount / called_s,
         "p50": percentile(waits, 0.5),
         "p99": percentile(waits, 0.99),
     }
@@ -107,21 +102,14 @@ def _pace(task: Any, seconds: float) -> list[float]:
     return waits
 
 
-def outage(quick: bool) -> Report:
+@benchmark(
+    "broker | calls | p50 µs | p99 µs | max ms | in memory | on disk MB | drained in s",
+    "{seconds:.0f} s at 1,000 a second; memory is limited to 20,000 messages",
+)
+def outage(report: Report, quick: bool) -> None:
     """Kill or pause the broker under 1,000 calls per second, and start it again."""
-    report = Report("outage")
     seconds = 5.0 if quick else 60.0
-    report.header = [
-        "broker",
-        "calls",
-        "p50 µs",
-        "p99 µs",
-        "max ms",
-        "in memory",
-        "on disk MB",
-        "drained in s",
-    ]
-    report.notes.append(f"{seconds:.0f} s at 1,000 a second; memory is limited to 20,000 messages")
+    report.fill_in(seconds=seconds)
     for kind in ("killed", "stopped"):
         with RedisServer(appendonly=True, config={"appendfsync": "everysec"}) as server:
             conf = {"dq_buffer_max_messages": 20_000, "broker_transport_options": {"socket_timeout": 2.0}}
@@ -130,17 +118,15 @@ def outage(quick: bool) -> Report:
                 waits = _pace(task, seconds)
                 seen = task.app.dq.buffer.inspect()
                 (server.start if kind == "killed" else server.resume)()
-                started = time.perf_counter()
-                flush(task.app)
-                drained = time.perf_counter() - started
+                with spending() as draining:
+                    flush(task.app)
         figures = {
             "p50": percentile(waits, 0.5),
             "p99": percentile(waits, 0.99),
             "max": max(waits) / 1e3,
             "memory": float(seen.in_memory),
             "disk": seen.spill_bytes / 1e6,
-            "drain": drained,
+            "drain": draining.wall_s,
         }
         report.row(kind, f"{len(waits):,}", *map(short, figures.values()))
         report.data[kind] = figures
-    return report

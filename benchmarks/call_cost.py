@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.buffering import flush, shop
-from benchmarks.measure import Report, ServerProbe, interleave, ratio
+from benchmarks.measure import Report, interleave, spending
 from celery_dq.testing.servers import RedisServer
 
 #: Name of the calls -> way of the app, options of the calls, how many.
@@ -31,38 +31,25 @@ CALLS: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
-FIGURES = ("caller", "process", "redis", "switches", "rate")
-
-
 def compare(trees: list[str], rounds: int) -> Report:
     """Measure the calling thread's CPU time and the whole process's, in µs per call."""
     report = Report("call_cost")
-    report.header = [
-        "calls",
-        "checkout",
-        "µs of the caller",
-        f"vs {trees[0]}",
-        "µs of the process",
-        "µs of Redis",
-        "switches",
-        "calls/s",
+    report.header = ["calls", "checkout", "µs of the caller", f"vs {trees[0]}", "µs of the process"]
+    report.header += ["µs of Redis", "switches", "calls/s"]
+    report.notes += [
+        "CPU time, median (min-max); process: with the flusher, until the broker has all messages",
+        "switches: how often a thread of the process waited, per 1,000 calls",
+        "calls/s: of the caller by the clock on the wall",
     ]
-    report.notes.append(
-        "CPU time, median (min-max); process: with the flusher, until the broker has all messages"
-    )
-    report.notes.append("switches: how often a thread of the process waited, per 1,000 calls")
-    report.notes.append("calls/s: of the caller by the clock on the wall")
     found = interleave(trees, rounds, _measure_tree, 3_600)
     for calls in CALLS:
-        for tree in trees:
-            row = {key: found[tree][f"{calls}: {key}"] for key in FIGURES}
-            against = ratio(row["caller"], found[trees[0]][f"{calls}: caller"])
-            report.row(calls, tree, row["caller"], against, *(row[key] for key in FIGURES[1:]))
+        columns = "{0}: caller | vs {0}: caller | {0}: process | {0}: redis | {0}: switches | {0}: rate"
+        report.compare(found, trees[0], columns.format(calls), calls)
     return report
 
 
 def _measure_tree(tree: str) -> dict[str, float]:
-    program = [sys.executable, str(Path(__file__).resolve()), "--measure"]
+    program = [sys.executable, "-m", "benchmarks.call_cost", "--measure"]
     environment = {**os.environ, "PYTHONPATH": str(Path(tree).resolve())}
     ran = subprocess.run(program, env=environment, cwd=tree, capture_output=True, text=True, check=True)
     figures: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
@@ -79,20 +66,17 @@ def measure() -> dict[str, float]:
                     task.apply_async((42, "A-1"), **options)
                 flush(task.app)
                 gc.collect()
-                probe = ServerProbe(server.port)
-                redis, switches = probe.cpu_seconds(), resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-                process, caller, started = time.process_time(), time.thread_time(), time.perf_counter()
-                for _ in range(amount):
-                    task.apply_async((42, "A-1"), **options)
-                caller, called = time.thread_time() - caller, time.perf_counter() - started
-                flush(task.app)
-                process = time.process_time() - process
+                switches = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+                with spending(server.port) as spent:
+                    caller, started = time.thread_time(), time.perf_counter()
+                    for _ in range(amount):
+                        task.apply_async((42, "A-1"), **options)
+                    caller, called = time.thread_time() - caller, time.perf_counter() - started
+                    flush(task.app)
                 switches = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - switches
-                redis = probe.cpu_seconds() - redis
-                probe.close()
             figures[f"{calls}: caller"] = caller / amount * 1e6
-            figures[f"{calls}: process"] = process / amount * 1e6
-            figures[f"{calls}: redis"] = redis / amount * 1e6
+            figures[f"{calls}: process"] = spent.own_s / amount * 1e6
+            figures[f"{calls}: redis"] = sum(spent.redis_s) / amount * 1e6
             figures[f"{calls}: switches"] = switches / amount * 1e3
             figures[f"{calls}: rate"] = amount / called
     return figures

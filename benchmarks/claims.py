@@ -5,14 +5,24 @@ from __future__ import annotations
 import random
 import threading
 import time
+from contextlib import closing
 from functools import partial
 
-from benchmarks.measure import Report, Series, ServerProbe, chosen, dump, interleave, percentile, ratio
-from benchmarks.postbox import Sink, connect, producer_of, publish_batch, publish_many
+from benchmarks.measure import (
+    Report,
+    Series,
+    ServerProbe,
+    benchmark,
+    chosen,
+    interleave,
+    percentile,
+    spending,
+)
+from benchmarks.postbox import Sink, connect, producer_of, publish_batch, publish_many, warm_up
 from benchmarks.quotas import idle_bytes, quota_error
 from benchmarks.summary import curve
 from celery_dq.testing.servers import RedisServer
-from tests.brokers import ACTIVE, BROKERS
+from tests.brokers import ACTIVE
 
 POINTS = (1, 10, 100, 1_000, 10_000, 60_000, 100_000)
 QUICK_POINTS = (1, 10, 100, 1_000)
@@ -20,70 +30,50 @@ QUICK_POINTS = (1, 10, 100, 1_000)
 DWELL_RATE = 300
 
 
-def claims(quick: bool, only: str = "") -> Report:
+@benchmark(
+    "tenants | broker | claimed+acked/s | vs stock | redis µs/msg | bytes/msg | bytes/idle tenant"
+    " | dwell p50 ms | dwell p99 ms | quota error %",
+    f"""
+    backlog preloaded, one consumer, prefetch 100, an ack for each message
+    redis µs: used_cpu_user + used_cpu_sys; bytes: used_memory; dwell: at {DWELL_RATE}/s on both
+    bytes/idle tenant: MEMORY USAGE of all keys, once the messages are gone and the tokens are back
+    stock knows no tenants: its figure is that of one queue with the same messages
+    quota error: at the claim, the worst of up to 100 tenants with 2,000/s in all; all others must wait
+    """,
+)
+def claims(report: Report, quick: bool, only: str = "") -> None:
     """Messages/s, Redis CPU and memory per message with a backlog; dwell without one."""
     cases = {f"{point:,} tenant{'s' * (point > 1)}": point for point in (QUICK_POINTS if quick else POINTS)}
-    report = Report("claims")
-    report.header = ["tenants", "broker", "claimed+acked/s", "vs stock", "redis µs/msg", "bytes/msg"]
-    report.header += ["bytes/idle tenant", "dwell p50 ms", "dwell p99 ms", "quota error %"]
-    report.notes.append("backlog preloaded, one consumer, prefetch 100, an ack for each message")
-    report.notes.append(
-        f"redis µs: used_cpu_user + used_cpu_sys; bytes: used_memory; dwell: at {DWELL_RATE}/s on both"
-    )
-    report.notes.append(
-        "bytes/idle tenant: MEMORY USAGE of all keys, once the messages are gone and the tokens are back"
-    )
-    report.notes.append("stock knows no tenants: its figure is that of one queue with the same messages")
-    report.notes.append(
-        "quota error: at the claim, the worst of up to 100 tenants with 2,000/s in all; all others must wait"
-    )
     for case in chosen(list(cases), only):
         tenants = cases[case]
         messages = max(tenants, 1_500 if quick else 20_000)
         once = partial(_round, tenants, messages, 1.0 if quick else 4.0)
         found = interleave(ACTIVE, 1 if quick else 3, once, 60)
-        stock = found.get("stock", {}).get("rate", Series())
-        for name in ACTIVE:
-            row = found[name]
-            if BROKERS[name].has_leases:
-                error = quota_error(BROKERS[name], tenants, 2.0 if quick else 10.0)
-                row["quota"] = Series([error])
-                row["idle"] = Series([idle_bytes(BROKERS[name], tenants)])
-            cells = [row.get(key, Series()) for key in ("cpu", "memory", "idle", "p50", "p99", "quota")]
-            report.row(tenants, name, row["rate"], ratio(row["rate"], stock), *cells)
-        report.data[str(tenants)] = dump(found)
+        found["dq"]["quota"] = Series([quota_error(tenants, 2.0 if quick else 10.0)])
+        found["dq"]["idle"] = Series([idle_bytes(tenants)])
+        report.compare(found, "stock", "rate | vs rate | cpu | memory | idle | p50 | p99 | quota", tenants)
     if beside := curve(report.data):
         report.notes.append(beside)
-    return report
 
 
 def _round(tenants: int, messages: int, seconds: float, broker: str) -> dict[str, float]:
     names = [f"t{number % tenants}" for number in range(messages)]
     random.Random(tenants).shuffle(names)
-    with RedisServer() as server:
-        probe = ServerProbe(server.port)
+    with RedisServer() as server, closing(ServerProbe(server.port)) as probe:
         with connect(broker, server.port) as connection:
-            publish_many(connection, ["first"])
-            warm = Sink(connection)
-            warm.drain(1, 5)
-            warm.close()
+            warm_up(connection)
             empty = probe.bytes_used()
             publish_many(connection, names)
             full = probe.bytes_used()
-            sink = Sink(connection)
-            cpu, started = probe.cpu_seconds(), time.perf_counter()
-            sink.drain(messages, max(10.0, seconds * 5))
-            taken, cpu = time.perf_counter() - started, probe.cpu_seconds() - cpu
-            got = len(sink.arrivals)
-            # The whole backlog, because a rest would delay the messages of the dwell below.
-            sink.drain(messages, 120)
-            sink.close()
-        rate = got / taken
+            with Sink(connection) as sink:
+                with spending(server.port) as spent:
+                    sink.drain(messages, max(10.0, seconds * 5))
+                got = len(sink.arrivals)
+                # The whole backlog, because a rest would delay the messages of the dwell below.
+                sink.drain(messages, 120)
         dwell = _dwell(broker, server.port, tenants, DWELL_RATE, seconds)
-        probe.close()
     return {
-        "rate": rate,
-        "cpu": cpu / max(1, got) * 1e6,
+        **spent.per(max(1, got)),
         "memory": (full - empty) / messages,
         "p50": percentile(dwell, 0.5) * 1e3,
         "p99": percentile(dwell, 0.99) * 1e3,
@@ -109,11 +99,10 @@ def _dwell(broker: str, port: int, tenants: int, rate: float, seconds: float) ->
                 stop.wait(max(0.0, due - time.monotonic()))
 
     with connect(broker, port) as connection:
-        sink = Sink(connection)
         thread = threading.Thread(target=publish)
-        thread.start()
-        sink.drain(10**9, seconds)
-        stop.set()
-        thread.join()
-        sink.close()
+        with Sink(connection) as sink:
+            thread.start()
+            sink.drain(10**9, seconds)
+            stop.set()
+            thread.join()
     return [arrived - published for arrived, _, published in sink.arrivals]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 from kombu import Producer
 
-from benchmarks.measure import Report, Series, ServerProbe, dump, interleave, ratio
+from benchmarks.measure import Report, benchmark, interleave, spending
 from benchmarks.postbox import QUEUE, Sink, publish_many, publish_one
 from celery_dq.testing.redis_cluster import RedisCluster
 from celery_dq.testing.servers import RedisServer
@@ -24,32 +23,23 @@ TENANTS = 1_000
 RATES = {"single": "publish/s", "batch": "batched/s", "claim": "claim+ack/s"}
 
 
-def cluster(quick: bool) -> Report:
+@benchmark(
+    "servers, partitions | "
+    + "".join(f"{title} | vs first | client µs | redis µs | " for title in RATES.values())
+    + "redis µs, busiest",
+    f"""
+    kombu level, one process, messages of {TENANTS:,} tenants; batches of 1,000, prefetch 100
+    µs of CPU for each message: of the process, and of all masters together
+    redis µs, busiest: of the claims, on the master with most of it: the bound with more cores
+    the cluster runs without its replicas, which would share the two cores
+    """,
+)
+def cluster(report: Report, quick: bool) -> None:
     """Measure publishes and claims of one process on a cluster and on one server, in turns."""
-    report = Report("cluster")
-    report.header = ["servers, partitions"]
-    for title in RATES.values():
-        report.header += [title, "vs first", "client µs", "redis µs"]
-    report.header += ["redis µs, busiest"]
-    report.notes.append(
-        f"kombu level, one process, messages of {TENANTS:,} tenants; batches of 1,000, prefetch 100"
-    )
-    report.notes.append("µs of CPU for each message: of the process, and of all masters together")
-    report.notes.append(
-        "redis µs, busiest: of the claims, on the master with most of it: the bound with more cores"
-    )
-    report.notes.append("the cluster runs without its replicas, which would share the two cores")
     singles, messages = (300, 2_000) if quick else (3_000, 24_000)
     found = interleave(list(CONTENDERS), 1 if quick else 5, partial(_round, singles, messages), 300)
-    first = next(iter(found.values()))
-    for name, row in found.items():
-        cells: list[object] = []
-        for rate in RATES:
-            against = ratio(row[rate], first.get(rate, Series()))
-            cells += [row[rate], against, row[f"{rate} client"], row[f"{rate} redis"]]
-        report.row(name, *cells, row["claim busiest"])
-    report.data["cluster"] = dump(found)
-    return report
+    columns = "".join(f"{rate} | vs {rate} | {rate} client | {rate} redis | " for rate in RATES)
+    report.compare(found, next(iter(found)), f"{columns}claim busiest")
 
 
 def _round(singles: int, messages: int, contender: str) -> dict[str, float]:
@@ -57,15 +47,10 @@ def _round(singles: int, messages: int, contender: str) -> dict[str, float]:
     with ExitStack() as stack:
         url, ports = stack.enter_context(servers(broker))
         conf = {"broker_url": url, "dq_queues": {QUEUE: {"partitions": partitions}}}
-        app: Any = make_app("bench", BROKERS[broker], conf)
-        stack.callback(app.close)
+        app: Any = stack.enter_context(make_app("bench", BROKERS[broker], conf))
         connection = stack.enter_context(app.connection_for_write())
-        probes = [ServerProbe(port) for port in ports]
-        for probe in probes:
-            stack.callback(probe.close)
         publish_many(connection, ["first"])  # loads the scripts, and declares the queue
-        sink = Sink(connection)
-        stack.callback(sink.close)
+        sink = stack.enter_context(Sink(connection))
         sink.drain(1, 10)
         producer = Producer(connection.channel())
         names = [f"t{number % TENANTS}" for number in range(messages)]
@@ -74,29 +59,25 @@ def _round(singles: int, messages: int, contender: str) -> dict[str, float]:
             for number in range(singles):
                 publish_one(producer, names[number])
 
-        figures = _measure("single", publish_singly, singles, probes)
-        figures |= _measure("batch", partial(publish_many, connection, names), messages, probes)
+        figures = _measure("single", publish_singly, singles, ports)
+        figures |= _measure("batch", partial(publish_many, connection, names), messages, ports)
         total = singles + messages
-        figures |= _measure("claim", partial(sink.drain, total + 1, 120), total, probes)
+        figures |= _measure("claim", partial(sink.drain, total + 1, 120), total, ports)
         if len(sink.arrivals) != total + 1:
             raise TimeoutError(f"{len(sink.arrivals):,} of {total + 1:,} messages came")
     return figures
 
 
-def _measure(
-    name: str, run: Callable[[], object], amount: int, probes: Sequence[ServerProbe]
-) -> dict[str, float]:
+def _measure(name: str, run: Callable[[], object], amount: int, ports: list[int]) -> dict[str, float]:
     """Return rate and CPU time for each of these messages."""
-    redis_s = [probe.cpu_seconds() for probe in probes]
-    client_s, started = time.process_time(), time.perf_counter()
-    run()
-    took_s, client_s = time.perf_counter() - started, time.process_time() - client_s
-    spent = [probe.cpu_seconds() - before for probe, before in zip(probes, redis_s, strict=True)]
+    with spending(*ports) as spent:
+        run()
+    each = spent.per(amount)
     return {
-        name: amount / took_s,
-        f"{name} client": client_s / amount * 1e6,
-        f"{name} redis": sum(spent) / amount * 1e6,
-        f"{name} busiest": max(spent) / amount * 1e6,
+        name: each["rate"],
+        f"{name} client": each["own"],
+        f"{name} redis": each["cpu"],
+        f"{name} busiest": max(spent.redis_s) / amount * 1e6,
     }
 
 

@@ -5,63 +5,51 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
 import redis
+from kombu import Producer
 from redis.connection import AbstractConnection
 
-from benchmarks.measure import Report, Series, ServerProbe, dump, interleave, ratio
-from benchmarks.postbox import QUEUE, Sink, connect, publish_many
+from benchmarks.measure import Report, ServerProbe, benchmark, interleave
+from benchmarks.postbox import Sink, connect, publish_many, publish_one, warm_up
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import ACTIVE
 
 
-def commands(quick: bool) -> Report:
+@benchmark(
+    "broker | consume: commands/msg | consume: trips/msg | publish: commands/msg | publish: trips/msg"
+    " | which",
+    """
+    commands: lines of MONITOR that a client sent, those inside scripts ('lua') left out
+    trips: writes of a redis-py connection to its socket (a pipeline is one)
+    publish: one by one, without batching; consume: backlog, an ack for each, prefetch 100
+    """,
+)
+def commands(report: Report, quick: bool) -> None:
     """Client commands and round trips per message under load."""
-    report = Report("commands")
-    report.header = ["broker", "consume: commands/msg", "consume: trips/msg", "publish: commands/msg"]
-    report.header += ["publish: trips/msg", "which"]
-    report.notes.append(
-        "commands: lines of MONITOR that a client sent, those inside scripts ('lua') left out"
-    )
-    report.notes.append("trips: writes of a redis-py connection to its socket (a pipeline is one)")
-    report.notes.append(
-        "publish: one by one, without batching; consume: backlog, an ack for each, prefetch 100"
-    )
     amount = 500 if quick else 3_000
     for name in ACTIVE:
         with RedisServer() as server, connect(name, server.port) as connection:
-            publish_many(connection, ["t0"])
-            sink = Sink(connection)
-            sink.drain(1, 5)
-            sink.close()
+            warm_up(connection)
+            producer = Producer(connection.channel())
             with _counting(server.port) as published:
-                _publish_singly(connection, amount)
-            sink = Sink(connection)
-            with _counting(server.port) as consumed:
+                for number in range(amount):
+                    publish_one(producer, f"t{number % 10}")
+            with Sink(connection) as sink, _counting(server.port) as consumed:
                 sink.drain(amount, 60)
-            sink.close()
         which = ", ".join(f"{word} {count / amount:.2f}" for word, count in consumed.words.most_common(6))
         figures = {
-            "consume commands": consumed.commands / amount,
+            "consume commands": consumed.words.total() / amount,
             "consume trips": consumed.trips / amount,
-            "publish commands": published.commands / amount,
+            "publish commands": published.words.total() / amount,
             "publish trips": published.trips / amount,
         }
         report.row(name, *(f"{value:.2f}" for value in figures.values()), which)
         report.data[name] = {**figures, "consume": dict(consumed.words), "publish": dict(published.words)}
-    return report
-
-
-def _publish_singly(connection: Any, amount: int) -> None:
-    from kombu import Producer
-
-    producer = Producer(connection.channel())
-    for number in range(amount):
-        producer.publish({"tenant": f"t{number % 10}", "at": 0}, routing_key=QUEUE, tenant=f"t{number % 10}")
 
 
 class Count:
@@ -70,10 +58,6 @@ class Count:
     def __init__(self) -> None:
         self.words: Counter[str] = Counter()
         self.trips = 0
-
-    @property
-    def commands(self) -> int:
-        return sum(self.words.values())
 
 
 @contextmanager
@@ -117,31 +101,24 @@ def _counting(port: int) -> Iterator[Count]:
         client.close()
 
 
-def memory(quick: bool) -> Report:
+@benchmark("shape | broker | bytes/message | vs stock")
+def memory(report: Report, quick: bool) -> None:
     """Bytes per waiting message: deep tenants, and one message for each tenant."""
-    report = Report("memory")
-    report.header = ["shape", "broker", "bytes/message", "vs stock"]
     shapes = {"1,000 tenants x 100": (1_000, 100), "100,000 tenants x 1": (100_000, 1)}
     if quick:
         shapes = {"100 tenants x 100": (100, 100), "10,000 tenants x 1": (10_000, 1)}
     for shape, (tenants, each) in shapes.items():
         found = interleave(ACTIVE, 2, partial(_fill, tenants, each), 60)
-        stock = found.get("stock", {}).get("bytes", Series())
-        for name in ACTIVE:
-            report.row(shape, name, found[name]["bytes"], ratio(found[name]["bytes"], stock))
-        report.data[shape] = dump(found)
-    return report
+        report.compare(found, "stock", "bytes | vs bytes", shape)
 
 
 def _fill(tenants: int, each: int, broker: str) -> dict[str, float]:
-    with RedisServer() as server, connect(broker, server.port) as connection:
-        publish_many(connection, ["t0"])
-        sink = Sink(connection)
-        sink.drain(1, 5)
-        sink.close()
-        probe = ServerProbe(server.port)
+    with (
+        RedisServer() as server,
+        connect(broker, server.port) as connection,
+        closing(ServerProbe(server.port)) as probe,
+    ):
+        warm_up(connection)
         before = probe.bytes_used()
         amount = publish_many(connection, (f"t{number}" for _ in range(each) for number in range(tenants)))
-        used = probe.bytes_used() - before
-        probe.close()
-    return {"bytes": used / amount}
+        return {"bytes": (probe.bytes_used() - before) / amount}

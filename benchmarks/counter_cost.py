@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import time
 from statistics import quantiles
 from unittest.mock import patch
 
 import redis
 
-from benchmarks.measure import Report, Series, ServerProbe, dump, interleave, short
+from benchmarks.measure import Found, Report, Series, benchmark, dump, interleave, short, spending
 from benchmarks.postbox import Sink, connect, publish_many
 from benchmarks.script_calls import Lives, ServerClock, partitions_of, push_and_claim_batches
 from celery_dq.errors import ScriptError
@@ -52,22 +51,20 @@ CONSUMERS = {"consumer, single": (1, 100_000), "consumer, batch": (100, 100)}
 MESSAGES = 2_000
 
 
-def counter_cost(quick: bool) -> Report:
+@benchmark(
+    "call | µs with counters | µs without | with / without",
+    f"""
+    µs: as in script_calls, pipelined, 32 calls at a time with and without in turns
+    consumer: µs of CPU of a kombu consumer and of Redis together, per message that is claimed and acked
+    of a backlog of {MESSAGES:,}; single: prefetch 1, a tenant each; batch: prefetch 100, 100 tenants
+    in Redis: the part of it that Redis spends; the counters take nothing of the rest
+    medians (quartiles) of {{repeats}} turns, of {{rounds}} with a consumer; the ratio is of the medians
+    """,
+)
+def counter_cost(report: Report, quick: bool) -> None:
     """Microseconds per claim and ack, in Redis and in all, with the counters of the queue and without."""
-    report = Report("counter_cost")
-    report.header = ["call", "µs with counters", "µs without", "with / without"]
     repeats, rounds = (60, 5) if quick else (400, 60)
-    report.notes.append("µs: as in script_calls, pipelined, 32 calls at a time with and without in turns")
-    report.notes.append(
-        "consumer: µs of CPU of a kombu consumer and of Redis together, per message that is claimed and acked"
-    )
-    report.notes.append(
-        f"of a backlog of {MESSAGES:,}; single: prefetch 1, a tenant each; batch: prefetch 100, 100 tenants"
-    )
-    report.notes.append("in Redis: the part of it that Redis spends; the counters take nothing of the rest")
-    report.notes.append(
-        f"medians (quartiles) of {repeats} turns, of {rounds} with a consumer; the ratio is of the medians"
-    )
+    report.fill_in(repeats=repeats, rounds=rounds)
     contenders = {"with": load_scripts(), "without": without_counters(load_scripts())}
     found = _times(contenders, repeats)
     with RedisServer() as server:
@@ -84,36 +81,31 @@ def counter_cost(quick: bool) -> Report:
             f"{cells[0][1] / cells[1][1]:.3f}x",
         )
     report.data = dump(found)
-    return report
 
 
 def _consume(port: int, scripts: ScriptSet) -> dict[str, float]:
     """Return µs of CPU per message that a consumer claims and acks: of both processes, and of Redis."""
     found = {}
-    probe = ServerProbe(port)
     patched = patch.object(consumer_identity, "load_scripts", lambda on_cluster=False: scripts)
-    try:
-        for name, (prefetch, tenants) in CONSUMERS.items():
-            probe.flush()
-            with patched, connect("dq", port) as connection:
-                publish_many(connection, (f"t{n % tenants}" for n in range(MESSAGES)))
-                sink = Sink(connection, prefetch)
+    for name, (prefetch, tenants) in CONSUMERS.items():
+        with redis.Redis(port=port) as client:
+            client.flushall()
+        with patched, connect("dq", port) as connection:
+            publish_many(connection, (f"t{n % tenants}" for n in range(MESSAGES)))
+            with Sink(connection, prefetch) as sink:
                 sink.drain(100, 10)
-                got, ours_s, redis_s = len(sink.arrivals), time.process_time(), probe.cpu_seconds()
-                sink.drain(MESSAGES, 60)
-                ours_s, redis_s = time.process_time() - ours_s, probe.cpu_seconds() - redis_s
-                per_message = 1e6 / (len(sink.arrivals) - got)
-                found[name] = (ours_s + redis_s) * per_message
-                found[f"{name}, in Redis"] = redis_s * per_message
-                sink.close()
-    finally:
-        probe.close()
+                got = len(sink.arrivals)
+                with spending(port) as spent:
+                    sink.drain(MESSAGES, 60)
+                each = spent.per(len(sink.arrivals) - got)
+        found[name] = each["own"] + each["cpu"]
+        found[f"{name}, in Redis"] = each["cpu"]
     return found
 
 
-def _times(contenders: dict[str, ScriptSet], repeats: int) -> dict[str, dict[str, Series]]:
+def _times(contenders: dict[str, ScriptSet], repeats: int) -> Found:
     """Return with or without -> call -> µs of each turn."""
-    found: dict[str, dict[str, Series]] = {which: {} for which in contenders}
+    found: Found = {which: {} for which in contenders}
     with RedisServer() as server, redis.Redis(port=server.port, socket_timeout=None) as client:
         clock = ServerClock(client, pipelined=True)
         lives, batches = {}, {}

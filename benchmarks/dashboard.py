@@ -14,15 +14,11 @@ from typing import Any
 from celery import Celery
 
 import celery_dq
-from benchmarks.measure import Report, Series, ServerProbe
+from benchmarks.measure import Report, Series, benchmark, spending
+from benchmarks.postbox import store
 from celery_dq.contrib.django.dashboard.broker_reads import FRESH_S
 from celery_dq.testing.servers import RedisServer
-from celery_dq.transport.message_record import MessageRecord
-from celery_dq.transport.partition_replies import OutgoingRecord
-from celery_dq.transport.redis.store.partition import MAX_CHUNK
 
-TENANTS, MESSAGES = 60_000, 1_000_000
-QUICK_TENANTS, QUICK_MESSAGES = 2_000, 10_000
 PAGES = {
     "all queues": "",
     "a queue": "queue/?queue=q0",
@@ -44,38 +40,26 @@ app.conf.update(task_default_queue="q0", dq_default_quota={"rate": "50/s", "burs
 celery_dq.setup(app)
 
 
-def dashboard(quick: bool) -> Report:
+@benchmark(
+    "page | ms | Redis CPU ms",
+    """
+    {messages:,} waiting messages of {tenants:,} tenants in one queue; no worker
+    ms: an HTTP GET on the same machine, median (min-max); Redis CPU: by INFO
+    """,
+)
+def dashboard(report: Report, quick: bool) -> None:
     """Measure an HTTP GET of each page of ``celery dq web``, and its share of Redis."""
-    tenants, messages = (QUICK_TENANTS, QUICK_MESSAGES) if quick else (TENANTS, MESSAGES)
-    report = Report("dashboard")
-    report.header = ["page", "ms", "Redis CPU ms"]
-    report.notes.append(f"{messages:,} waiting messages of {tenants:,} tenants in one queue; no worker")
-    report.notes.append("ms: an HTTP GET on the same machine, median (min-max); Redis CPU: by INFO")
+    tenants, messages = (2_000, 10_000) if quick else (60_000, 1_000_000)
+    report.fill_in(messages=messages, tenants=tenants)
     with RedisServer() as server:
         app.conf.broker_url = server.url(scheme="dq-redis")
-        _fill(tenants, messages)
+        store(app, "q0", ((f"t{n % tenants}", f"m{n % tenants}-{n // tenants}") for n in range(messages)))
+        assert app.dq.queues["q0"].snapshot(ages=False).waiting == messages
         with _web(app.conf.broker_url) as url:
             for name, path in PAGES.items():
                 found = _measure(server.port, url + path, 3 if quick else 11)
                 report.row(name, *found.values())
                 report.data[name] = {key: series.values for key, series in found.items()}
-    return report
-
-
-def _fill(tenants: int, messages: int) -> None:
-    with app.dq._broker.open_home("q0") as (partition, client):
-        step = MAX_CHUNK // 2
-        for start in range(0, messages, step):
-            records = [
-                OutgoingRecord(
-                    0,
-                    f"m{number % tenants}-{number // tenants}",
-                    MessageRecord(f"t{number % tenants}", "job", 0, 0, 0, b"{}", "[]").pack(),
-                )
-                for number in range(start, min(start + step, messages))
-            ]
-            partition.push(records).run(client)
-        assert app.dq.queues["q0"].snapshot(ages=False).waiting == messages
 
 
 @contextmanager
@@ -91,17 +75,12 @@ def _web(broker_url: str) -> Iterator[str]:
 
 
 def _measure(port: int, url: str, rounds: int) -> dict[str, Series]:
-    probe = ServerProbe(port)
     found = {"ms": Series(), "redis": Series()}
     for number in range(rounds + 1):
         time.sleep(FRESH_S + 0.1)  # until the reading before is not shared any more
-        cpu_s, began = probe.cpu_seconds(), time.perf_counter()
-        with urllib.request.urlopen(url) as reply:
+        with spending(port) as spent, urllib.request.urlopen(url) as reply:
             reply.read()
-        took_ms = (time.perf_counter() - began) * 1e3
-        cpu_ms = (probe.cpu_seconds() - cpu_s) * 1e3
         if number:  # the first one connects and loads the scripts
-            found["ms"].values.append(took_ms)
-            found["redis"].values.append(cpu_ms)
-    probe.close()
+            found["ms"].values.append(spent.wall_s * 1e3)
+            found["redis"].values.append(sum(spent.redis_s) * 1e3)
     return found

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
-from benchmarks.measure import Report, short
+from benchmarks.measure import Report, benchmark, short
 from celery_dq.transport.redis.store.home import home_of
 
 
@@ -111,7 +111,7 @@ def skew(plan: Plan) -> float:
     return max(homes.values()) * plan.partitions / plan.queues
 
 
-def fleet(plan: Plan) -> Fleet:
+def size_of(plan: Plan) -> Fleet:
     """Return the size of an installation in which each partition is allocated to one worker.
 
     Raises:
@@ -157,12 +157,13 @@ def fleet(plan: Plan) -> Fleet:
     )
 
 
-def model(_quick: bool) -> Report:
+@benchmark(
+    " | ".join(["quantity", *(plan.name for plan in PLANS)]),
+    "computed from figures of other benchmarks; nothing is measured here",
+)
+def fleet(report: Report, quick: bool) -> None:
     """Compute the sizes of EMQ's machine, and of a million messages/s of 60,000 queues in three layouts."""
-    report = Report("fleet")
-    report.header = ["quantity", *(plan.name for plan in PLANS)]
-    report.notes.append("computed from figures of other benchmarks; nothing is measured here")
-    sizes = [fleet(plan) for plan in PLANS]
+    sizes = [size_of(plan) for plan in PLANS]
     report.row("messages/s", *(f"{plan.messages_per_s:,.0f}" for plan in PLANS))
     report.row("partitions", *(f"{plan.partitions:,}" for plan in PLANS))
     rows = {
@@ -188,5 +189,4 @@ def model(_quick: bool) -> Report:
     }
     for title, field in rows.items():
         report.row(title, *(short(getattr(size, field)) for size in sizes))
-    report.data["fleet"] = {plan.name: size._asdict() for plan, size in zip(PLANS, sizes, strict=True)}
-    return report
+    report.data = {plan.name: size._asdict() for plan, size in zip(PLANS, sizes, strict=True)}

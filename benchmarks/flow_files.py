@@ -19,13 +19,13 @@ from typing import Any
 
 import celery_dq
 from benchmarks.buffering import flush, shop
-from benchmarks.measure import Report, short
-from benchmarks.shop import DEFAULTS, NAME, add_tasks
+from benchmarks.measure import Report, benchmark, short
+from benchmarks.shop import NAME
+from benchmarks.workers import app_of, await_end, settings
 from celery_dq.testing.servers import RedisServer
-from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.consuming.consumer_thread import ConsumerThread
 from tests.brokers import BROKERS
-from tests.workers import ROOT, make_app
+from tests.workers import ROOT
 
 PACKAGE = f"{Path(celery_dq.__file__).parent}{os.sep}"
 #: Way of the app -> name of the flow -> options of its calls.
@@ -36,14 +36,15 @@ CALLS: dict[str, dict[str, dict[str, Any]]] = {
 ACKS = {"early": "message, early ack", "late": "message, late ack"}
 
 
-def flow_files(quick: bool) -> Report:
+@benchmark(
+    "flow | file | function calls",
+    """
+    in the order of first use; function calls per call or message, one at a time
+    call: the calling thread; message: the main and the consumer thread of a prefork worker
+    """,
+)
+def flow_files(report: Report, quick: bool) -> None:
     """Count the files of celery-dq that a call or a message runs through, and the function calls in each."""
-    report = Report("flow_files")
-    report.header = ["flow", "file", "function calls"]
-    report.notes.append("in the order of first use; function calls per call or message, one at a time")
-    report.notes.append(
-        "call: the calling thread; message: the main and the consumer thread of a prefork worker"
-    )
     amount = 50 if quick else 500
     flows: dict[str, dict[str, float]] = {}
     with RedisServer() as server:
@@ -59,7 +60,6 @@ def flow_files(quick: bool) -> Report:
         for file, count in files.items():
             report.row("", file, short(count))
     report.data = {flow: {"files": len(files), "calls": files} for flow, files in flows.items()}
-    return report
 
 
 class FileRecorder:
@@ -130,24 +130,15 @@ def files_of_messages(url: str, acks: str, amount: int) -> dict[str, float]:
 
 def main(url: str, acks: str, amount: int) -> None:
     """Run a worker, send it messages one at a time, and print the files of both its threads in JSON."""
-    conf: dict[str, Any] = {
-        **DEFAULTS,
-        "broker_url": url,
-        "task_acks_late": acks == "late",
-        "worker_redirect_stdouts": False,
-    }
-    app: Any = add_tasks(make_app(NAME, BROKERS["dq"], conf), 0)
+    conf = settings(url, task_acks_late=acks == "late", worker_redirect_stdouts=False)
+    app = app_of("dq", conf)
     recorder = FileRecorder()
-
-    def has_ended() -> bool:
-        queue = app.dq.queues[NAME].snapshot(ages=False)
-        return bool(queue.waiting == queue.held == 0)
 
     def publish() -> None:
         for recorder.recording in (False, True):
             for _ in range(amount):
                 app.tasks["noop"].apply_async((1,))
-                wait_until(has_ended, 10.0)
+                await_end(app, NAME, 10.0)
         recorder.recording = False
         os.kill(os.getpid(), signal.SIGTERM)
 

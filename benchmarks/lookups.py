@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 
 import celery_dq
-from benchmarks.measure import Report, Series, dump, interleave, ratio
+from benchmarks.measure import Report, benchmark, interleave
 from celery_dq.app.api.api import dq_of
 from celery_dq.testing.servers import RedisServer
 
@@ -20,25 +20,22 @@ PARTITIONS = ("1", "16", "64", "256")
 TENANTS, MESSAGES = 500, 2_000
 
 
-def lookups(quick: bool) -> Report:
+@benchmark(
+    "partitions | find ms | vs 1 | in Redis ms | revoke waiting ms | vs 1 | in Redis ms | revoke unknown ms"
+    " | vs 1 | in Redis ms",
+    f"""
+    one task id a call, among {MESSAGES:,} waiting messages of {TENANTS} tenants
+    in Redis: INFO commandstats of all commands of the call
+    """,
+)
+def lookups(report: Report, quick: bool) -> None:
     """Measure find and revoke on a queue with several partitions, all of them on one Redis."""
-    report = Report("lookups")
-    report.header = ["partitions", "find ms", "vs 1", "in Redis ms", "revoke waiting ms", "vs 1"]
-    report.header += ["in Redis ms", "revoke unknown ms", "vs 1", "in Redis ms"]
-    report.notes.append(f"one task id a call, among {MESSAGES:,} waiting messages of {TENANTS} tenants")
-    report.notes.append("in Redis: INFO commandstats of all commands of the call")
     with RedisServer() as server:
         found = interleave(
             PARTITIONS, 1 if quick else 5, partial(_round, server.port, 10 if quick else 40), 300
         )
-    alone = found["1"]
-    for count, row in found.items():
-        cells: list[Series | str] = []
-        for call in ("find", "waiting", "unknown"):
-            cells += [row[call], ratio(row[call], alone[call]), row[f"{call} in Redis"]]
-        report.row(count, *cells)
-    report.data["lookups"] = dump(found)
-    return report
+    calls = ("find", "waiting", "unknown")
+    report.compare(found, "1", " | ".join(f"{call} | vs {call} | {call} in Redis" for call in calls))
 
 
 def _round(port: int, calls: int, count: str) -> dict[str, float]:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 import psutil
 import redis
 
-from benchmarks.measure import Report, Series, ServerProbe, chosen, dump, interleave, ratio
+from benchmarks.measure import (
+    Report,
+    Series,
+    ServerProbe,
+    benchmark,
+    chosen,
+    dump,
+    interleave,
+    ratio,
+    spending,
+)
 from benchmarks.postbox import batch_of
-from benchmarks.shop import DEFAULTS, NAME, add_tasks
+from benchmarks.workers import app_of, settings, worker_of
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -22,7 +32,6 @@ from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.queue import Queue
 from tests.brokers import ACTIVE, BROKERS
-from tests.workers import WorkerProcess, make_app
 
 QUEUES, QUICK_QUEUES = (1, 100, 1_000, 3_000), (1, 100)
 #: Seconds of idleness that are measured.
@@ -35,25 +44,23 @@ BUDGET_S, ROUNDS = 360.0, 5
 LIMIT_S = 20.0
 
 
-def many_queues(quick: bool, only: str = "") -> Report:
+@benchmark(
+    "queues | broker | spread/s | vs 1 queue | in one/s | vs stock | cmds/msg | idle CPU % | idle cmds/s"
+    " | idle redis CPU % | redis MB | worker MB | heartbeat ms | start s",
+    f"""
+    threads pool with 2 slots, Celery's default prefetch multiplier, no events
+    spread: a backlog of {{amount:,}} no-op tasks, the same number in each queue; in one: all in one queue
+    published before the worker starts; rate and commands count from the first task on
+    one queue is measured in each round; vs 1 queue compares the runs of one round
+    the stock transport is measured with {STOCK_QUEUES:,} queues at most
+    cmds: commands that Redis has executed, those inside scripts and of heartbeats included
+    heartbeat: one round over all leases; start: from the process to worker_ready
+    """,
+)
+def many_queues(report: Report, quick: bool, only: str = "") -> None:
     """Measure one worker on many queues: messages/s, idle cost, a round of the heartbeat, start-up."""
     amount, idle_s = (1_000, QUICK_IDLE_S) if quick else (12_000, IDLE_S)
-    report = Report("many_queues")
-    report.header = ["queues", "broker", "spread/s", "vs 1 queue", "in one/s", "vs stock", "cmds/msg"]
-    report.header += ["idle CPU %", "idle cmds/s", "idle redis CPU %", "redis MB", "worker MB"]
-    report.header += ["heartbeat ms", "start s"]
-    report.notes.append("threads pool with 2 slots, Celery's default prefetch multiplier, no events")
-    report.notes.append(
-        f"spread: a backlog of {amount:,} no-op tasks, the same number in each queue; in one: all of them in "
-        "one queue"
-    )
-    report.notes.append("published before the worker starts; rate and commands count from the first task on")
-    report.notes.append("one queue is measured in each round; vs 1 queue compares the runs of one round")
-    report.notes.append(f"the stock transport is measured with {STOCK_QUEUES:,} queues at most")
-    report.notes.append(
-        "cmds: commands that Redis has executed, those inside scripts and of heartbeats included"
-    )
-    report.notes.append("heartbeat: one round over all leases; start: from the process to worker_ready")
+    report.fill_in(amount=amount)
     runs = contenders(QUICK_QUEUES if quick else QUEUES, only)
     found = interleave(
         list(runs), 1 if quick else ROUNDS, lambda run: _round(*runs[run], amount, idle_s), BUDGET_S
@@ -62,11 +69,19 @@ def many_queues(quick: bool, only: str = "") -> Report:
         row = found[run]
         versus_one = ratio(row["spread"], found[f"1 queues, {name}"]["spread"])
         versus = ratio(row["one"], found.get(f"{queues} queues, stock", {}).get("one", Series()))
-        keys = ("commands", "idle_cpu", "idle_commands", "idle_redis", "idle_mb", "worker_mb")
-        rest = [*(row[key] for key in keys), row.get("heartbeat", "-"), row["start"]]
+        keys = (
+            "commands",
+            "idle_cpu",
+            "idle_commands",
+            "idle_redis",
+            "idle_mb",
+            "worker_mb",
+            "heartbeat",
+            "start",
+        )
+        rest = [row.get(key, Series()) for key in keys]
         report.row(queues, name, row["spread"], versus_one, row["one"], versus, *rest)
-        report.data.setdefault(f"{queues} queues", {}).update(dump({name: row}))
-    return report
+    report.data = dump(found)
 
 
 def contenders(counts: Sequence[int], only: str) -> dict[str, tuple[int, str]]:
@@ -86,21 +101,21 @@ def contenders(counts: Sequence[int], only: str) -> dict[str, tuple[int, str]]:
 
 def _round(queues: int, broker: str, amount: int, idle_s: float) -> dict[str, float]:
     names = [f"q{number}" for number in range(queues)]
-    spread = run_backlog(broker, names, amount, lambda number: {"queue": names[number % queues]}, idle_s)
-    one = run_backlog(broker, names, amount, lambda _: {"queue": names[0]})
+    spread = run_in_queues(broker, names, amount, lambda number: {"queue": names[number % queues]}, idle_s)
+    one = run_in_queues(broker, names, amount, lambda _: {"queue": names[0]})
     found = {**spread, "spread": spread["rate"], "one": one["rate"]}
     if BROKERS[broker].has_leases:
         found["heartbeat"] = heartbeat_ms([PartitionKeys("online", name) for name in names])
     return found
 
 
-def run_backlog(
+def run_in_queues(
     broker: str,
     names: list[str],
     amount: int,
     options: Callable[[int], dict[str, Any]],
     idle_s: float = 0.0,
-    settings: Mapping[str, Any] = MappingProxyType({}),
+    **conf: Any,
 ) -> dict[str, float]:
     """Run a backlog by one worker; return its start, its rate, its commands per message and its idle cost.
 
@@ -110,74 +125,45 @@ def run_backlog(
         amount: Number of messages.
         options: Returns the options of ``apply_async`` for each message.
         idle_s: Seconds of idleness to measure.
-        settings: Further settings of the app.
+        conf: Further settings of the app.
     """
-    with RedisServer() as server, RedisServer() as clock:
-        conf: dict[str, Any] = {
-            **DEFAULTS,
-            "broker_url": BROKERS[broker].url(server.port),
-            "clock_port": clock.port,
-            "counted": amount,
-            **settings,
-        }
-        app = add_tasks(make_app(NAME, BROKERS[broker], conf), clock.port)
-        counted = app.tasks["counted"]
+    with ExitStack() as stack:
+        server, clock = stack.enter_context(RedisServer()), stack.enter_context(RedisServer())
+        conf = settings(BROKERS[broker].url(server.port), clock.port, counted=amount, **conf)
+        app = stack.enter_context(app_of(broker, conf))
         with app.producer_pool.acquire(block=True) as producer, batch_of(producer):
             for number in range(amount):
-                counted.apply_async(producer=producer, **options(number))
-        worker = WorkerProcess(
-            "benchmarks.shop",
-            broker=BROKERS[broker],
-            conf=conf,
-            pool="threads",
-            queues=names,
-            loglevel="WARNING",
-        )
-        probe = _Commands(server.port)
-        with redis.Redis(port=clock.port, socket_timeout=None) as client:
-            started = time.monotonic()
-            worker.start()
-            try:
-                worker.wait_ready(180.0)
-                start_s = time.monotonic() - started
-                begin: Any = client.blpop(["begin"], timeout=60)
-                before = probe.commands()
-                client.blpop(["end"], timeout=LIMIT_S)
-                spent, done = probe.commands() - before, client.get("done")
-                if begin is None or done is None:
-                    raise TimeoutError("the worker ran no task")
-                count, at = map(float, done.split())
-                figures = {
-                    "start": start_s,
-                    "rate": count / (at - float(begin[1])),
-                    "commands": spent / count,
-                }
-                if idle_s:
-                    figures.update(_idle(worker, probe, idle_s))
-            except BaseException:
-                print(worker.log[-4000:])
-                raise
-            finally:
-                worker.discard()
-                probe.close()
-        app.close()
-    return figures
+                app.tasks["counted"].apply_async(producer=producer, **options(number))
+        probe = stack.enter_context(closing(_Commands(server.port)))
+        client = stack.enter_context(redis.Redis(port=clock.port, socket_timeout=None))
+        started = time.monotonic()
+        worker = worker_of(broker, conf, pool="threads", queues=names)
+        stack.callback(worker.discard)
+        worker.start().wait_ready(180.0)
+        start_s = time.monotonic() - started
+        begin: Any = client.blpop(["begin"], timeout=60)
+        before = probe.commands()
+        client.blpop(["end"], timeout=LIMIT_S)
+        spent, done = probe.commands() - before, client.get("done")
+        if begin is None or done is None:
+            raise TimeoutError(f"the worker ran no task:\n{worker.log[-4000:]}")
+        count, at = map(float, done.split())
+        figures = {"start": start_s, "rate": count / (at - float(begin[1])), "commands": spent / count}
+        return figures | (_idle(worker.pid, server.port, probe, idle_s) if idle_s else {})
 
 
-def _idle(worker: WorkerProcess, probe: _Commands, seconds: float) -> dict[str, float]:
+def _idle(pid: int, port: int, probe: _Commands, seconds: float) -> dict[str, float]:
     """CPU of the worker and commands of Redis while nothing happens."""
-    process = psutil.Process(worker.pid)
     time.sleep(2.0)  # the last acks and the first waits
-    commands, cpu, started = probe.commands(), sum(process.cpu_times()[:2]), time.monotonic()
-    redis_s = probe.cpu_seconds()
-    time.sleep(seconds)  # the period that is measured
-    took_s = time.monotonic() - started
+    commands = probe.commands()
+    with spending(port, pids=[pid]) as spent:
+        time.sleep(seconds)  # the period that is measured
     return {
-        "idle_cpu": (sum(process.cpu_times()[:2]) - cpu) / took_s * 100,
-        "idle_commands": (probe.commands() - commands) / took_s,
-        "idle_redis": (probe.cpu_seconds() - redis_s) / took_s * 100,
+        "idle_cpu": spent.others_s / spent.wall_s * 100,
+        "idle_commands": (probe.commands() - commands) / spent.wall_s,
+        "idle_redis": sum(spent.redis_s) / spent.wall_s * 100,
         "idle_mb": probe.bytes_used() / 1e6,
-        "worker_mb": process.memory_info().rss / 1e6,
+        "worker_mb": psutil.Process(pid).memory_info().rss / 1e6,
     }
 
 

@@ -21,22 +21,23 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 from kombu import Connection, Consumer, Message, Queue
 
-from benchmarks.measure import Report, ServerProbe, chosen, print_progress, short
+from benchmarks.measure import Report, ServerProbe, benchmark, chosen, print_progress, short, spending
 from benchmarks.postbox import batch_of
 from benchmarks.quotas import worst_excess
-from benchmarks.shop import DEFAULTS, NAME, RECORD, add_tasks
+from benchmarks.shop import RECORD
+from benchmarks.workers import app_of, settings, worker_of
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import BROKERS
-from tests.workers import ROOT, WorkerProcess, make_app
+from tests.workers import ROOT
 
 QUOTAS, QUICK_QUOTAS = 3_000, 300
 CASES = (
@@ -100,41 +101,29 @@ class Accuracy(NamedTuple):
     excess: float
 
 
-def many_quotas(quick: bool, only: str = "") -> Report:
+@benchmark(
+    "quotas of | consumers | asked/s | window s | served/s | beyond 1 % | worst % | worst count"
+    " | worst window | redis CPU % | consumers CPU % | CPU wait % | redis MB | consumers MB",
+    f"""
+    {{quotas:,}} equal quotas; asked: their sum; each has a backlog, published before
+    tenants: of one queue; queues: each has a quota for its messages without a tenant
+    {CONSUMERS} consumers; kombu: they ack at once, prefetch 100
+    threads, solo: workers of this pool, with 2 slots or one
+    beyond 1 %: quotas whose rate, from the first to the last message in the window, differs by more
+    these include quotas whose count in the window differs by more than 1 % and one message
+    worst %: of these rates
+    worst count: messages in the window beside rate x window; 1 is the edge of a window
+    worst window: messages of any window beyond rate x window + burst, by the consumers' clocks
+    CPU: of one core, in the window; memory: at its end, with the rest of the backlog
+    CPU wait: time that threads of the consumers waited for a core, in % of the window
+    highest: from the highest total with all within 1 % to the lowest without, by a coarse search
+    the other figures of that row are those of the former
+    """,
+)
+def many_quotas(report: Report, quick: bool, only: str = "") -> None:
     """Measure the accuracy of 3,000 quotas at fixed totals, and the highest total with all within 1 %."""
-    report = Report("many_quotas")
-    report.header = ["quotas of", "consumers", "asked/s", "window s", "served/s", "beyond 1 %", "worst %"]
-    report.header += [
-        "worst count",
-        "worst window",
-        "redis CPU %",
-        "consumers CPU %",
-        "CPU wait %",
-        "redis MB",
-        "consumers MB",
-    ]
     quotas = QUICK_QUOTAS if quick else QUOTAS
-    report.notes.append(f"{quotas:,} equal quotas; asked: their sum; each has a backlog, published before")
-    report.notes.append("tenants: of one queue; queues: each has a quota for its messages without a tenant")
-    report.notes.append(
-        f"{CONSUMERS} consumers: kombu: they ack at once, prefetch 100; threads, solo: workers of this pool, "
-        "with 2 slots or one"
-    )
-    report.notes.append(
-        "beyond 1 %: quotas whose rate, from the first to the last message in the window, differs by more,"
-        " or whose count in the window does by more than 1 % and one message"
-    )
-    report.notes.append("worst %: of these rates")
-    report.notes.append("worst count: messages in the window beside rate x window; 1 is the edge of a window")
-    report.notes.append(
-        "worst window: messages of any window beyond rate x window + burst, by the consumers' clocks"
-    )
-    report.notes.append("CPU: of one core, in the window; memory: at its end, with the rest of the backlog")
-    report.notes.append("CPU wait: time that threads of the consumers waited for a core, in % of the window")
-    report.notes.append(
-        "highest: from the highest total with all within 1 % to the lowest without, by a coarse search; the"
-        " other figures are those of the former"
-    )
+    report.fill_in(quotas=quotas)
     totals = {float(quotas): QUICK_WINDOW_S} if quick else TOTALS
     highest = "the highest total"
     parts = [(*case, f"{total:,.0f}/s") for case in CASES for total in totals]
@@ -159,7 +148,6 @@ def many_quotas(quick: bool, only: str = "") -> Report:
             held, failed, best = (total, failed, run.cells) if run.is_held else (held, total, best)
         report.row(name, kind, "highest", best[0], f"{held:,.0f} to {failed:,.0f}", *best[2:])
         report.data[f"{name}, {kind}"] = {"held": held, "failed": failed}
-    return report
 
 
 class Run(NamedTuple):
@@ -203,15 +191,9 @@ def measure(form: Form, kind: str, total: float, window_s: float) -> tuple[Accur
         server = stack.enter_context(RedisServer())
         record = folder / "record"
         record.touch()
-        conf = {
-            **DEFAULTS,
-            "broker_url": broker.url(server.port),
-            "clock_port": 0,
-            "record": str(record),
-            "broker_transport_options": {"socket_timeout": 60.0},
-        }
-        app: Any = add_tasks(make_app(NAME, broker, conf), 0)
-        stack.callback(app.close)
+        options = {"socket_timeout": 60.0}
+        conf = settings(broker.url(server.port), record=str(record), broker_transport_options=options)
+        app = stack.enter_context(app_of("dq", conf))
         for number in range(form.quotas):
             app.dq.quotas.set(*form.home(number), rate=rate, burst=burst)
         slack_s = max(SLACK_S, SLACK_MESSAGES / total)
@@ -226,16 +208,14 @@ def measure(form: Form, kind: str, total: float, window_s: float) -> tuple[Accur
 
         wait_until(all_begun, 60.0)
         time.sleep(warm_up_s)  # the bursts are over
-        probe = ServerProbe(server.port)
-        stack.callback(probe.close)
-        processes = [psutil.Process(pid) for pid in pids]
-        begin, cpu = time.monotonic(), [probe.cpu_seconds(), _cpu_seconds(processes), _waited_seconds(pids)]
-        time.sleep(window_s)  # the window
-        end = time.monotonic()
-        costs = [100 * (probe.cpu_seconds() - cpu[0]) / (end - begin)]
-        costs += [100 * (_cpu_seconds(processes) - cpu[1]) / (end - begin)]
-        costs += [100 * (_waited_seconds(pids) - cpu[2]) / (end - begin)]
-        costs += [probe.bytes_used() / 1e6, sum(process.memory_info().rss for process in processes) / 1e6]
+        begin, waited = time.monotonic(), _waited_seconds(pids)
+        with spending(server.port, pids=pids) as spent:
+            time.sleep(window_s)  # the window
+        end, waited = time.monotonic(), _waited_seconds(pids) - waited
+        costs = [100 * cpu_s / spent.wall_s for cpu_s in (*spent.redis_s, spent.others_s, waited)]
+        with closing(ServerProbe(server.port)) as probe:
+            costs += [probe.bytes_used() / 1e6]
+        costs += [sum(psutil.Process(pid).memory_info().rss for pid in pids) / 1e6]
         moments: dict[int, list[float]] = defaultdict(list)
         for at, number in RECORD.iter_unpack(_whole(record)):
             moments[number].append(at)
@@ -304,20 +284,12 @@ def _publish(app: Any, form: Form, each: int) -> None:
 
 
 @contextmanager
-def _consuming(kind: str, form: Form, conf: Mapping[str, Any], folder: Path) -> Iterator[list[int]]:
+def _consuming(kind: str, form: Form, conf: dict[str, Any], folder: Path) -> Iterator[list[int]]:
     """Run the consumers during the block; yield the ids of their processes."""
     with ExitStack() as stack:
         if kind != "kombu":
             workers = [
-                WorkerProcess(
-                    "benchmarks.shop",
-                    broker=BROKERS["dq"],
-                    conf=conf,
-                    pool=kind,
-                    name=f"w{number}",
-                    queues=form.queues,
-                    loglevel="WARNING",
-                )
+                worker_of("dq", conf, pool=kind, name=f"w{number}", queues=form.queues)
                 for number in range(CONSUMERS)
             ]
             for worker in workers:
@@ -340,10 +312,6 @@ def _consuming(kind: str, form: Form, conf: Mapping[str, Any], folder: Path) -> 
         for number in range(CONSUMERS):
             wait_until((folder / f"ready-{number}").exists, 60.0)
         yield [process.pid for process in processes]
-
-
-def _cpu_seconds(processes: Sequence[psutil.Process]) -> float:
-    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
 def _waited_seconds(pids: Sequence[int]) -> float:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import redis
 
 
@@ -31,6 +35,9 @@ class Series:
         return f"{short(self.median)} ({short(min(self.values))}-{short(max(self.values))})"
 
 
+Found = dict[str, dict[str, Series]]
+
+
 @dataclass
 class Report:
     """The results of a benchmark: rows to print, and data for JSON."""
@@ -45,28 +52,75 @@ class Report:
     def row(self, *cells: object) -> None:
         self.rows.append([str(cell) for cell in cells])
 
+    def fill_in(self, **values: object) -> None:
+        """Fill the figures of this run into the notes."""
+        self.notes = [note.format(**values) for note in self.notes]
+
+    def compare(self, found: Found, base: str, quantities: str, *before: object) -> None:
+        """Add a row for each contender, and all values to the data.
+
+        Args:
+            found: Contender -> quantity -> series.
+            base: The contender with which the others are compared.
+            quantities: Those of the cells, with ``|`` between them; ``vs QUANTITY`` is its ratio to `base`.
+            before: The cells before the name of the contender. They name the case in the data.
+        """
+        for name, row in found.items():
+            cells: list[object] = []
+            for quantity in map(str.strip, quantities.split("|")):
+                key = quantity.removeprefix("vs ")
+                ours = row.get(key, Series())
+                cells.append(ours if key == quantity else ratio(ours, found[base].get(key, Series())))
+            self.row(*before, name, *cells)
+        self.data.update({" ".join(map(str, before)): dump(found)} if before else dump(found))
+
     def text(self) -> str:
-        table = [self.header, *self.rows]
-        widths = [
-            max(len(row[index]) for row in table if index < len(row)) for index in range(len(self.header))
-        ]
-        lines = [f"== {self.name}"]
-        for row in table:
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            lines.append("  ".join(cells).rstrip())
+        lines = [f"== {self.name}", *self._aligned()]
         return "\n".join([*lines, *(f"   {note}" for note in self.notes)])
 
     def rst(self) -> str:
         """The same as a reST table."""
-        table = [self.header, *self.rows]
-        widths = [max(1, *(len(row[at]) for row in table if at < len(row))) for at in range(len(self.header))]
-        rule = "  ".join("=" * width for width in widths)
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
-            for row in table
-        ]
+        head, *rows = self._aligned()
+        rule = "  ".join("=" * width for width in self._widths())
         notes = "".join(f"{note[:1].upper()}{note[1:]}.\n" for note in self.notes)
-        return "\n".join([rule, lines[0], rule, *lines[1:], rule, "", notes])
+        return "\n".join([rule, head, rule, *rows, rule, "", notes])
+
+    def _widths(self) -> list[int]:
+        table = [self.header, *self.rows]
+        return [max(1, *(len(row[at]) for row in table if at < len(row))) for at in range(len(self.header))]
+
+    def _aligned(self) -> list[str]:
+        widths = self._widths()
+        return [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+            for row in [self.header, *self.rows]
+        ]
+
+
+#: Name -> benchmark: called with `quick`, and with a part of the names of its cases if it has parts.
+BENCHMARKS: dict[str, Callable[..., Report]] = {}
+
+
+def benchmark(columns: str, notes: str = "") -> Callable[[Callable[..., None]], Callable[..., Report]]:
+    """Make a benchmark of a function that fills its report; the function has the name of the benchmark.
+
+    Args:
+        columns: The header of the table, with ``|`` between the cells.
+        notes: The method of measurement, a line for each note.
+    """
+
+    def decorate(fill: Callable[..., None]) -> Callable[..., Report]:
+        @functools.wraps(fill)
+        def run(quick: bool, *only: str) -> Report:
+            header = [title.strip() for title in columns.split("|")]
+            report = Report(fill.__name__, inspect.cleandoc(notes).splitlines(), header)
+            fill(report, quick, *only)
+            return report
+
+        BENCHMARKS[fill.__name__] = run
+        return run
+
+    return decorate
 
 
 def short(value: float) -> str:
@@ -102,13 +156,13 @@ def chosen(cases: Sequence[str], only: str) -> list[str]:
 
 def interleave(
     contenders: Sequence[str], rounds: int, measure: Callable[[str], dict[str, float]], budget: float
-) -> dict[str, dict[str, Series]]:
+) -> Found:
     """Run all contenders in turn, `rounds` times, so that a slow minute of the machine affects all of them.
 
     No new round begins after `budget` seconds. The figures of each run are printed when it ends, because a
     benchmark that is cut off prints no table. Return contender -> quantity -> series.
     """
-    found: dict[str, dict[str, Series]] = {name: {} for name in contenders}
+    found: Found = {name: {} for name in contenders}
     started = time.monotonic()
     for number in range(rounds):
         if number and time.monotonic() - started > budget:
@@ -140,7 +194,7 @@ def jain(shares: Sequence[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * squares) if squares else math.nan
 
 
-def dump(found: dict[str, dict[str, Series]]) -> dict[str, dict[str, list[float]]]:
+def dump(found: Found) -> dict[str, dict[str, list[float]]]:
     """Return a value in a form for JSON."""
     return {name: {key: series.values for key, series in row.items()} for name, row in found.items()}
 
@@ -167,8 +221,40 @@ class ServerProbe:
                 total += int(self._client.memory_usage(key, samples=0) or 0)
         return total
 
-    def flush(self) -> None:
-        self._client.flushall()
-
     def close(self) -> None:
         self._client.close()
+
+
+@dataclass
+class Spent:
+    """The time of a block in seconds: by the clock, and of CPU."""
+
+    wall_s: float = 0.0
+    own_s: float = 0.0
+    #: Of each server, and of the other processes together.
+    redis_s: Sequence[float] = ()
+    others_s: float = 0.0
+
+    def per(self, amount: float) -> dict[str, float]:
+        """Return the rate, and µs for each message: by the clock, of this process, of Redis, of others."""
+        us = {"call": self.wall_s, "own": self.own_s, "cpu": sum(self.redis_s), "others": self.others_s}
+        return {"rate": amount / self.wall_s, **{key: spent / amount * 1e6 for key, spent in us.items()}}
+
+
+@contextmanager
+def spending(*ports: int, pids: Iterable[int] = ()) -> Iterator[Spent]:
+    """Measure the time of the block, and the CPU of Redis servers (by their ports) and other processes."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(closing(ServerProbe(port))) for port in ports]
+        others = [psutil.Process(pid) for pid in pids]
+        spent = Spent()
+        redis_s, others_s = [probe.cpu_seconds() for probe in probes], _cpu_s(others)
+        own_s, started = time.process_time(), time.perf_counter()
+        yield spent
+        spent.wall_s, spent.own_s = time.perf_counter() - started, time.process_time() - own_s
+        spent.redis_s = [probe.cpu_seconds() - before for probe, before in zip(probes, redis_s, strict=True)]
+        spent.others_s = _cpu_s(others) - others_s
+
+
+def _cpu_s(processes: Iterable[psutil.Process]) -> float:
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))

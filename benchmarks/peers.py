@@ -15,15 +15,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-import redis
-
-from benchmarks.measure import Report, dump, interleave, ratio
+from benchmarks.measure import Report, benchmark, dump, interleave, ratio
 from benchmarks.peer_apps import CLOCK, PEER_APPS, PeerApp
-from benchmarks.shop import DEFAULTS, NAME, add_tasks
+from benchmarks.workers import app_of, seconds_between_marks, settings, worker_of
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import BROKERS
 from tests.rabbitmq import RabbitMQServer, find_rabbitmq_server
-from tests.workers import ROOT, WorkerProcess, make_app
+from tests.workers import ROOT, WorkerProcess
 
 
 class Promise(NamedTuple):
@@ -51,27 +49,24 @@ CELERY = {"celery-dq": "dq", "celery, redis": "stock", "celery, rabbitmq": ""}
 WARM_UP = 100
 
 
-def peers(quick: bool) -> Report:
+@benchmark(
+    "queue | calls/s | vs celery, redis | tasks/s | vs celery, redis | acknowledged"
+    " | killed: fetched, not started | killed: running",
+    f"""
+    each call has one argument and keeps no result; backlog published first, then the worker
+    the first {WARM_UP} calls and tasks are not counted
+    celery: solo pool, otherwise its defaults; huey: its default of one thread
+    dramatiq: its default of 8 threads; taskiq: Redis streams, its default of 100 tasks at a time
+    rabbitmq: at times the worker sleeps while messages wait, hence the range; the cause is not known
+    rq: SimpleWorker, which does not fork for each task
+    """,
+)
+def peers(report: Report, quick: bool) -> None:
     """Calls/s and no-op tasks/s of one process with one slot, and the fate of a killed worker's tasks."""
-    report = Report("peers")
-    report.header = ["queue", "calls/s", "vs celery, redis", "tasks/s", "vs celery, redis"]
-    report.header += ["acknowledged", "killed: fetched, not started", "killed: running"]
-    report.notes.append(
-        "each call has one argument and keeps no result; backlog published first, then the worker"
-    )
-    report.notes.append(f"the first {WARM_UP} calls and tasks are not counted")
-    report.notes.append("celery: solo pool, otherwise its defaults; huey: its default of one thread")
-    report.notes.append(
-        "dramatiq: its default of 8 threads; taskiq: Redis streams, its default of 100 tasks at a time"
-    )
-    report.notes.append(
-        "rabbitmq: at times the worker sleeps while messages wait, hence the range; the cause is not known"
-    )
-    report.notes.append("rq: SimpleWorker, which does not fork for each task")
     present = [name for name in PROMISES if _is_installed(name)]
     if missing := [name for name in PROMISES if name not in present]:
         report.notes.append(f"not installed: {', '.join(missing)}")
-        print(f"   not installed, and left out: {', '.join(missing)}", flush=True)
+        print(f"   {report.notes[-1]}", flush=True)
     once = partial(_round, 500 if quick else 3_000)
     found = interleave(present, 1 if quick else 5, once, 400)
     stock = found["celery, redis"]
@@ -81,7 +76,6 @@ def peers(quick: bool) -> Report:
         cells += [row["tasks"], ratio(row["tasks"], stock["tasks"])]
         report.row(name, *cells, *PROMISES[name])
     report.data = dump(found)
-    return report
 
 
 def _is_installed(name: str) -> bool:
@@ -104,23 +98,18 @@ def _round(amount: int, name: str) -> dict[str, float]:
             if name in CELERY
             else _process(name, server.port, clock.port, "work")
         )
-        with worker, redis.Redis(port=clock.port, socket_timeout=None) as client:
-            begin, end = client.blpop(["begin"], timeout=60), client.blpop(["end"], timeout=300)
-    if begin is None or end is None:
-        raise TimeoutError(f"{name} did not run {amount} tasks")
-    return {"calls": amount / taken, "tasks": amount / (float(end[1]) - float(begin[1]))}
+        with worker:
+            return {"calls": amount / taken, "tasks": amount / seconds_between_marks(clock)}
 
 
 def _conf(name: str, port: int, clock_port: int) -> dict[str, Any]:
     broker = CELERY[name]
     url = BROKERS[broker].url(port) if broker else f"amqp://guest:guest@127.0.0.1:{port}//"
-    return {**DEFAULTS, "broker_url": url, "clock_port": clock_port}
+    return settings(url, clock_port)
 
 
 def _celery_app(name: str, port: int) -> PeerApp:
-    clock_port = int(os.environ[CLOCK])
-    broker = BROKERS[CELERY[name]] if CELERY[name] else None
-    app = add_tasks(make_app(NAME, broker, _conf(name, port, clock_port)), clock_port)
+    app = app_of(CELERY[name], _conf(name, port, int(os.environ[CLOCK])))
 
     def publish(arguments: Iterable[str | int]) -> None:
         for argument in arguments:
@@ -130,15 +119,8 @@ def _celery_app(name: str, port: int) -> PeerApp:
 
 
 def _celery_worker(name: str, port: int, clock_port: int) -> WorkerProcess:
-    return WorkerProcess(
-        "benchmarks.shop",
-        broker=BROKERS[CELERY[name]] if CELERY[name] else None,
-        conf=_conf(name, port, clock_port),
-        pool="solo",
-        concurrency=1,
-        arguments=(),
-        loglevel="WARNING",
-    )
+    conf = _conf(name, port, clock_port)
+    return worker_of(CELERY[name], conf, pool="solo", concurrency=1, arguments=())
 
 
 @contextmanager

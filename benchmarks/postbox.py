@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +20,9 @@ from kombu import Connection, Consumer, Message, Producer, Queue
 from benchmarks.at_claim import read_held
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.partition_replies import OutgoingRecord
+from celery_dq.transport.redis.store.partition import MAX_CHUNK
 from tests.brokers import BROKERS
 from tests.workers import ROOT
 
@@ -103,9 +109,35 @@ class Sink:
             with suppress(TimeoutError):
                 self.connection.drain_events(timeout=0.5)
 
-    def close(self) -> None:
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._consumer.cancel()
         self._channel.close()
+
+
+def drain(connection: Connection, amount: int, seconds: float) -> None:
+    """Acknowledge `amount` messages, or those that come within `seconds`."""
+    with Sink(connection) as sink:
+        sink.drain(amount, seconds)
+
+
+def store(app: Any, queue: str, messages: Iterable[tuple[str, str]]) -> None:
+    """Push messages in large chunks, one for each (tenant, id)."""
+    records = (
+        OutgoingRecord(0, id_, MessageRecord(tenant, "job", 0, 0, 0, b"{}", "[]").pack())
+        for tenant, id_ in messages
+    )
+    with app.dq._broker.open_home(queue) as (partition, client):
+        while chunk := list(islice(records, MAX_CHUNK // 2)):
+            partition.push(chunk).run(client)
+
+
+def warm_up(connection: Connection) -> None:
+    """Publish and consume one message, which declares the queue and loads the scripts."""
+    publish_many(connection, ["first"])
+    drain(connection, 1, 10)
 
 
 class WatchingSink(Sink):
@@ -139,82 +171,66 @@ class Found(NamedTuple):
     waits: list[tuple[float, float]]
 
 
+@dataclass
 class ConsumerProcess:
-    """A `Sink` in a separate process, for `seconds`; its results are read from a file afterwards.
+    """A `Sink` in a separate process, for `seconds`; its results are read from a file afterwards."""
 
-    With `watched` it is a `WatchingSink` for this tenant.
-    """
+    port: int
+    seconds: float
+    prefetch: int = 20
+    #: Seconds of work for each message.
+    work: float = 0.0
+    queue: str = QUEUE
+    #: A tenant, for a `WatchingSink`.
+    watched: str = ""
 
-    def __init__(
-        self,
-        broker: str,
-        port: int,
-        seconds: float,
-        *,
-        prefetch: int = 20,
-        work: float = 0.0,
-        queue: str = QUEUE,
-        watched: str = "",
-    ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="bench-")
-        self._out = Path(self._folder.name) / "arrivals.json"
-        self._ready = Path(self._folder.name) / "ready"
-        arguments = [
-            broker,
-            str(port),
-            str(seconds),
-            str(prefetch),
-            str(work),
-            queue,
-            watched,
-            str(self._out),
-            str(self._ready),
-        ]
+    def __enter__(self) -> ConsumerProcess:
+        self._folder = Path(tempfile.mkdtemp(prefix="bench-"))
+        arguments = [json.dumps(asdict(self)), str(self._folder)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.postbox", *arguments], cwd=ROOT, start_new_session=True
         )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder)
 
     def wait_ready(self) -> None:
-        wait_until(self._ready.exists, 20)
+        wait_until((self._folder / "ready").exists, 20)
 
-    def arrivals(self, deadline: float) -> list[tuple[float, str, float]]:
-        """Return (arrival, tenant, published) of each message, after its end."""
-        return self.found(deadline).arrivals
-
-    def found(self, deadline: float) -> Found:
+    def found(self) -> Found:
         """Return all its results, after its end."""
-        try:
-            self._process.wait(deadline)
-            arrivals, waits = json.loads(self._out.read_text())
-            return Found([tuple(row) for row in arrivals], [tuple(row) for row in waits])
-        finally:
-            self.stop()
+        self._process.wait(self.seconds + 60)
+        arrivals, waits = json.loads((self._folder / "found").read_text())
+        return Found([tuple(row) for row in arrivals], [tuple(row) for row in waits])
 
-    def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        self._folder.cleanup()
+    def run(self, folder: Path) -> None:
+        """Consume, in the process."""
+        with connect("dq", self.port) as connection:
+            options = (connection, self.prefetch, self.queue)
+            sink: Any = WatchingSink(*options, self.watched) if self.watched else Sink(*options)
+            with sink:
+                (folder / "ready").touch()
+                end = time.monotonic() + self.seconds
+                while time.monotonic() < end:
+                    before = len(sink.arrivals)
+                    sink.drain(before + 1, max(0.0, min(0.5, end - time.monotonic())))
+                    if self.work:
+                        time.sleep(self.work * (len(sink.arrivals) - before))  # the work of the consumer
+                (folder / "found").write_text(json.dumps([sink.arrivals, getattr(sink, "waits", [])]))
 
 
-def _main(arguments: list[str]) -> None:
-    broker, port, seconds, prefetch, work, queue, watched, out, ready = arguments
-    with connect(broker, int(port)) as connection:
-        if watched:
-            sink: Sink = WatchingSink(connection, int(prefetch), queue, watched)
-        else:
-            sink = Sink(connection, int(prefetch), queue)
-        Path(ready).touch()
-        end = time.monotonic() + float(seconds)
-        while time.monotonic() < end:
-            before: Any = len(sink.arrivals)
-            sink.drain(before + 1, max(0.0, min(0.5, end - time.monotonic())))
-            if float(work):
-                time.sleep(float(work) * (len(sink.arrivals) - before))  # the work of the consumer
-        waits = sink.waits if isinstance(sink, WatchingSink) else []
-        Path(out).write_text(json.dumps([sink.arrivals, waits]))
-        sink.close()
+@contextmanager
+def consuming(count: int, *options: Any, **more: Any) -> Iterator[list[ConsumerProcess]]:
+    """Run consumer processes during the block, which begins when all of them are ready."""
+    with ExitStack() as stack:
+        consumers = [stack.enter_context(ConsumerProcess(*options, **more)) for _ in range(count)]
+        for consumer in consumers:
+            consumer.wait_ready()
+        yield consumers
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    ConsumerProcess(**json.loads(sys.argv[1])).run(Path(sys.argv[2]))

@@ -8,29 +8,26 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from itertools import chain, repeat
 from typing import Any
 
 from celery import Celery
+from kombu import Connection
 
 from benchmarks.at_claim import claim_for, keep_house
-from benchmarks.measure import Report, ServerProbe, short
-from benchmarks.postbox import QUEUE, ConsumerProcess, Sink, connect, publish_many
+from benchmarks.measure import Report, ServerProbe, benchmark, short
+from benchmarks.postbox import QUEUE, connect, consuming, drain, publish_many
 from celery_dq.testing.servers import RedisServer
-from tests.brokers import ACTIVE, BROKERS, Broker
+from tests.brokers import DQ
 from tests.workers import make_app
 
 CONSUMERS = 4
 
 
-def leased() -> list[Broker]:
-    return [BROKERS[name] for name in ACTIVE if BROKERS[name].has_leases]
-
-
-def app_on(broker: Broker, server: RedisServer) -> Celery:
-    return make_app("bench", broker, {"broker_url": broker.url(server.port), "task_default_queue": QUEUE})
+def app_on(server: RedisServer) -> Celery:
+    return make_app("bench", DQ, {"broker_url": DQ.url(server.port), "task_default_queue": QUEUE})
 
 
 def rates_of(tenants: int, total: float) -> dict[str, float]:
@@ -55,75 +52,70 @@ def worst_excess(arrivals: list[float], rate: float, burst: float) -> float:
     return round(worst, 6) + 0.0
 
 
-def quotas(quick: bool) -> Report:
+@benchmark(
+    "broker | measured | what | figure | promise",
+    """
+    claim: script-level consumers, by the clock of Redis, in a transaction; consumers: kombu's, by their own
+    batches that lay in a socket come closer together at a consumer than they were claimed
+    """,
+)
+def quotas(report: Report, quick: bool) -> None:
     """Measure each tenant's error, the worst window, and how fast a change acts on a large backlog."""
-    report = Report("quotas")
-    report.header = ["broker", "measured", "what", "figure", "promise"]
-    report.notes.append(
-        "claim: script-level consumers, by the clock of Redis, in a transaction; consumers: kombu's, by their"
-        " own clocks, where batches that lay in a socket come closer together than they were claimed"
-    )
-    seconds, total, tenants = (10.0, 1_000.0, 20) if quick else (60.0, 5_000.0, 100)
+    seconds, total, tenants, backlog = (10.0, 1_000.0, 20, 6_000) if quick else (60.0, 5_000.0, 100, 60_000)
     rates = rates_of(tenants, total)
-    for broker in leased():
-        report.data[broker.name] = {"rates": rates}
-        for where, arrivals in (("claim", _at_claims), ("consumers", _at_consumers)):
-            found = _steady(broker, rates, seconds, arrivals)
-            what = f"tenants beyond max(1 %, 1 message) over {seconds:g} s"
-            report.row(broker.name, where, what, found["beyond"], 0)
-            report.row(broker.name, where, "worst error, messages", short(found["worst"]), "max(1 %, 1)")
-            # The promise is about claims only.
-            excess, promise = short(found["excess"]), "<= 0" if where == "claim" else ""
-            report.row(broker.name, where, "worst window beyond rate x window + burst", excess, promise)
-            report.data[broker.name][where] = found
-        backlog = 6_000 if quick else 60_000
-        first, last = _change(broker, backlog)
-        what = "a changed default reaches a waiting consumer within, s"
-        report.row(broker.name, "consumers", what, short(first), "<= 1")
-        what = f"it holds for the last of {backlog:,} tenants within, s"
-        report.row(broker.name, "consumers", what, short(last), "<= 1")
-        report.data[broker.name]["change"] = {"first": first, "last": last}
-    if not report.rows:
-        report.notes.append("no active broker has quotas")
-    return report
+    # The promise of the worst window is about claims only.
+    for where, arrivals, promise in (("claim", _at_claims, "<= 0"), ("consumers", _at_consumers, "")):
+        found = _steady(rates, seconds, arrivals)
+        what = f"tenants beyond max(1 %, 1 message) over {seconds:g} s"
+        report.row("dq", where, what, found["beyond"], 0)
+        report.row("dq", where, "worst error, messages", short(found["worst"]), "max(1 %, 1)")
+        what = "worst window beyond rate x window + burst"
+        report.row("dq", where, what, short(found["excess"]), promise)
+        report.data[where] = found
+    first, last = _change(backlog)
+    what = "a changed default reaches a waiting consumer within, s"
+    report.row("dq", "consumers", what, short(first), "<= 1")
+    what = f"it holds for the last of {backlog:,} tenants within, s"
+    report.row("dq", "consumers", what, short(last), "<= 1")
+    report.data |= {"rates": rates, "change": {"first": first, "last": last}}
 
 
-def _at_consumers(broker: Broker, port: int, seconds: float) -> list[tuple[float, str]]:
+def _at_consumers(port: int, seconds: float) -> list[tuple[float, str]]:
     """Return (seconds, tenant) of each message, by the clocks of kombu's consumers."""
-    with ExitStack() as stack:
-        consumers = [ConsumerProcess(broker.name, port, seconds) for _ in range(CONSUMERS)]
-        for consumer in consumers:
-            stack.callback(consumer.stop)
-        for consumer in consumers:
-            consumer.wait_ready()
-        return [row[:2] for consumer in consumers for row in consumer.arrivals(seconds + 60)]
+    with consuming(CONSUMERS, port, seconds) as consumers:
+        return [row[:2] for consumer in consumers for row in consumer.found().arrivals]
 
 
-def _at_claims(broker: Broker, port: int, seconds: float) -> list[tuple[float, str]]:
+def _at_claims(port: int, seconds: float) -> list[tuple[float, str]]:
     """Return (seconds, tenant) of each message, by the clock of Redis."""
-    found = chain.from_iterable(claim_for(port, QUEUE, seconds, consumers=CONSUMERS))
-    moments = sorted(found)
+    moments = sorted(chain.from_iterable(claim_for(port, QUEUE, seconds, consumers=CONSUMERS)))
     return [((moment.at_us - moments[0].at_us) / 1e6, moment.tenant) for moment in moments]
 
 
+@contextmanager
+def serving() -> Iterator[tuple[Any, Connection, int]]:
+    """Run a Redis; yield an app and a connection on it, and its port."""
+    with RedisServer() as server, connect("dq", server.port) as connection, app_on(server) as app:
+        yield app, connection, server.port
+
+
+def throttle(app: Any, rates: Mapping[str, float]) -> dict[str, int]:
+    """Give tenants their rates; return the burst of each, a tenth of a second or two messages."""
+    bursts = {tenant: max(2, math.ceil(rate * 0.1)) for tenant, rate in rates.items()}
+    for tenant, rate in rates.items():
+        app.dq.quotas.set(QUEUE, tenant, rate=rate, burst=bursts[tenant])
+    return bursts
+
+
 def _steady(
-    broker: Broker,
-    rates: dict[str, float],
-    seconds: float,
-    arrivals: Callable[[Broker, int, float], list[tuple[float, str]]],
+    rates: dict[str, float], seconds: float, arrivals: Callable[[int, float], list[tuple[float, str]]]
 ) -> dict[str, Any]:
     warm_up = 3.0
-    with ExitStack() as stack:
-        server = stack.enter_context(RedisServer())
-        app: Any = app_on(broker, server)
-        stack.callback(app.close)
-        bursts = {tenant: max(2, math.ceil(rate * 0.1)) for tenant, rate in rates.items()}
-        for tenant, rate in rates.items():
-            app.dq.quotas.set(QUEUE, tenant, rate=rate, burst=bursts[tenant])
-        connection = stack.enter_context(connect(broker.name, server.port))
+    with serving() as (app, connection, port):
+        bursts = throttle(app, rates)
         backlog = ((t, math.ceil(rate * (seconds + warm_up + 3)) + bursts[t]) for t, rate in rates.items())
         publish_many(connection, chain.from_iterable(repeat(tenant, amount) for tenant, amount in backlog))
-        rows = arrivals(broker, server.port, seconds + warm_up + 1)
+        rows = arrivals(port, seconds + warm_up + 1)
     times: dict[str, list[float]] = defaultdict(list)
     for moment, tenant in rows:
         times[tenant].append(moment)
@@ -136,63 +128,48 @@ def _steady(
     return {"beyond": len(beyond), "worst": worst, "excess": excess, "errors": errors}
 
 
-def quota_error(broker: Broker, tenants: int, seconds: float) -> float:
+def quota_error(tenants: int, seconds: float) -> float:
     """Measure the worst error at the claim, in % of the rate, of tenants beside many throttled ones."""
-    active = min(tenants, 100)
-    rate, warm_up = 2_000 / active, 1.0
-    with RedisServer() as server, connect(broker.name, server.port) as connection:
-        app: Any = app_on(broker, server)
+    active = [f"t{number}" for number in range(min(tenants, 100))]
+    rate, warm_up = 2_000 / len(active), 1.0
+    with serving() as (app, connection, port):
         app.dq.quotas.set_default(QUEUE, rate="1/h", burst=1)
-        for number in range(active):
-            app.dq.quotas.set(QUEUE, f"t{number}", rate=rate, burst=max(2, math.ceil(rate * 0.1)))
-        publish_many(connection, chain.from_iterable(repeat(f"t{n}", 2) for n in range(active, tenants)))
-        sink = Sink(connection)
-        sink.drain(tenants - active, 120)  # the one message that each other tenant may start
-        sink.close()
+        throttle(app, dict.fromkeys(active, rate))
+        others = range(len(active), tenants)
+        publish_many(connection, chain.from_iterable(repeat(f"t{number}", 2) for number in others))
+        drain(connection, len(others), 120)  # the one message that each other tenant may start
         each = math.ceil(rate * (seconds + 2 * warm_up + 10))
-        publish_many(connection, chain.from_iterable(repeat([f"t{n}" for n in range(active)], each)))
-        rows = _at_claims(broker, server.port, seconds + 2 * warm_up)
-        app.close()
+        publish_many(connection, chain.from_iterable(repeat(active, each)))
+        rows = _at_claims(port, seconds + 2 * warm_up)
     counts = Counter(tenant for at, tenant in rows if warm_up <= at < warm_up + seconds)
-    return max(abs(counts[f"t{number}"] / (rate * seconds) - 1) for number in range(active)) * 100
+    return max(abs(counts[tenant] / (rate * seconds) - 1) for tenant in active) * 100
 
 
-def idle_bytes(broker: Broker, tenants: int) -> float:
+def idle_bytes(tenants: int) -> float:
     """Measure the memory of each tenant with a rate and without messages, after its limiter has recovered."""
-    with RedisServer() as server, connect(broker.name, server.port) as connection:
-        app: Any = app_on(broker, server)
+    with serving() as (app, connection, port), closing(ServerProbe(port)) as probe:
         app.dq.quotas.set_default(QUEUE, rate=1000, burst=2)
         publish_many(connection, (f"t{number}" for number in range(tenants)))
-        sink = Sink(connection)
-        sink.drain(tenants, 120)
-        sink.close()
-        app.close()
-        probe = ServerProbe(server.port)
+        drain(connection, tenants, 120)
         # The maintenance takes longer than the millisecond until the last limiter has recovered.
-        keep_house(server.port, QUEUE, tenants // 1000 + 10)
-        total = probe.bytes_of_tenants()
-        probe.close()
-    return total / tenants
+        keep_house(port, QUEUE, tenants // 1000 + 10)
+        return probe.bytes_of_tenants() / tenants
 
 
-def _change(broker: Broker, tenants: int) -> tuple[float, float]:
+def _change(tenants: int) -> tuple[float, float]:
     """Measure a change of the default, which had paused all tenants.
 
     Returns:
         The seconds from the call until a message arrives at a consumer that waits, and until the call has
         placed the last tenant and returns. The consumer takes messages meanwhile.
     """
-    with RedisServer() as server, connect(broker.name, server.port) as connection, ExitStack() as stack:
-        app: Any = app_on(broker, server)
-        stack.callback(app.close)
+    with serving() as (app, connection, port):
         app.dq.quotas.set_default(QUEUE, paused=True)
         publish_many(connection, (f"t{number}" for number in range(tenants)))
-        consumer = ConsumerProcess(broker.name, server.port, 10)
-        stack.callback(consumer.stop)
-        consumer.wait_ready()
-        time.sleep(2)  # the consumer has looked, and waits
-        started = time.monotonic()
-        app.dq.quotas.set_default(QUEUE, paused=False)
-        last = time.monotonic() - started
-        arrivals = [at - started for at, _, _ in consumer.arrivals(60)]
+        with consuming(1, port, 10) as (consumer,):
+            time.sleep(2)  # the consumer has looked, and waits
+            started = time.monotonic()
+            app.dq.quotas.set_default(QUEUE, paused=False)
+            last = time.monotonic() - started
+            arrivals = [at - started for at, _, _ in consumer.found().arrivals]
     return (min(arrivals), last) if arrivals and min(arrivals) > 0 else (math.nan, math.nan)

@@ -14,27 +14,26 @@ from celery import Celery
 from kombu import Queue
 
 import celery_dq
-from benchmarks.measure import Report, Series, ServerProbe
+from benchmarks.measure import Report, Series, benchmark, spending
+from benchmarks.postbox import store
 from celery_dq.metrics.server import MetricsServer
 from celery_dq.metrics.state import MAX_AGE_S
 from celery_dq.testing.servers import RedisServer
-from celery_dq.transport.message_record import MessageRecord
-from celery_dq.transport.partition_replies import OutgoingRecord
-from celery_dq.transport.redis.store.partition import MAX_CHUNK
 
 TENANTS, QUICK_TENANTS = 60_000, 2_000
 QUEUES, QUICK_QUEUES = 1_000, 50
 
 
-def scrapes(quick: bool) -> Report:
+@benchmark(
+    "broker | scrape ms | Redis CPU ms | longest script ms | at best ms",
+    """
+    scrape: an HTTP GET of an exporter on the same machine, median (min-max)
+    Redis CPU: by INFO; longest script: by the slow log, which counts pauses of the process too
+    at best: the slowest of all scripts, each in the scrape in which it was quickest
+    """,
+)
+def scrapes(report: Report, quick: bool) -> None:
     """Measure an HTTP GET of the metrics, and its share of Redis."""
-    report = Report("scrapes")
-    report.header = ["broker", "scrape ms", "Redis CPU ms", "longest script ms", "at best ms"]
-    report.notes.append("scrape: an HTTP GET of an exporter on the same machine, median (min-max)")
-    report.notes.append(
-        "Redis CPU: by INFO; longest script: by the slow log, which counts pauses of the process too"
-    )
-    report.notes.append("at best: the slowest of all scripts, each in the scrape in which it was quickest")
     tenants, queues = (QUICK_TENANTS, QUICK_QUEUES) if quick else (TENANTS, QUEUES)
     rounds = 3 if quick else 11
     cases: tuple[tuple[str, int, dict[str, Any]], ...] = (
@@ -52,7 +51,6 @@ def scrapes(quick: bool) -> Report:
             found = _measure(server.port, url, rounds)
         report.row(name, *found.values())
         report.data[name] = {key: series.values for key, series in found.items()}
-    return report
 
 
 @contextmanager
@@ -78,44 +76,30 @@ def _fill(app: Any, tenants: int) -> None:
     options = app.dq.options.queue("q0")
     if options.names_quota:
         app.dq.quotas.set_default("q0", rate=options.quota.rate, burst=options.quota.burst)
-    records = [
-        OutgoingRecord(
-            0, f"m{tenant}-{number}", MessageRecord(f"t{tenant}", "job", 0, 0, 0, b"{}", "[]").pack()
-        )
-        for tenant in range(tenants)
-        for number in range(1 + tenant % 3)
-    ]
-    with app.dq._broker.open_home("q0") as (partition, client):
-        for start in range(0, len(records), MAX_CHUNK // 2):
-            partition.push(records[start : start + MAX_CHUNK // 2]).run(client)
+    messages = ((tenant, number) for tenant in range(tenants) for number in range(1 + tenant % 3))
+    store(app, "q0", ((f"t{tenant}", f"m{tenant}-{number}") for tenant, number in messages))
 
 
 def _measure(port: int, url: str, rounds: int) -> dict[str, Series]:
     client: Any = redis.Redis(port=port)
-    probe = ServerProbe(port)
     client.config_set("slowlog-log-slower-than", 0)
     client.config_set("slowlog-max-len", 1_000_000)
-    names = ("scrape", "redis", "longest")
     by_scrape: list[list[float]] = []
-    found = {name: Series() for name in names}
+    found = {name: Series() for name in ("scrape", "redis", "longest")}
     for number in range(rounds + 1):
         time.sleep(MAX_AGE_S + 0.1)  # until the reading before is too old to be used again
         client.slowlog_reset()
-        cpu_s, began = probe.cpu_seconds(), time.perf_counter()
-        with urllib.request.urlopen(url) as reply:
-            text = reply.read()
-        took_ms = (time.perf_counter() - began) * 1e3
-        assert b"celery_dq_up 1.0" in text
-        cpu_ms = (probe.cpu_seconds() - cpu_s) * 1e3
+        with spending(port) as spent, urllib.request.urlopen(url) as reply:
+            assert b"celery_dq_up 1.0" in reply.read()
         calls = client.slowlog_get(1_000_000)
         scripts = [entry["duration"] / 1e3 for entry in calls if entry["command"].startswith(b"EVAL")]
         if number:  # the first one connects and loads the scripts
             by_scrape.append(scripts)
-            for name, value in zip(names, (took_ms, cpu_ms, max(scripts, default=0.0)), strict=True):
-                found[name].values.append(value)
+            figures = (spent.wall_s * 1e3, sum(spent.redis_s) * 1e3, max(scripts, default=0.0))
+            for series, value in zip(found.values(), figures, strict=True):
+                series.values.append(value)
     # The same scripts run in each scrape, unless a tenant moves.
     at_best = [min(each) for each in zip(*by_scrape, strict=False)]
     found["at best"] = Series([max(at_best, default=0.0)])
-    probe.close()
     client.close()
     return found

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import redis
 
-from benchmarks.measure import Report, dump, interleave, ratio
+from benchmarks.measure import Report, benchmark, dump, interleave, ratio
 from celery_dq.keys import PartitionKeys
 from celery_dq.scripts import ScriptSet
 from celery_dq.testing.servers import RedisServer
@@ -24,14 +24,17 @@ PARTITIONS = 32
 BATCH = 100
 
 
-def script_calls(quick: bool) -> Report:
+@benchmark(
+    "call | µs, one at a time | vs LPUSH | µs, pipelined | vs LPUSH",
+    f"""
+    µs: INFO commandstats of EVALSHA, in which the commands of the script are contained
+    single: each message is pushed when the one before it has ended
+    quota: its tenant has a rate and a concurrency limit
+    batch: µs per message, {BATCH} messages of {BATCH} tenants a call
+    """,
+)
+def script_calls(report: Report, quick: bool) -> None:
     """Microseconds in Redis per script call, for single messages at an idle worker and for full batches."""
-    report = Report("script_calls")
-    report.header = ["call", "µs, one at a time", "vs LPUSH", "µs, pipelined", "vs LPUSH"]
-    report.notes.append("µs: INFO commandstats of EVALSHA, in which the commands of the script are contained")
-    report.notes.append("single: each message is pushed when the one before it has ended")
-    report.notes.append("quota: its tenant has a rate and a concurrency limit")
-    report.notes.append(f"batch: µs per message, {BATCH} messages of {BATCH} tenants a call")
     rounds, repeats = (2, 3) if quick else (9, 20)
     with RedisServer() as server:
         measure = partial(times_of_calls, server.port, load_scripts(), repeats)
@@ -41,7 +44,6 @@ def script_calls(quick: bool) -> Report:
         against = [ratio(times[call], times[STOCK]) for times in (alone, piped)]
         report.row(call, alone[call], against[0], piped[call], against[1])
     report.data = dump(found)
-    return report
 
 
 def times_of_calls(port: int, scripts: ScriptSet, repeats: int, *, pipelined: bool) -> dict[str, float]:
@@ -132,45 +134,40 @@ class Lives:
     def live(self, message: str) -> None:
         self._push(message)
         tags = self._claim()
-        self._time("settle", [each.ack("c", settle=tags[n]) for n, each in enumerate(self._partitions)])
-        self._time("finish", [each.ack("c", finish=tags[n]) for n, each in enumerate(self._partitions)])
+        self._time("settle", lambda each, n: each.ack("c", settle=tags[n]))
+        self._time("finish", lambda each, n: each.ack("c", finish=tags[n]))
         self._push(f"{message}r")
         tags = self._claim()
-        self._time(
-            "release",
-            [each.release("c", tags[n], mode="unstarted") for n, each in enumerate(self._partitions)],
-        )
+        self._time("release", lambda each, n: each.release("c", tags[n], mode="unstarted"))
         tags = self._claim("claim a released one")
         # The end of one message rides with the beginning of another.
-        self._time(
-            "settle and finish",
-            [each.ack("c", settle=tags[n], finish=tags[n]) for n, each in enumerate(self._partitions)],
-        )
+        self._time("settle and finish", lambda each, n: each.ack("c", settle=tags[n], finish=tags[n]))
         self._push(f"{message}s")
         tags = self._claim()
         # The ack of a short task rides with the next claim, which finds nothing here.
         self._time(
             "claim nothing, finish one",
-            [
-                each.claim("c", lease_ms=60_000, want=4, hold=False, finish=tags[n])
-                for n, each in enumerate(self._partitions)
-            ],
+            lambda each, n: each.claim("c", lease_ms=60_000, want=4, hold=False, finish=tags[n]),
         )
-        self._time("heartbeat", [each.heartbeat("c", lease_ms=60_000) for each in self._partitions])
-        self._time("hand_over_wakeup", [each.hand_over_wakeup("c") for each in self._partitions])
+        self._time("heartbeat", lambda each, _: each.heartbeat("c", lease_ms=60_000))
+        self._time("hand_over_wakeup", lambda each, _: each.hand_over_wakeup("c"))
 
     def _push(self, message: str) -> None:
         self._sequence += 1
         records = [OutgoingRecord(self._sequence, message, _record(0))]
-        self._time("push", [each.push(records, producer="p") for each in self._partitions])
+        self._time("push", lambda each, _: each.push(records, producer="p"))
 
     def _claim(self, name: str = "claim") -> list[list[tuple[str, str]]]:
         self._clock.send([("LPOP", each.keys.wake) for each in self._partitions])
-        calls = [each.claim("c", lease_ms=60_000, want=4, hold=False) for each in self._partitions]
-        return [_tags(call.parse(reply)) for call, reply in zip(calls, self._time(name, calls), strict=True)]
+        return list(
+            map(_tags, self._time(name, lambda each, _: each.claim("c", lease_ms=60_000, want=4, hold=False)))
+        )
 
-    def _time(self, name: str, calls: Iterable[ScriptCall[Any]]) -> list[Any]:
-        return self._clock.time(f"{name}, {self._kind}", [call.command() for call in calls])
+    def _time(self, name: str, call: Callable[[Partition, int], ScriptCall[Any]]) -> list[Any]:
+        """Send the call of each partition, by its number; return the replies."""
+        calls = [call(each, number) for number, each in enumerate(self._partitions)]
+        replies = self._clock.time(f"{name}, {self._kind}", [each.command() for each in calls])
+        return [each.parse(reply) for each, reply in zip(calls, replies, strict=True)]
 
 
 def push_and_claim_batches(clock: ServerClock, partitions: Sequence[Partition], message: str) -> None:

@@ -71,6 +71,15 @@ def add_tasks(app: Celery, clock_port: int) -> Celery:
     def recorded(number: int) -> None:
         os.write(_record(app.conf["record"]), RECORD.pack(time.monotonic(), number))
 
+    if app.conf.get("has_keyed"):
+        # Other workers do without the import, because their memory is measured.
+        from celery_dq.dedup import dedup
+
+        @app.task(name="keyed", shared=False, ignore_result=True)
+        @dedup(key="{number}")
+        def keyed(number: int) -> None:
+            return None
+
     return app
 
 

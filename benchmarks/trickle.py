@@ -8,15 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from benchmarks.measure import Report, Series, ServerProbe, chosen, dump, interleave, percentile, ratio
-from benchmarks.shop import DEFAULTS, NAME, WAIT, add_tasks
+from benchmarks.measure import Report, ServerProbe, benchmark, chosen, interleave, percentile
+from benchmarks.shop import NAME, WAIT, add_tasks
+from benchmarks.workers import settings, worker_of
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import ACTIVE, BROKERS
-from tests.workers import ROOT, WorkerProcess, app_from_environment, environment
+from tests.workers import ROOT, app_from_environment, environment
 
 RATES, QUICK_RATES = (10, 100, 500, 1_000, 5_000), (100, 500)
 WORKERS = (1, 4)
@@ -28,46 +29,34 @@ PER_PUBLISHER = 1_000
 PATIENCE_S = 10.0
 
 
-def trickle(quick: bool, only: str = "") -> Report:
+@benchmark(
+    "msgs/s | workers | broker | redis µs/msg | vs stock | scripts/msg | commands/msg | trips/msg | p50 ms"
+    " | p99 ms | p99 vs stock | run/s | share run",
+    """
+    apply_async to task, early acks; prefork workers with two processes and the defaults
+    redis µs: used_cpu_user + used_cpu_sys, heartbeats and events of the workers included
+    scripts: EVALSHA and EVAL; commands: all in INFO commandstats, those of scripts included
+    trips: total_reads_processed, the number of times that Redis has read from a socket
+    p50, p99: from the call to the first line of the task; run/s: below msgs/s where the CPU is full
+    each round: {longest:g} s, or {messages:,} messages where these are fewer
+    """,
+)
+def trickle(report: Report, quick: bool, only: str = "") -> None:
     """Redis CPU, script calls, commands and round trips per message, and its latency, by rate and workers."""
-    rates = QUICK_RATES if quick else RATES
     cases = {
         f"{rate}/s, {workers} worker{'s' * (workers > 1)}": (rate, workers)
-        for rate in rates
+        for rate in (QUICK_RATES if quick else RATES)
         for workers in WORKERS
     }
-    report = Report("trickle")
-    report.header = ["msgs/s", "workers", "broker", "redis µs/msg", "vs stock", "scripts/msg", "commands/msg"]
-    report.header += ["trips/msg", "p50 ms", "p99 ms", "p99 vs stock", "run/s", "share run"]
-    report.notes.append(
-        "apply_async to task, early acks; prefork workers with two processes and the defaults"
-    )
-    report.notes.append(
-        "redis µs: used_cpu_user + used_cpu_sys, heartbeats and events of the workers included"
-    )
-    report.notes.append(
-        "scripts: EVALSHA and EVAL; commands: all in INFO commandstats, those of scripts included"
-    )
-    report.notes.append("trips: total_reads_processed, the number of times that Redis has read from a socket")
-    report.notes.append(
-        "p50, p99: from the call to the first line of the task; run/s: below msgs/s where the CPU is full"
-    )
     longest = QUICK_PERIOD_S if quick else PERIOD_S
-    report.notes.append(f"each round: {longest:g} s, or {PERIOD_MESSAGES:,} messages where these are fewer")
+    report.fill_in(longest=longest, messages=PERIOD_MESSAGES)
     for case in chosen(list(cases), only):
         rate, workers = cases[case]
         print(f"   {case}", flush=True)
         seconds = min(longest, PERIOD_MESSAGES / rate)
         found = interleave(ACTIVE, 1 if quick else 3, partial(_round, rate, workers, seconds), 240)
-        stock = found.get("stock", {})
-        for name in ACTIVE:
-            row = found[name]
-            against = [ratio(row[key], stock.get(key, Series())) for key in ("cpu", "p99")]
-            counts = [row[key] for key in ("scripts", "commands", "trips", "p50", "p99")]
-            cells = [row["cpu"], against[0], *counts, against[1], row["rate"], row["run"]]
-            report.row(rate, workers, name, *cells)
-        report.data[case] = dump(found)
-    return report
+        columns = "cpu | vs cpu | scripts | commands | trips | p50 | p99 | vs p99 | rate | run"
+        report.compare(found, "stock", columns, rate, workers)
 
 
 def _round(rate: int, workers: int, seconds: float, broker: str) -> dict[str, float]:
@@ -77,25 +66,9 @@ def _round(rate: int, workers: int, seconds: float, broker: str) -> dict[str, fl
         reports.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
         reports.bind(("127.0.0.1", 0))
         reports.settimeout(PATIENCE_S)
-        conf: dict[str, Any] = {
-            **DEFAULTS,
-            "broker_url": BROKERS[broker].url(server.port),
-            "clock_port": 0,
-            "report_port": reports.getsockname()[1],
-        }
-        running = [
-            WorkerProcess(
-                "benchmarks.shop",
-                broker=BROKERS[broker],
-                conf=conf,
-                name=f"w{number}",
-                arguments=(),
-                loglevel="WARNING",
-            )
-            for number in range(workers)
-        ]
-        for worker in running:
-            stack.enter_context(worker)
+        conf = settings(BROKERS[broker].url(server.port), report_port=reports.getsockname()[1])
+        for number in range(workers):
+            stack.enter_context(worker_of(broker, conf, name=f"w{number}", arguments=()))
         publish = partial(_publish, broker, conf)
         # The first messages load the scripts, and make the connections of the workers.
         with publish(50, 1.0) as begin:
@@ -106,7 +79,7 @@ def _round(rate: int, workers: int, seconds: float, broker: str) -> dict[str, fl
         # the next calls, which would then come as a burst.
         begins = [stack.enter_context(publish(rate / publishers, seconds)) for _ in range(publishers)]
         list(waits(reports, publishers))
-        probe = stack.enter_context(_probing(server.port))
+        probe = stack.enter_context(closing(_Counts(server.port)))
         before = probe.counts()
         started = time.monotonic()
         for begin in begins:
@@ -166,15 +139,6 @@ class _Counts(ServerProbe):
 
     def _info(self, section: str) -> Any:
         return self._client.info(section)
-
-
-@contextmanager
-def _probing(port: int) -> Iterator[_Counts]:
-    probe = _Counts(port)
-    try:
-        yield probe
-    finally:
-        probe.close()
 
 
 def _main(rate: float, seconds: float) -> None:

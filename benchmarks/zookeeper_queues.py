@@ -9,7 +9,7 @@ from typing import Any
 
 from kombu import Connection, Queue
 
-from benchmarks.measure import Report, Series, dump, interleave, percentile, ratio
+from benchmarks.measure import Report, benchmark, interleave, percentile, spending
 from celery_dq.curator.kinds import DistributedQueue
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
@@ -21,24 +21,19 @@ CONTENDERS = (STOCK, OURS, LOCKLESS)
 ITEM = {"filler": "x" * 80}
 
 
-def zookeeper_queues(quick: bool) -> Report:
+@benchmark(
+    "queue | put/s | vs stock | put in batches/s | vs stock | consumed/s | vs stock | idle p50 ms | p99 ms"
+    " | max ms",
+    "{amount} messages of 100 bytes; kombu's transport has no batches and no locks",
+)
+def zookeeper_queues(report: Report, quick: bool) -> None:
     """Measure single puts, batches, consuming, and the time to reach an idle consumer."""
-    report = Report("zookeeper_queues")
-    report.header = ["queue", "put/s", "vs stock", "put in batches/s", "vs stock", "consumed/s", "vs stock"]
-    report.header += ["idle p50 ms", "p99 ms", "max ms"]
     amount = 500 if quick else 2000
+    report.fill_in(amount=amount)
     with ZooKeeperServer(tick_ms=2000) as server:
         found = interleave(CONTENDERS, 2 if quick else 5, partial(_round, server.hosts, amount), 240)
-    stock = found[STOCK]
-    for name in CONTENDERS:
-        row = found[name]
-        cells: list[Any] = []
-        for key in ("put", "batch", "consume"):
-            cells += [row[key], ratio(row[key], stock.get(key, Series()))]
-        report.row(name, *cells, row["p50"], row["p99"], row["max"])
-    report.notes.append(f"{amount} messages of 100 bytes; kombu's transport has no batches and no locks")
-    report.data = dump(found)
-    return report
+    columns = "put | vs put | batch | vs batch | consume | vs consume | p50 | p99 | max"
+    report.compare(found, STOCK, columns)
 
 
 def _round(hosts: str, amount: int, name: str) -> dict[str, float]:
@@ -51,10 +46,9 @@ def _stock(hosts: str, amount: int) -> dict[str, float]:
         queue = Queue("bench")(producing.default_channel)
         queue.declare()
         producer = producing.Producer()
-        started = time.perf_counter()
-        for _each in range(amount):
-            producer.publish(ITEM, routing_key="bench", serializer="json")
-        put = amount / (time.perf_counter() - started)
+        with spending() as putting:
+            for _each in range(amount):
+                producer.publish(ITEM, routing_key="bench", serializer="json")
         seen = 0
         waits: list[float] = []
 
@@ -67,10 +61,9 @@ def _stock(hosts: str, amount: int) -> dict[str, float]:
 
         with consuming.Consumer([Queue("bench")], callbacks=[receive]) as consumer:
             consumer.qos(prefetch_count=100)
-            started = time.perf_counter()
-            while seen < amount:
-                consuming.drain_events(timeout=30)
-            consume = amount / (time.perf_counter() - started)
+            with spending() as draining:
+                while seen < amount:
+                    consuming.drain_events(timeout=30)
             for _each in range(10):
                 sender = threading.Timer(0.3, _send_stock, [hosts])
                 sender.start()
@@ -78,7 +71,8 @@ def _stock(hosts: str, amount: int) -> dict[str, float]:
                 while len(waits) == count:
                     consuming.drain_events(timeout=30)
                 sender.join()
-    return {"put": put, "batch": put, "consume": consume, **_waits(waits)}
+    put = amount / putting.wall_s
+    return {"put": put, "batch": put, "consume": amount / draining.wall_s, **_waits(waits)}
 
 
 def _send_stock(hosts: str) -> None:
@@ -99,13 +93,11 @@ def _ours(hosts: str, amount: int, locks: bool) -> dict[str, float]:
             waits.append(time.monotonic() - item["at"])
 
     with DistributedQueue(hosts, "/queue") as producer:
-        started = time.perf_counter()
-        for _each in range(amount):
-            producer.put(ITEM)
-        put = amount / (time.perf_counter() - started)
-        started = time.perf_counter()
-        producer.put_each([ITEM] * amount)
-        batch = amount / (time.perf_counter() - started)
+        with spending() as putting:
+            for _each in range(amount):
+                producer.put(ITEM)
+        with spending() as batching:
+            producer.put_each([ITEM] * amount)
         started = time.perf_counter()
         with DistributedQueue(hosts, "/queue", consumer=receive, **options):
             wait_until(lambda: seen[0] == 2 * amount and producer.size() == 0, 120, interval_s=0.002)
@@ -115,7 +107,8 @@ def _ours(hosts: str, amount: int, locks: bool) -> dict[str, float]:
                 waits_before = len(waits)
                 producer.put({**ITEM, "at": time.monotonic()})
                 wait_until(partial(_grown, waits, waits_before), 30, interval_s=0.0005)
-    return {"put": put, "batch": batch, "consume": consume, **_waits(waits)}
+    rates = {"put": amount / putting.wall_s, "batch": amount / batching.wall_s, "consume": consume}
+    return {**rates, **_waits(waits)}
 
 
 def _grown(waits: list[float], before: int) -> bool:

@@ -13,7 +13,6 @@ from benchmarks.quotas import app_on, worst_excess
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.broker.kombu_client import KombuClient
-from tests.brokers import DQ
 from tests.lua.partition_scripts import PartitionScripts
 
 #: tenant -> messages/s, burst.
@@ -22,7 +21,7 @@ QUOTAS = {"slow": (3.0, 1.0), "odd": (77.7, 8.0), "fast": (400.0, 40.0)}
 
 def test_no_window_of_claims_exceeds_the_quota() -> None:
     with RedisServer() as server, connect("dq", server.port) as connection:
-        app: Any = app_on(DQ, server)
+        app: Any = app_on(server)
         for tenant, (rate, burst) in QUOTAS.items():
             app.dq.quotas.set(QUEUE, tenant, rate=rate, burst=burst)
         publish_many(
@@ -70,7 +69,7 @@ def test_a_message_that_a_consumer_was_given_has_cost_its_permit(kombu_client: K
 
 def test_a_tenant_without_messages_and_with_all_permits_takes_no_memory() -> None:
     with RedisServer() as server, connect("dq", server.port) as connection:
-        app: Any = app_on(DQ, server)
+        app: Any = app_on(server)
         app.dq.quotas.set_default(QUEUE, rate=1000, burst=2)
         publish_many(connection, (f"t{number}" for number in range(300)))
         claimed: list[Moment] = []

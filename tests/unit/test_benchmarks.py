@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import socket
+from inspect import signature
 from pathlib import Path
 
 import pytest
 import tomllib
 
-from benchmarks.__main__ import BENCHMARKS, IN_PARTS, main
+from benchmarks.__main__ import main
 from benchmarks.at_claim import read_held
-from benchmarks.fleet import PLANS, Plan, distinct, fleet, model
+from benchmarks.fleet import PLANS, Plan, distinct, fleet, size_of
 from benchmarks.many_queues import QUEUES, contenders
 from benchmarks.many_quotas import accuracy
-from benchmarks.measure import Report, Series, chosen
+from benchmarks.measure import BENCHMARKS, Report, Series, chosen
 from benchmarks.peer_apps import PEER_APPS
 from benchmarks.peers import CELERY, PROMISES
 from benchmarks.quotas import rates_of, worst_excess
@@ -213,7 +214,7 @@ def test_the_files_of_a_part_have_their_own_names(tmp_path: Path, monkeypatch: p
         seen.append((quick, only))
         return Report("trickle", header=["msgs/s"])
 
-    monkeypatch.setitem(IN_PARTS, "trickle", trickled)
+    monkeypatch.setitem(BENCHMARKS, "trickle", trickled)
     main(["trickle", "--only", "10/s", "--out", str(tmp_path)])
     assert seen == [(False, "10/s")]
     names = sorted(file.name for file in tmp_path.iterdir())
@@ -258,7 +259,7 @@ def test_many_queues_are_measured_beside_one() -> None:
 
 
 def test_each_benchmark_in_parts_has_names_of_rows() -> None:
-    assert set(PARTS) == set(IN_PARTS)
+    assert {name for name, run in BENCHMARKS.items() if "only" in signature(run).parameters} == set(PARTS)
 
 
 def test_the_table_of_the_readme_has_every_headline() -> None:
@@ -298,12 +299,12 @@ def test_the_guide_shows_the_table_of_the_model() -> None:
     guide = Path(__file__).parents[2] / "docs/guides/a-million-messages.rst"
     shown = guide.read_text().partition(".. fleet-start\n")[2].partition(".. fleet-end\n")[0]
     # after a change: `python -m benchmarks fleet`, and its table from benchmarks/out/fleet.rst
-    assert shown.strip() == model(False).rst().strip()
+    assert shown.strip() == fleet(False).rst().strip()
 
 
 def test_a_fleet_grows_with_its_messages() -> None:
     plan = PLANS[1]
-    size, double = fleet(plan), fleet(plan._replace(messages_per_s=2 * plan.messages_per_s))
+    size, double = size_of(plan), size_of(plan._replace(messages_per_s=2 * plan.messages_per_s))
     assert double.redis_cores == pytest.approx(2 * size.redis_cores)
     assert double.workers == pytest.approx(2 * size.workers, abs=1)
     assert double.heartbeats_per_s == size.heartbeats_per_s == 60_000 * 4 / 15
@@ -314,7 +315,7 @@ def test_a_fleet_grows_with_its_messages() -> None:
 
 def test_a_fleet_needs_a_partition_for_each_worker() -> None:
     with pytest.raises(ValueError, match="512 partitions cannot keep 467 masters, 1150 workers busy"):
-        fleet(Plan("few", 1_000_000, 60_000, 512))
+        size_of(Plan("few", 1_000_000, 60_000, 512))
 
 
 def test_choices_fall_on_distinct_boxes() -> None:
