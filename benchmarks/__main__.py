@@ -21,8 +21,7 @@ import time
 from pathlib import Path
 
 from benchmarks.measure import BENCHMARKS, UnknownCaseError
-from benchmarks.plots import plot_claims
-from benchmarks.readme import PARTS, part_of, write_figures
+from benchmarks.readme import PARTS, part_of, plot_claims, write_figures
 from benchmarks.summary import summary
 
 HERE = Path(__file__).resolve().parent

@@ -14,7 +14,7 @@ from celery import Celery
 from kombu import pools
 
 import celery_dq
-from benchmarks.measure import Report, benchmark, interleave, percentile, short, spending
+from benchmarks.measure import Report, benchmark, interleave, percentile, short, spending, steadily
 from celery_dq.app.api.api import dq_of
 from celery_dq.testing.servers import RedisServer
 
@@ -72,11 +72,7 @@ def _closed(amount: int, way: str) -> dict[str, float]:
                 task.apply_async((42, "A-1"))
             called_s = time.perf_counter() - started
             flush(task.app)
-        waits = []
-        for _ in range(amount // 2):
-            before = time.perf_counter()
-            task.apply_async((42, "A-1"))
-            waits.append((time.perf_counter() - before) * 1e6)
+        waits = [_call(task) for _ in range(amount // 2)]
         flush(task.app)
     return {
         **spent.per(amount),
@@ -86,20 +82,11 @@ def _closed(amount: int, way: str) -> dict[str, float]:
     }
 
 
-def _pace(task: Any, seconds: float) -> list[float]:
-    """Make 1,000 calls per second; return the µs of each call."""
-    waits = []
-    due = time.perf_counter()
-    end = due + seconds
-    while due < end:
-        due += 0.001
-        pause = due - time.perf_counter()
-        if pause > 0:
-            time.sleep(pause)
-        before = time.perf_counter()
-        task.apply_async((42, "A-1"))
-        waits.append((time.perf_counter() - before) * 1e6)
-    return waits
+def _call(task: Any) -> float:
+    """Call the task; return the µs of the call."""
+    before = time.perf_counter()
+    task.apply_async((42, "A-1"))
+    return (time.perf_counter() - before) * 1e6
 
 
 @benchmark(
@@ -115,7 +102,7 @@ def outage(report: Report, quick: bool) -> None:
             conf = {"dq_buffer_max_messages": 20_000, "broker_transport_options": {"socket_timeout": 2.0}}
             with shop("buffered", server, **conf) as task:
                 (server.kill if kind == "killed" else server.pause)()
-                waits = _pace(task, seconds)
+                waits = [_call(task) for _ in steadily(1_000, seconds)]
                 seen = task.app.dq.buffer.inspect()
                 (server.start if kind == "killed" else server.resume)()
                 with spending() as draining:

@@ -120,5 +120,5 @@ def _fill(tenants: int, each: int, broker: str) -> dict[str, float]:
     ):
         warm_up(connection)
         before = probe.bytes_used()
-        amount = publish_many(connection, (f"t{number}" for _ in range(each) for number in range(tenants)))
-        return {"bytes": (probe.bytes_used() - before) / amount}
+        publish_many(connection, (f"t{number}" for _ in range(each) for number in range(tenants)))
+        return {"bytes": (probe.bytes_used() - before) / (tenants * each)}

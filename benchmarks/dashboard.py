@@ -56,10 +56,9 @@ def dashboard(report: Report, quick: bool) -> None:
         store(app, "q0", ((f"t{n % tenants}", f"m{n % tenants}-{n // tenants}") for n in range(messages)))
         assert app.dq.queues["q0"].snapshot(ages=False).waiting == messages
         with _web(app.conf.broker_url) as url:
-            for name, path in PAGES.items():
-                found = _measure(server.port, url + path, 3 if quick else 11)
-                report.row(name, *found.values())
-                report.data[name] = {key: series.values for key, series in found.items()}
+            rounds = 3 if quick else 11
+            found = {name: _measure(server.port, url + path, rounds) for name, path in PAGES.items()}
+    report.compare(found, "all queues", "ms | redis")
 
 
 @contextmanager

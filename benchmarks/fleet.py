@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
-from benchmarks.measure import Report, benchmark, short
+from benchmarks.cluster import servers
+from benchmarks.measure import Report, benchmark, dump, interleave, short, spending, steadily
+from benchmarks.workers import app_of, await_end, settings, worker_of
 from celery_dq.transport.redis.store.home import home_of
 
 
@@ -62,34 +65,6 @@ class Plan(NamedTuple):
     on_cluster: bool = True
 
 
-class Fleet(NamedTuple):
-    """The size of an installation."""
-
-    partition_rate: float
-    #: Load of the busiest partition beside the mean, with equal tenants.
-    skew: float
-    redis_us: float
-    redis_cores: float
-    heartbeats_per_s: float
-    heartbeat_cores: float
-    masters: int
-    #: Of one master, at most: each message that comes alone causes one.
-    wakeups_per_s: float
-    workers: int
-    partitions_per_worker: float
-    #: Of one worker, and of one master.
-    worker_connections: float
-    master_connections: float
-    publishers: int
-    workers_gb: float
-    backlog_gb: float
-    idle_gb: float
-    pings_per_s: float
-    #: Written and read in ZooKeeper after a worker has come or gone.
-    list_kb: float
-    reads: int
-
-
 PLANS = (
     Plan("EMQ's machine", 1_000, 3_000, 3_000, waits_for_rate=True, on_cluster=False),
     Plan("60,000 queues, throttled", 1_000_000, 60_000, 60_000, waits_for_rate=True),
@@ -111,13 +86,12 @@ def skew(plan: Plan) -> float:
     return max(homes.values()) * plan.partitions / plan.queues
 
 
-def size_of(plan: Plan) -> Fleet:
+def size_of(plan: Plan) -> dict[str, float]:
     """Return the size of an installation in which each partition is allocated to one worker.
 
     Raises:
         ValueError: The plan has fewer partitions than it needs masters or workers.
     """
-    rate = plan.messages_per_s / plan.partitions
     redis_us = MESSAGE_US.value + (QUOTA_US.value if plan.waits_for_rate else 0)
     redis_us *= CLUSTER.value if plan.on_cluster else 1
     redis_cores = plan.messages_per_s * redis_us / 1e6
@@ -134,27 +108,32 @@ def size_of(plan: Plan) -> Fleet:
     if not plan.on_cluster:
         connections += min(math.ceil(each / GROUP_SIZE), MAX_GROUPS) - 1
     publishers = math.ceil(plan.messages_per_s / PUBLISHER.value)
-    return Fleet(
-        partition_rate=rate,
-        skew=skew(plan),
-        redis_us=redis_us,
-        redis_cores=redis_cores,
-        heartbeats_per_s=heartbeats,
-        heartbeat_cores=heartbeat_cores,
-        masters=masters,
-        wakeups_per_s=plan.messages_per_s / masters,
-        workers=workers,
-        partitions_per_worker=each,
-        worker_connections=connections,
-        master_connections=workers * connections / masters + publishers,
-        publishers=publishers,
-        workers_gb=(workers * WORKER_MB.value + plan.partitions * WORKER_PARTITION_KB.value / 1e3) / 1e3,
-        backlog_gb=plan.messages_per_s * BACKLOG_S * (MESSAGE_BYTES.value + ARGUMENT_BYTES) / 1e9,
-        idle_gb=plan.partitions * PARTITION_BYTES.value / 1e9,
-        pings_per_s=workers * PINGS / SESSION_S,
-        list_kb=plan.partitions * LIST_BYTES.value / 1e3,
-        reads=2 * workers,
-    )
+    return {
+        "messages/s of a partition": plan.messages_per_s / plan.partitions,
+        # The load of the busiest one, with equal tenants.
+        "busiest partition / mean": skew(plan),
+        "Redis, µs of CPU for a message": redis_us,
+        "Redis, cores busy with messages": redis_cores,
+        "heartbeats/s": heartbeats,
+        "Redis, cores busy with heartbeats": heartbeat_cores,
+        "masters": masters,
+        # Each message that comes alone causes one.
+        "wake-ups/s of a master, at most": plan.messages_per_s / masters,
+        "worker main processes": workers,
+        "partitions of a worker": each,
+        "connections of a worker": connections,
+        "connections of a master": workers * connections / masters + publishers,
+        "publishing processes": publishers,
+        "workers, GB": (workers * WORKER_MB.value + plan.partitions * WORKER_PARTITION_KB.value / 1e3) / 1e3,
+        "backlog of a minute, GB": (
+            plan.messages_per_s * BACKLOG_S * (MESSAGE_BYTES.value + ARGUMENT_BYTES) / 1e9
+        ),
+        "idle partitions, GB": plan.partitions * PARTITION_BYTES.value / 1e9,
+        "ZooKeeper, pings/s": workers * PINGS / SESSION_S,
+        # Written and read after a worker has come or gone.
+        "ZooKeeper, kB written for a change": plan.partitions * LIST_BYTES.value / 1e3,
+        "ZooKeeper, reads for a change": 2 * workers,
+    }
 
 
 @benchmark(
@@ -166,27 +145,63 @@ def fleet(report: Report, quick: bool) -> None:
     sizes = [size_of(plan) for plan in PLANS]
     report.row("messages/s", *(f"{plan.messages_per_s:,.0f}" for plan in PLANS))
     report.row("partitions", *(f"{plan.partitions:,}" for plan in PLANS))
-    rows = {
-        "messages/s of a partition": "partition_rate",
-        "busiest partition / mean": "skew",
-        "Redis, µs of CPU for a message": "redis_us",
-        "Redis, cores busy with messages": "redis_cores",
-        "heartbeats/s": "heartbeats_per_s",
-        "Redis, cores busy with heartbeats": "heartbeat_cores",
-        "masters": "masters",
-        "wake-ups/s of a master, at most": "wakeups_per_s",
-        "worker main processes": "workers",
-        "partitions of a worker": "partitions_per_worker",
-        "connections of a worker": "worker_connections",
-        "connections of a master": "master_connections",
-        "publishing processes": "publishers",
-        "workers, GB": "workers_gb",
-        "backlog of a minute, GB": "backlog_gb",
-        "idle partitions, GB": "idle_gb",
-        "ZooKeeper, pings/s": "pings_per_s",
-        "ZooKeeper, kB written for a change": "list_kb",
-        "ZooKeeper, reads for a change": "reads",
-    }
-    for title, field in rows.items():
-        report.row(title, *(short(getattr(size, field)) for size in sizes))
-    report.data = {plan.name: size._asdict() for plan, size in zip(PLANS, sizes, strict=True)}
+    for title in sizes[0]:
+        report.row(title, *(short(size[title]) for size in sizes))
+    report.data = {plan.name: size for plan, size in zip(PLANS, sizes, strict=True)}
+
+
+#: Messages/s in all, broker and partitions of each case.
+CASES = {
+    "1 server, 1 partition, 100/s": (100.0, "dq", 1),
+    "1 server, 1 partition, 500/s": (500.0, "dq", 1),
+    "1 server, 2 partitions, 500/s": (500.0, "dq", 2),
+    "1 server, 3 partitions, 500/s": (500.0, "dq", 3),
+    "3 masters, 3 partitions, 500/s": (500.0, "cluster", 3),
+}
+TENANTS = 300
+QUEUE = "push"
+
+
+@benchmark(
+    "case | run/s | redis µs | model | error % | worker µs | model | error %",
+    f"""
+    one worker, threads pool with 2 slots; one apply_async at a time; idle CPU included
+    no-op tasks of {TENANTS} tenants; µs of CPU: of all masters, of the worker
+    error: of the model, beside the measured figure
+    """,
+)
+def fleet_check(report: Report, quick: bool) -> None:
+    """Compare the CPU time of a message with that of the model."""
+    found = interleave(list(CASES), 1 if quick else 3, partial(_round, 4.0 if quick else 15.0), 600)
+    for name, row in found.items():
+        rate, broker, partitions = CASES[name]
+        size = size_of(Plan(name, rate, TENANTS, partitions, on_cluster=broker == "cluster"))
+        cells: list[object] = []
+        for quantity, model in (("cpu", size["Redis, µs of CPU for a message"]), ("others", WORKER_US.value)):
+            cells += [row[quantity], short(model), f"{100 * (model / row[quantity].median - 1):+.0f}"]
+        report.row(name, row["rate"], *cells)
+    report.data = dump(found)
+
+
+def _round(seconds: float, case: str) -> dict[str, float]:
+    rate, broker, partitions = CASES[case]
+    with servers(broker) as (url, ports):
+        conf = settings(url, dq_queues={QUEUE: {"partitions": partitions}})
+        with (
+            app_of(broker, conf) as app,
+            worker_of(broker, conf, pool="threads", queues=[QUEUE]) as worker,
+        ):
+            _publish(app, rate, 1.0)  # loads the scripts, and makes the connections
+            with spending(*ports, pids=[worker.pid]) as spent:
+                amount = _publish(app, rate, seconds)
+    return spent.per(amount)
+
+
+def _publish(app: Any, rate: float, seconds: float) -> int:
+    """Publish at a steady rate; wait until the messages have run, and return their number."""
+    amount = 0
+    with app.producer_pool.acquire(block=True) as producer:
+        for amount in steadily(rate, seconds):
+            app.tasks["noop"].apply_async(queue=QUEUE, tenant=f"t{amount % TENANTS}", producer=producer)
+    await_end(app, QUEUE)
+    return amount + 1

@@ -20,7 +20,7 @@ from typing import Any
 import celery_dq
 from benchmarks.buffering import flush, shop
 from benchmarks.measure import Report, benchmark, short
-from benchmarks.shop import NAME
+from benchmarks.shop import NAME, quiet_worker
 from benchmarks.workers import app_of, await_end, settings
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.redis.consuming.consumer_thread import ConsumerThread
@@ -63,15 +63,11 @@ def flow_files(report: Report, quick: bool) -> None:
 
 
 class FileRecorder:
-    """A profiler that counts the function calls in the package's files, in the threads that set it.
-
-    Attributes:
-        recording: whether calls are counted now.
-        calls: file -> function calls, in the order of first use.
-    """
+    """A profiler that counts the function calls in the package's files, in the threads that set it."""
 
     def __init__(self) -> None:
         self.recording = False
+        #: File -> function calls, in the order of first use.
         self.calls: dict[str, int] = {}
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
@@ -89,12 +85,7 @@ class FileRecorder:
 
 
 def files_of_calls(task: Any, options: dict[str, Any], amount: int) -> dict[str, float]:
-    """Call a task twice as often as `amount`, and record the second half.
-
-    Args:
-        task: a task with two arguments.
-        options: the options of each call.
-        amount: how many calls to record.
+    """Call a task with two arguments twice as often as `amount`, and record the second half.
 
     Returns:
         File -> function calls in it per call, in the order of first use.
@@ -112,12 +103,7 @@ def files_of_calls(task: Any, options: dict[str, Any], amount: int) -> dict[str,
 
 
 def files_of_messages(url: str, acks: str, amount: int) -> dict[str, float]:
-    """Let a worker run twice as many messages as `amount`, and record the second half.
-
-    Args:
-        url: URL of the broker.
-        acks: ``early`` or ``late``.
-        amount: how many messages to record.
+    """Let a worker with ``early`` or ``late`` acks run twice `amount` messages, and record the second half.
 
     Returns:
         File -> function calls in it per message, in the order of first use.
@@ -151,14 +137,7 @@ def main(url: str, acks: str, amount: int) -> None:
 
     ConsumerThread._run = run_recorded  # type: ignore[method-assign, assignment]  # records it
     threading.Thread(target=publish, daemon=True).start()
-    worker = app.Worker(
-        pool="prefork",
-        concurrency=1,
-        loglevel="WARNING",
-        without_mingle=True,
-        without_gossip=True,
-        without_heartbeat=True,
-    )
+    worker = quiet_worker(app, "prefork")
     sys.setprofile(recorder)
     try:
         worker.start()

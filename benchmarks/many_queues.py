@@ -1,10 +1,11 @@
-"""One worker on many queues: throughput, idle cost, heartbeat and start-up by the number of queues."""
+"""One worker on many queues, or on many partitions: throughput, idle cost, heartbeat and start-up."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import psutil
@@ -34,6 +35,8 @@ from celery_dq.transport.redis.store.queue import Queue
 from tests.brokers import ACTIVE, BROKERS
 
 QUEUES, QUICK_QUEUES = (1, 100, 1_000, 3_000), (1, 100)
+#: The quantities of the other columns.
+OTHERS = ("commands", "idle_cpu", "idle_commands", "idle_redis", "idle_mb", "worker_mb", "heartbeat", "start")
 #: Seconds of idleness that are measured.
 IDLE_S, QUICK_IDLE_S = 10.0, 2.0
 #: Most queues that the stock transport is measured with.
@@ -69,17 +72,7 @@ def many_queues(report: Report, quick: bool, only: str = "") -> None:
         row = found[run]
         versus_one = ratio(row["spread"], found[f"1 queues, {name}"]["spread"])
         versus = ratio(row["one"], found.get(f"{queues} queues, stock", {}).get("one", Series()))
-        keys = (
-            "commands",
-            "idle_cpu",
-            "idle_commands",
-            "idle_redis",
-            "idle_mb",
-            "worker_mb",
-            "heartbeat",
-            "start",
-        )
-        rest = [row.get(key, Series()) for key in keys]
+        rest = (row.get(key, Series()) for key in OTHERS)
         report.row(queues, name, row["spread"], versus_one, row["one"], versus, *rest)
     report.data = dump(found)
 
@@ -134,7 +127,7 @@ def run_in_queues(
         with app.producer_pool.acquire(block=True) as producer, batch_of(producer):
             for number in range(amount):
                 app.tasks["counted"].apply_async(producer=producer, **options(number))
-        probe = stack.enter_context(closing(_Commands(server.port)))
+        probe = stack.enter_context(closing(ServerProbe(server.port)))
         client = stack.enter_context(redis.Redis(port=clock.port, socket_timeout=None))
         started = time.monotonic()
         worker = worker_of(broker, conf, pool="threads", queues=names)
@@ -152,7 +145,7 @@ def run_in_queues(
         return figures | (_idle(worker.pid, server.port, probe, idle_s) if idle_s else {})
 
 
-def _idle(pid: int, port: int, probe: _Commands, seconds: float) -> dict[str, float]:
+def _idle(pid: int, port: int, probe: ServerProbe, seconds: float) -> dict[str, float]:
     """CPU of the worker and commands of Redis while nothing happens."""
     time.sleep(2.0)  # the last acks and the first waits
     commands = probe.commands()
@@ -191,8 +184,34 @@ def heartbeat_ms(partitions: Sequence[PartitionKeys]) -> float:
     return sorted(took)[len(took) // 2] * 1e3
 
 
-class _Commands(ServerProbe):
-    """The number of commands that the server has executed, those inside scripts included."""
+PARTITIONS = ("1", "4", "64")
+TENANTS = 1_000
 
-    def commands(self) -> float:
-        return float(self._client.info("stats")["total_commands_processed"])
+
+@benchmark(
+    "partitions | messages/s | vs 1 | cmds/msg | idle CPU % | idle cmds/s | heartbeat ms | start s",
+    f"""
+    threads pool with 2 slots, Celery's default prefetch multiplier, no events
+    no-op tasks of {TENANTS:,} tenants, published before the worker starts
+    cmds: commands that Redis has executed, those inside scripts included
+    heartbeat: one round over all leases; start: from the process to worker_ready
+    """,
+)
+def partitions(report: Report, quick: bool) -> None:
+    """Measure one worker on a queue with several partitions, all of them on one Redis."""
+    amount, idle_s = (2_000, QUICK_IDLE_S) if quick else (12_000, IDLE_S)
+    found = interleave(PARTITIONS, 1 if quick else 3, partial(_run_partitions, amount, idle_s), 300)
+    columns = "rate | vs rate | commands | idle_cpu | idle_commands | heartbeat | start"
+    report.compare(found, "1", columns)
+
+
+def _run_partitions(amount: int, idle_s: float, count: str) -> dict[str, float]:
+    def options(number: int) -> dict[str, str]:
+        return {"queue": "push", "tenant": f"t{number % TENANTS}"}
+
+    keys = [PartitionKeys("online", "push", number) for number in range(int(count))]
+    conf = {"dq_queues": {"push": {"partitions": int(count)}}}
+    return {
+        **run_in_queues("dq", ["push"], amount, options, idle_s, **conf),
+        "heartbeat": heartbeat_ms(keys),
+    }

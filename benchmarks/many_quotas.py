@@ -136,8 +136,9 @@ def many_quotas(report: Report, quick: bool, only: str = "") -> None:
         for total, window_s in totals.items():
             wanted = total < failed and f"{name}, {kind}, {total:,.0f}/s" in cases
             if wanted and (run := _run(report, form, kind, total, window_s)):
-                report.row(name, kind, f"{total:,.0f}", *run.cells)
-                held, failed, best = (total, failed, run.cells) if run.is_held else (held, total, best)
+                is_held, cells = run
+                report.row(name, kind, f"{total:,.0f}", *cells)
+                held, failed, best = (total, failed, cells) if is_held else (held, total, best)
         if f"{name}, {kind}, {highest}" not in cases:
             continue
         for _ in range(PROBES):
@@ -145,32 +146,30 @@ def many_quotas(report: Report, quick: bool, only: str = "") -> None:
             window_s = max(PROBE_WINDOW_S, PROBE_MESSAGES * quotas / total)
             if (run := _run(report, form, kind, total, window_s)) is None:
                 break
-            held, failed, best = (total, failed, run.cells) if run.is_held else (held, total, best)
+            is_held, cells = run
+            held, failed, best = (total, failed, cells) if is_held else (held, total, best)
         report.row(name, kind, "highest", best[0], f"{held:,.0f} to {failed:,.0f}", *best[2:])
         report.data[f"{name}, {kind}"] = {"held": held, "failed": failed}
 
 
-class Run(NamedTuple):
-    """One total that was measured."""
+def _run(
+    report: Report, form: Form, kind: str, total: float, window_s: float
+) -> tuple[bool, list[str]] | None:
+    """Measure one total; None if the machine was too slow for a figure.
 
-    #: Whether all quotas were within 1 %.
-    is_held: bool
-    #: The cells of its row, from the window on.
-    cells: list[str]
-
-
-def _run(report: Report, form: Form, kind: str, total: float, window_s: float) -> Run | None:
-    """Measure one total; None if the machine was too slow for a figure."""
+    Returns:
+        Whether all quotas were within 1 %, and the cells of the row, from the window on.
+    """
+    case = f"{form.name}, {kind}, {total:,.0f}/s"
     try:
         found, costs = measure(form, kind, total, window_s)
     except (BacklogEndedError, TimeoutError) as error:
-        print(f"   {form.name}, {kind}, {total:,.0f}/s: {error}", flush=True)
+        print(f"   {case}: {error}", flush=True)
         return None
-    figures = {"served/s": found.served, "beyond 1 %": found.beyond, "worst %": 100 * found.worst}
-    print_progress(f"{form.name}, {kind}, {total:,.0f}/s", {**figures, "worst count": found.off})
-    report.data[f"{form.name}, {kind}, {total:.0f}/s"] = {**found._asdict(), "costs": costs}
+    print_progress(case, found._asdict())
+    report.data[case] = {**found._asdict(), "costs": costs}
     cells = [f"{window_s:.0f}", f"{found.served:,.0f}", str(found.beyond), f"{100 * found.worst:.3g}"]
-    return Run(found.beyond == 0, [*cells, f"{found.off:.3g}", f"{found.excess:.3g}", *map(short, costs)])
+    return found.beyond == 0, [*cells, f"{found.off:.3g}", f"{found.excess:.3g}", *map(short, costs)]
 
 
 def measure(form: Form, kind: str, total: float, window_s: float) -> tuple[Accuracy, list[float]]:
@@ -238,28 +237,23 @@ def accuracy(rows: Sequence[list[float]], rate: float, burst: float, begin: floa
         begin: The beginning of the window.
         end: Its end.
     """
-    errors, counts, served = [], [], 0
+    errors, counts, expected = [], [], rate * (end - begin)
     for row in rows:
         inside = sorted(at for at in row if begin <= at < end)
-        served += len(inside)
-        counts.append(len(inside) - rate * (end - begin))
+        counts.append(len(inside) - expected)
         errors.append(_rate(inside) / rate - 1)
+    # A window is some ms longer than asked, so one message less is a difference of 1.001.
+    most = max(TOLERANCE * expected, 1.0)
     return Accuracy(
-        served=served / (end - begin),
+        served=sum(count + expected for count in counts) / (end - begin),
         beyond=sum(
-            abs(error) > TOLERANCE or _is_off(count, rate * (end - begin))
+            abs(error) > TOLERANCE or round(abs(count), 2) > most
             for error, count in zip(errors, counts, strict=True)
         ),
         worst=max(errors, key=abs),
         off=max(counts, key=abs),
         excess=max(worst_excess(row, rate, burst) for row in rows),
     )
-
-
-def _is_off(difference: float, expected: float) -> bool:
-    """Return whether a count differs from the expected one by more than max(1 %, one message)."""
-    # A window is some ms longer than asked, so one message less is a difference of 1.001.
-    return round(abs(difference), 2) > max(TOLERANCE * expected, 1.0)
 
 
 def _rate(moments: Sequence[float]) -> float:
@@ -288,10 +282,8 @@ def _consuming(kind: str, form: Form, conf: dict[str, Any], folder: Path) -> Ite
     """Run the consumers during the block; yield the ids of their processes."""
     with ExitStack() as stack:
         if kind != "kombu":
-            workers = [
-                worker_of("dq", conf, pool=kind, name=f"w{number}", queues=form.queues)
-                for number in range(CONSUMERS)
-            ]
+            names = [f"w{number}" for number in range(CONSUMERS)]
+            workers = [worker_of("dq", conf, pool=kind, name=name, queues=form.queues) for name in names]
             for worker in workers:
                 stack.callback(worker.discard)
                 worker.start()
@@ -300,18 +292,15 @@ def _consuming(kind: str, form: Form, conf: dict[str, Any], folder: Path) -> Ite
             yield [worker.pid for worker in workers]
             return
         arguments = [conf["broker_url"], conf["record"], form.name, str(form.quotas)]
-        processes = []
-        for number in range(CONSUMERS):
-            ready = folder / f"ready-{number}"
-            process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.many_quotas", *arguments, str(ready)], cwd=ROOT
-            )
-            stack.callback(process.wait)
+        files, pids = [folder / f"ready-{number}" for number in range(CONSUMERS)], []
+        for ready in files:
+            program = [sys.executable, "-m", "benchmarks.many_quotas", *arguments, str(ready)]
+            process = stack.enter_context(subprocess.Popen(program, cwd=ROOT))
             stack.callback(process.kill)
-            processes.append(process)
-        for number in range(CONSUMERS):
-            wait_until((folder / f"ready-{number}").exists, 60.0)
-        yield [process.pid for process in processes]
+            pids.append(process.pid)
+        for ready in files:
+            wait_until(ready.exists, 60.0)
+        yield pids
 
 
 def _waited_seconds(pids: Sequence[int]) -> float:

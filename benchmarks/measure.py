@@ -182,6 +182,15 @@ def print_progress(what: str, figures: Mapping[str, float]) -> None:
     print(f"   {what}:", ", ".join(f"{key} {short(value)}" for key, value in figures.items()), flush=True)
 
 
+def steadily(rate: float, seconds: float) -> Iterator[int]:
+    """Yield numbers at that rate; those that are late at once."""
+    due = time.monotonic()
+    for number in range(int(rate * seconds)):
+        time.sleep(max(0.0, due - time.monotonic()))
+        yield number
+        due += 1 / rate
+
+
 def percentile(values: Iterable[float], share: float) -> float:
     """Return the value below which `share` (0 to 1) of `values` lie."""
     ordered = sorted(values)
@@ -200,17 +209,24 @@ def dump(found: Found) -> dict[str, dict[str, list[float]]]:
 
 
 class ServerProbe:
-    """CPU and memory of a Redis server, by INFO on a separate connection."""
+    """The counters of a Redis server, by INFO on a separate connection."""
 
     def __init__(self, port: int) -> None:
         self._client = redis.Redis(port=port)
 
+    def info(self, section: str) -> Any:
+        return self._client.info(section)
+
     def cpu_seconds(self) -> float:
-        row = self._client.info("cpu")
+        row = self.info("cpu")
         return float(row["used_cpu_user"] + row["used_cpu_sys"])
 
+    def commands(self) -> float:
+        """Return the number of commands that the server has executed, those inside scripts included."""
+        return float(self.info("stats")["total_commands_processed"])
+
     def bytes_used(self) -> int:
-        return int(self._client.info("memory")["used_memory"])
+        return int(self.info("memory")["used_memory"])
 
     def bytes_of_tenants(self) -> int:
         """Return the memory of all keys of partitions, except the state and the settings of a partition."""

@@ -21,7 +21,7 @@ from benchmarks.workers import app_of, seconds_between_marks, settings, worker_o
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import BROKERS
 from tests.rabbitmq import RabbitMQServer, find_rabbitmq_server
-from tests.workers import ROOT, WorkerProcess
+from tests.workers import ROOT
 
 
 class Promise(NamedTuple):
@@ -93,11 +93,11 @@ def _round(amount: int, name: str) -> dict[str, float]:
         with _process(name, server.port, clock.port, str(amount)) as process:
             text, _ = process.communicate(timeout=300)
         taken = float(text.split()[-1])
-        worker: Any = (
-            _celery_worker(name, server.port, clock.port)
-            if name in CELERY
-            else _process(name, server.port, clock.port, "work")
-        )
+        if name in CELERY:
+            conf = _conf(name, server.port, clock.port)
+            worker: Any = worker_of(CELERY[name], conf, pool="solo", concurrency=1, arguments=())
+        else:
+            worker = _process(name, server.port, clock.port, "work")
         with worker:
             return {"calls": amount / taken, "tasks": amount / seconds_between_marks(clock)}
 
@@ -116,11 +116,6 @@ def _celery_app(name: str, port: int) -> PeerApp:
             app.tasks["mark" if isinstance(argument, str) else "noop"].apply_async((argument,))
 
     return PeerApp(publish, app.worker_main)
-
-
-def _celery_worker(name: str, port: int, clock_port: int) -> WorkerProcess:
-    conf = _conf(name, port, clock_port)
-    return worker_of(CELERY[name], conf, pool="solo", concurrency=1, arguments=())
 
 
 @contextmanager

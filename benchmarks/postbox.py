@@ -37,13 +37,12 @@ def connect(broker: str, port: int) -> Connection:
     return Connection(BROKERS[broker].url(port), transport_options={"socket_timeout": 30.0})
 
 
-def publish_many(connection: Connection, tenants: Iterable[str], queue: str = QUEUE, **options: Any) -> int:
-    """Publish one message per name in `tenants` on a channel of its own; return the number."""
+def publish_many(connection: Connection, tenants: Iterable[str], queue: str = QUEUE, **options: Any) -> None:
+    """Publish one message per name in `tenants` on a channel of its own."""
     producer = producer_of(connection, queue)
-    amount = publish_batch(producer, tenants, queue, **options)
+    publish_batch(producer, tenants, queue, **options)
     channel: Any = producer.channel
     channel.close()
-    return amount
 
 
 def producer_of(connection: Connection, queue: str = QUEUE) -> Producer:
@@ -53,14 +52,11 @@ def producer_of(connection: Connection, queue: str = QUEUE) -> Producer:
     return Producer(channel)
 
 
-def publish_batch(producer: Producer, tenants: Iterable[str], queue: str = QUEUE, **options: Any) -> int:
-    """Publish one message per name in `tenants`, in batches where kombu has them; return the number."""
-    amount = 0
+def publish_batch(producer: Producer, tenants: Iterable[str], queue: str = QUEUE, **options: Any) -> None:
+    """Publish one message per name in `tenants`, in batches where kombu has them."""
     with batch_of(producer):
         for tenant in tenants:
             publish_one(producer, tenant, queue, **options)
-            amount += 1
-    return amount
 
 
 def batch_of(producer: Producer) -> AbstractContextManager[None]:
@@ -78,11 +74,21 @@ def publish_one(producer: Producer, tenant: str, queue: str = QUEUE, **options: 
 
 
 class Sink:
-    """A consumer that acknowledges as fast as possible."""
+    """A consumer that acknowledges as fast as possible.
 
-    def __init__(self, connection: Connection, prefetch: int = 100, queue: str = QUEUE) -> None:
+    It also asks celery-dq when the messages of the tenant `watched` were pushed and claimed.
+    """
+
+    def __init__(
+        self, connection: Connection, prefetch: int = 100, queue: str = QUEUE, watched: str = ""
+    ) -> None:
         self.connection = connection
+        #: (arrival, tenant, published) of each message.
         self.arrivals: list[tuple[float, str, float]] = []
+        #: Seconds from push to claim, by the clock of Redis, and from the claim to the callback.
+        self.waits: list[tuple[float, float]] = []
+        self._watched = watched
+        self._keys = PartitionKeys("online", queue)
         self._channel: Any = connection.channel()
         self._consumer = Consumer(
             self._channel,
@@ -96,11 +102,18 @@ class Sink:
     def _on_message(self, message: Message) -> None:
         body = json.loads(message.body or b"")
         self.arrivals.append((time.monotonic(), body["tenant"], body["at"]))
-        self._watch(message)
+        if self._watched and body["tenant"] == self._watched:
+            self._watch(message)
         message.ack()
 
-    def _watch(self, message: Message) -> None:
-        """Called with each message after its arrival was noted."""
+    def _watch(self, message: Any) -> None:
+        arrived_s = time.time()
+        held = self._channel.client.hget(
+            self._keys.held(message.channel.identity.consumer), message.message_id
+        )
+        if held is not None:
+            pushed_us, (claimed_us, _) = read_held(held)
+            self.waits.append(((claimed_us - pushed_us) / 1e6, arrived_s - claimed_us / 1e6))
 
     def drain(self, amount: int, seconds: float) -> None:
         """Consume until `amount` messages came, or `seconds` have passed."""
@@ -140,34 +153,10 @@ def warm_up(connection: Connection) -> None:
     drain(connection, 1, 10)
 
 
-class WatchingSink(Sink):
-    """A `Sink` that also asks celery-dq when the messages of one tenant were pushed and claimed."""
-
-    def __init__(self, connection: Connection, prefetch: int, queue: str, tenant: str) -> None:
-        #: Seconds from push to claim, by the clock of Redis, and from the claim to the callback.
-        self.waits: list[tuple[float, float]] = []
-        self._tenant = tenant
-        self._keys = PartitionKeys("online", queue)
-        channel: Any = connection.channel()
-        self._client = channel.client
-        super().__init__(connection, prefetch, queue)
-
-    def _watch(self, message: Message) -> None:
-        if self.arrivals[-1][1] == self._tenant:
-            arrived: Any = time.time()
-            source: Any = message
-            held = self._client.hget(self._keys.held(source.channel.identity.consumer), source.message_id)
-            if held is not None:
-                pushed_us, (claimed_us, _) = read_held(held)
-                self.waits.append(((claimed_us - pushed_us) / 1e6, arrived - claimed_us / 1e6))
-
-
 class Found(NamedTuple):
-    """The messages that a consumer process got."""
+    """The messages that a consumer process got, as in `Sink`."""
 
-    #: (arrival, tenant, published) of each message.
     arrivals: list[tuple[float, str, float]]
-    #: The same as in `WatchingSink`.
     waits: list[tuple[float, float]]
 
 
@@ -181,7 +170,6 @@ class ConsumerProcess:
     #: Seconds of work for each message.
     work: float = 0.0
     queue: str = QUEUE
-    #: A tenant, for a `WatchingSink`.
     watched: str = ""
 
     def __enter__(self) -> ConsumerProcess:
@@ -208,18 +196,18 @@ class ConsumerProcess:
 
     def run(self, folder: Path) -> None:
         """Consume, in the process."""
-        with connect("dq", self.port) as connection:
-            options = (connection, self.prefetch, self.queue)
-            sink: Any = WatchingSink(*options, self.watched) if self.watched else Sink(*options)
-            with sink:
-                (folder / "ready").touch()
-                end = time.monotonic() + self.seconds
-                while time.monotonic() < end:
-                    before = len(sink.arrivals)
-                    sink.drain(before + 1, max(0.0, min(0.5, end - time.monotonic())))
-                    if self.work:
-                        time.sleep(self.work * (len(sink.arrivals) - before))  # the work of the consumer
-                (folder / "found").write_text(json.dumps([sink.arrivals, getattr(sink, "waits", [])]))
+        with (
+            connect("dq", self.port) as connection,
+            Sink(connection, self.prefetch, self.queue, self.watched) as sink,
+        ):
+            (folder / "ready").touch()
+            end = time.monotonic() + self.seconds
+            while time.monotonic() < end:
+                before = len(sink.arrivals)
+                sink.drain(before + 1, max(0.0, min(0.5, end - time.monotonic())))
+                if self.work:
+                    time.sleep(self.work * (len(sink.arrivals) - before))  # the work of the consumer
+            (folder / "found").write_text(json.dumps([sink.arrivals, sink.waits]))
 
 
 @contextmanager

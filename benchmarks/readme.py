@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import statistics
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measure import Report
-from benchmarks.plots import plot_claims
 from benchmarks.summary import summary
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +32,16 @@ TENANTS = ("1", "10", "1,000", "60,000")
 
 #: Benchmarks of which a part can be measured -> the number of columns that name a row of their tables.
 PARTS = {"claims": 2, "trickle": 3, "many_queues": 2, "many_quotas": 3}
+
+#: Quantity of ``claims`` -> title of its curve.
+CURVES = {
+    "rate": "claimed and acknowledged, messages/s",
+    "cpu": "Redis CPU, µs per message",
+    "memory": "bytes per waiting message",
+    "idle": "bytes per idle tenant",
+    "p99": "dwell p99 at the same rate, ms",
+    "quota": "worst error of a rate, %",
+}
 
 _BLOCK = re.compile(r"^\.\. ([a-z_]+)-start\n\n(.*?)^\.\. \1-end$", re.M | re.S)
 _CLAIMS = re.compile(r"(?:claim \+ ack|dwell p99), ([0-9,]+) tenants?,")
@@ -78,7 +91,7 @@ def _replace_tables(file: Path, folder: Path, ratios: Report) -> None:
         results = [*folder.glob(f"{name}.rst"), *folder.glob(f"{name}-part-*.rst")]
         if name == "ratios":
             rows = {row[0]: row for row in [*_rows_of(block[2]), *ratios.rows]}
-            table = _with_rows(ratios, list(rows.values())).rst()
+            table = replace(ratios, rows=list(rows.values())).rst()
         elif results:
             table = block[2]
             for result in sorted(results, key=lambda file: file.stat().st_mtime_ns):
@@ -122,14 +135,43 @@ def _header_of(table: str) -> list[str]:
 
 def headlines(ratios: Report) -> Report:
     """Return the table with the rows of the README only."""
-    return _with_rows(ratios, [row for row in ratios.rows if row[0] in HEADLINES])
+    return replace(ratios, rows=[row for row in ratios.rows if row[0] in HEADLINES])
 
 
 def few_of_the_curve(ratios: Report) -> Report:
     """Return the table without most of the points of the curve."""
     rows = [row for row in ratios.rows if not (at := _CLAIMS.match(row[0])) or at[1] in TENANTS]
-    return _with_rows(ratios, rows)
+    return replace(ratios, rows=rows)
 
 
-def _with_rows(ratios: Report, rows: list[list[str]]) -> Report:
-    return Report(ratios.name, ratios.notes, ratios.header, rows)
+def plot_claims(data: dict[str, Any], path: Path, dpi: int = 110) -> None:
+    """Draw the curve by tenant count into the file `path`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 6.4))
+    tenants = sorted((int(key) for key in data), key=int)
+    for axis, (quantity, title) in zip(axes.flat, CURVES.items(), strict=True):
+        highest = 1.0
+        for number, name in enumerate(data[str(tenants[0])]):
+            rows = [data[str(point)][name].get(quantity, [math.nan]) for point in tenants]
+            middle = [statistics.median(row) for row in rows]
+            if all(math.isnan(value) for value in middle):
+                continue
+            highest = max(highest, 1.05 * max(max(row) for row in rows))
+            colour = f"C{number}"
+            axis.plot(tenants, middle, marker="o", label=name, color=colour)
+            lows, highs = [min(row) for row in rows], [max(row) for row in rows]
+            axis.fill_between(tenants, lows, highs, alpha=0.2, color=colour)
+        axis.set_xscale("log")
+        axis.set_ylim(0, highest)
+        axis.set_xlabel("tenants")
+        axis.set_title(title)
+        axis.grid(alpha=0.3)
+        if axis.lines:
+            axis.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=dpi)
+    pyplot.close(figure)

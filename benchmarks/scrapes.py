@@ -35,7 +35,6 @@ QUEUES, QUICK_QUEUES = 1_000, 50
 def scrapes(report: Report, quick: bool) -> None:
     """Measure an HTTP GET of the metrics, and its share of Redis."""
     tenants, queues = (QUICK_TENANTS, QUICK_QUEUES) if quick else (TENANTS, QUEUES)
-    rounds = 3 if quick else 11
     cases: tuple[tuple[str, int, dict[str, Any]], ...] = (
         (f"{tenants:,} tenants", 1, {}),
         (f"{tenants:,} tenants with a rate", 1, {"dq_default_quota": {"rate": "1/m", "burst": 2}}),
@@ -48,9 +47,8 @@ def scrapes(report: Report, quick: bool) -> None:
         with RedisServer() as server, _exporter(server, queue_count, patient) as (app, url):
             if queue_count == 1:
                 _fill(app, tenants)
-            found = _measure(server.port, url, rounds)
-        report.row(name, *found.values())
-        report.data[name] = {key: series.values for key, series in found.items()}
+            found = {name: _measure(server.port, url, 3 if quick else 11)}
+        report.compare(found, name, "scrape | redis | longest | at best")
 
 
 @contextmanager

@@ -98,28 +98,22 @@ atexit.register(REPORTS.close)
 MARKS: list[float] = []
 
 
+def quiet_worker(app: Celery, pool: str) -> Any:
+    """Return a worker with one slot that sends no events to others, in this process."""
+    quiet: Any = {f"without_{name}": True for name in ("mingle", "gossip", "heartbeat")}
+    return app.Worker(pool=pool, concurrency=1, loglevel="WARNING", **quiet)
+
+
 def floor(amount: int, late: bool, pool: str) -> None:
     """Measure the floor of Celery itself: publish to ``memory://`` and run the tasks in this process."""
-    conf: dict[str, Any] = {
-        **DEFAULTS,
-        "broker_url": "memory://",
-        "task_acks_late": late,
-        "worker_redirect_stdouts": False,
-    }
+    conf = {"broker_url": "memory://", "task_acks_late": late, "worker_redirect_stdouts": False, **DEFAULTS}
     app = add_tasks(make_app(NAME, None, conf), 0)
     with app.producer_pool.acquire(block=True) as producer:
         app.tasks["mark"].apply_async(("begin",), producer=producer)
         for number in range(amount):
             app.tasks["noop"].apply_async((number,), producer=producer)
         app.tasks["mark"].apply_async(("end",), producer=producer)
-    app.Worker(
-        pool=pool,
-        concurrency=1,
-        loglevel="WARNING",
-        without_mingle=True,
-        without_gossip=True,
-        without_heartbeat=True,
-    ).start()
+    quiet_worker(app, pool).start()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from benchmarks.measure import Report, ServerProbe, benchmark, chosen, interleave, percentile
+from benchmarks.measure import Report, ServerProbe, benchmark, chosen, interleave, percentile, steadily
 from benchmarks.shop import NAME, WAIT, add_tasks
 from benchmarks.workers import settings, worker_of
 from celery_dq.testing.servers import RedisServer
@@ -79,8 +79,8 @@ def _round(rate: int, workers: int, seconds: float, broker: str) -> dict[str, fl
         # the next calls, which would then come as a burst.
         begins = [stack.enter_context(publish(rate / publishers, seconds)) for _ in range(publishers)]
         list(waits(reports, publishers))
-        probe = stack.enter_context(closing(_Counts(server.port)))
-        before = probe.counts()
+        probe = stack.enter_context(closing(ServerProbe(server.port)))
+        before = _counts(probe)
         started = time.monotonic()
         for begin in begins:
             begin()
@@ -89,7 +89,7 @@ def _round(rate: int, workers: int, seconds: float, broker: str) -> dict[str, fl
         for wait in waits(reports, amount):
             seen.append(wait)
             last = time.monotonic()
-        spent = {key: value - before[key] for key, value in probe.counts().items()}
+        spent = {key: value - before[key] for key, value in _counts(probe).items()}
     return {
         "cpu": spent["cpu"] / max(1, len(seen)) * 1e6,
         **{key: spent[key] / max(1, len(seen)) for key in ("scripts", "commands", "trips")},
@@ -125,20 +125,14 @@ def _publish(broker: str, conf: dict[str, Any], rate: float, seconds: float) -> 
             process.kill()
 
 
-class _Counts(ServerProbe):
-    """The counters of a Redis server."""
-
-    def counts(self) -> dict[str, float]:
-        calls = {name: row["calls"] for name, row in self._info("commandstats").items()}
-        return {
-            "cpu": self.cpu_seconds(),
-            "scripts": sum(calls.get(f"cmdstat_{name}", 0) for name in ("evalsha", "eval", "fcall")),
-            "commands": sum(calls.values()),
-            "trips": self._info("stats")["total_reads_processed"],
-        }
-
-    def _info(self, section: str) -> Any:
-        return self._client.info(section)
+def _counts(probe: ServerProbe) -> dict[str, float]:
+    calls = {name: row["calls"] for name, row in probe.info("commandstats").items()}
+    return {
+        "cpu": probe.cpu_seconds(),
+        "scripts": sum(calls.get(f"cmdstat_{name}", 0) for name in ("evalsha", "eval", "fcall")),
+        "commands": sum(calls.values()),
+        "trips": probe.info("stats")["total_reads_processed"],
+    }
 
 
 def _main(rate: float, seconds: float) -> None:
@@ -148,11 +142,8 @@ def _main(rate: float, seconds: float) -> None:
     with app.producer_pool.acquire(block=True) as producer:
         trickled.apply_async((time.monotonic(),), producer=producer)
         sys.stdin.read()  # the first message is over, and the period begins
-        due = time.monotonic()
-        for _ in range(int(rate * seconds)):
-            time.sleep(max(0.0, due - time.monotonic()))  # the interval of the messages
+        for _ in steadily(rate, seconds):
             trickled.apply_async((time.monotonic(),), producer=producer)
-            due += 1 / rate
 
 
 if __name__ == "__main__":

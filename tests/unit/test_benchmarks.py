@@ -305,12 +305,13 @@ def test_the_guide_shows_the_table_of_the_model() -> None:
 def test_a_fleet_grows_with_its_messages() -> None:
     plan = PLANS[1]
     size, double = size_of(plan), size_of(plan._replace(messages_per_s=2 * plan.messages_per_s))
-    assert double.redis_cores == pytest.approx(2 * size.redis_cores)
-    assert double.workers == pytest.approx(2 * size.workers, abs=1)
-    assert double.heartbeats_per_s == size.heartbeats_per_s == 60_000 * 4 / 15
+    cores, workers = "Redis, cores busy with messages", "worker main processes"
+    assert double[cores] == pytest.approx(2 * size[cores])
+    assert double[workers] == pytest.approx(2 * size[workers], abs=1)
+    assert double["heartbeats/s"] == size["heartbeats/s"] == 60_000 * 4 / 15
     # each connection has two ends
-    ends = size.masters * (size.master_connections - size.publishers)
-    assert ends == pytest.approx(size.workers * size.worker_connections)
+    ends = size["masters"] * (size["connections of a master"] - size["publishing processes"])
+    assert ends == pytest.approx(size[workers] * size["connections of a worker"])
 
 
 def test_a_fleet_needs_a_partition_for_each_worker() -> None:

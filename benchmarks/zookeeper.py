@@ -1,7 +1,12 @@
-"""Queues in ZooKeeper beside kombu's own transport for it, on one server in turn."""
+"""Queues in ZooKeeper, and ZooKeeper as a broker, beside kombu's own ``zookeeper://``.
+
+The contenders run on one ZooKeeper, in turn; brokers at the level of kombu, because the cost of Celery is the
+same for both.
+"""
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from functools import partial
@@ -10,13 +15,15 @@ from typing import Any
 from kombu import Connection, Queue
 
 from benchmarks.measure import Report, benchmark, interleave, percentile, spending
+from benchmarks.postbox import Sink, producer_of, publish_many, publish_one
 from celery_dq.curator.kinds import DistributedQueue
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
+from celery_dq.wiring import register_transports
 
 STOCK, OURS = "kombu zookeeper://", "celery_dq.curator"
 LOCKLESS = "… without locks"
-CONTENDERS = (STOCK, OURS, LOCKLESS)
+QUEUES = (STOCK, OURS, LOCKLESS)
 #: A body with the size of that of a small Celery task.
 ITEM = {"filler": "x" * 80}
 
@@ -31,12 +38,12 @@ def zookeeper_queues(report: Report, quick: bool) -> None:
     amount = 500 if quick else 2000
     report.fill_in(amount=amount)
     with ZooKeeperServer(tick_ms=2000) as server:
-        found = interleave(CONTENDERS, 2 if quick else 5, partial(_round, server.hosts, amount), 240)
+        found = interleave(QUEUES, 2 if quick else 5, partial(_run_queue, server.hosts, amount), 240)
     columns = "put | vs put | batch | vs batch | consume | vs consume | p50 | p99 | max"
     report.compare(found, STOCK, columns)
 
 
-def _round(hosts: str, amount: int, name: str) -> dict[str, float]:
+def _run_queue(hosts: str, amount: int, name: str) -> dict[str, float]:
     chroot = f"{hosts}/bench-{time.monotonic_ns()}"
     return _stock(chroot, amount) if name == STOCK else _ours(chroot, amount, name == OURS)
 
@@ -121,3 +128,79 @@ def _waits(waits: list[float]) -> dict[str, float]:
         "p99": percentile(waits, 0.99) * 1e3,
         "max": max(waits) * 1e3,
     }
+
+
+TRANSPORTS = ("zookeeper", "dq-zookeeper")
+
+
+@benchmark(
+    "transport | publish 1 by 1/s | vs kombu | in batches/s | vs kombu | consume/s | vs kombu | idle p50 ms"
+    " | idle max ms",
+    """
+    kombu's has no batches: its figure there is publishing one by one
+    idle: one message at a time after a pause of 50 to 250 ms, from publish to callback
+    """,
+)
+def zookeeper_broker(report: Report, quick: bool) -> None:
+    """Measure messages/s, published singly, in batches, and consumed; and ms from publish to consumer."""
+    with ZooKeeperServer(tick_ms=2000) as server:
+        once = partial(_run_broker, server, 200 if quick else 1_000, 20 if quick else 60)
+        found = interleave(TRANSPORTS, 2 if quick else 5, once, 240)
+    columns = "single | vs single | batch | vs batch | consume | vs consume | p50 | max"
+    report.compare(found, "zookeeper", columns)
+
+
+def _connect(server: ZooKeeperServer, scheme: str) -> Connection:
+    register_transports()
+    if scheme == "zookeeper":
+        # kombu's transport never closes its session and accepts no chroot, so its queues have their own
+        # folder.
+        return Connection(f"zookeeper://{server.hosts}/stock")
+    return Connection(f"dq-zookeeper://{server.hosts}/dq")
+
+
+def _run_broker(server: ZooKeeperServer, amount: int, pings: int, scheme: str) -> dict[str, float]:
+    queue = f"bench-{random.randrange(10**9)}"
+    batches = scheme != "zookeeper"
+    with _connect(server, scheme) as connection:
+        producer = producer_of(connection, queue)
+        with spending() as single:
+            for _ in range(amount):
+                publish_one(producer, "", queue)
+        with spending() as batch:
+            if batches:
+                publish_many(connection, [""] * amount, queue)
+        with Sink(connection, prefetch=100, queue=queue) as sink, spending() as draining:
+            sink.drain(amount * (1 + batches), 120)
+    idle = _idle(server, scheme, f"{queue}-idle", pings)
+    return {
+        "single": amount / single.wall_s,
+        "batch": amount / (batch if batches else single).wall_s,
+        "consume": len(sink.arrivals) / draining.wall_s,
+        "p50": percentile(idle, 0.5),
+        "max": max(idle),
+    }
+
+
+def _idle(server: ZooKeeperServer, scheme: str, queue: str, pings: int) -> list[float]:
+    over = threading.Event()
+    with _connect(server, scheme) as consuming, _connect(server, scheme) as publishing:
+        producer = producer_of(publishing, queue)
+        with Sink(consuming, prefetch=1, queue=queue) as sink:
+
+            def consume() -> None:
+                while not over.is_set():
+                    sink.drain(len(sink.arrivals) + 1, 0.5)
+
+            thread = threading.Thread(target=consume)
+            thread.start()
+            try:
+                for number in range(pings):
+                    time.sleep(random.uniform(0.05, 0.25))
+                    publish_one(producer, "", queue)
+                    while len(sink.arrivals) <= number:
+                        time.sleep(0.001)
+            finally:
+                over.set()
+                thread.join()
+    return [(arrived - sent) * 1000 for arrived, _, sent in sink.arrivals]
