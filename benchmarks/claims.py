@@ -15,7 +15,7 @@ from benchmarks.measure import (
     benchmark,
     chosen,
     interleave,
-    percentile,
+    quantiles_ms,
     spending,
 )
 from benchmarks.postbox import Sink, connect, producer_of, publish_batch, publish_many, warm_up
@@ -72,12 +72,7 @@ def _round(tenants: int, messages: int, seconds: float, broker: str) -> dict[str
                 # The whole backlog, because a rest would delay the messages of the dwell below.
                 sink.drain(messages, 120)
         dwell = _dwell(broker, server.port, tenants, DWELL_RATE, seconds)
-    return {
-        **spent.per(max(1, got)),
-        "memory": (full - empty) / messages,
-        "p50": percentile(dwell, 0.5) * 1e3,
-        "p99": percentile(dwell, 0.99) * 1e3,
-    }
+    return {**spent.per(max(1, got)), "memory": (full - empty) / messages, **quantiles_ms(dwell)}
 
 
 def _dwell(broker: str, port: int, tenants: int, rate: float, seconds: float) -> list[float]:

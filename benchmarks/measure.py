@@ -197,6 +197,12 @@ def percentile(values: Iterable[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else math.nan
 
 
+def quantiles_ms(waits_s: Iterable[float]) -> dict[str, float]:
+    """Return median, p99 and maximum of waits."""
+    waits = [wait * 1e3 for wait in waits_s]
+    return {"p50": percentile(waits, 0.5), "p99": percentile(waits, 0.99), "max": percentile(waits, 1)}
+
+
 def jain(shares: Sequence[float]) -> float:
     """Return Jain's index of fairness: 1 for equal values, 1/n when only one value is not 0."""
     squares = sum(share * share for share in shares)

@@ -18,7 +18,16 @@ from celery import Celery
 from kombu import Connection
 
 from benchmarks.at_claim import claim_for, keep_house
-from benchmarks.measure import Report, ServerProbe, benchmark, interleave, jain, percentile, short
+from benchmarks.measure import (
+    Report,
+    ServerProbe,
+    benchmark,
+    interleave,
+    jain,
+    percentile,
+    quantiles_ms,
+    short,
+)
 from benchmarks.postbox import QUEUE, connect, consuming, drain, producer_of, publish_many, publish_one
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
@@ -284,8 +293,7 @@ def _wait(
     dwell = [arrived - published for arrived, tenant, published in rows if tenant == "quiet"]
     waits = [wait for each in found for wait in each.waits]
     return {
-        "p50": percentile(dwell, 0.5) * 1e3,
-        "p99": percentile(dwell, 0.99) * 1e3,
+        **quantiles_ms(dwell),
         "queued": percentile((queued for queued, _ in waits), 0.99) * 1e3,
         "in hand": percentile((in_hand for _, in_hand in waits), 0.99) * 1e3,
     }

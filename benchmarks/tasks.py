@@ -11,7 +11,7 @@ import psutil
 import redis
 from kombu import pools
 
-from benchmarks.measure import Report, benchmark, dump, interleave, percentile, ratio
+from benchmarks.measure import Report, benchmark, dump, interleave, quantiles_ms, ratio
 from benchmarks.workers import app_of, run_backlog, settings, worker_of
 from celery_dq.testing.servers import RedisServer
 from tests.brokers import ACTIVE, BROKERS
@@ -115,10 +115,10 @@ def _wait_for_each(pool: str, amount: int, broker: str) -> dict[str, float]:
                 stamped = client.blpop(["stamps"], timeout=30)
                 if stamped is None:
                     raise TimeoutError(f"{broker} did not run a task within 30 s")
-                waits.append(float(stamped[1]) * 1e3)
+                waits.append(float(stamped[1]))
         pools.reset()
     # The first calls include the cost of new connections.
-    return {"p50": percentile(waits[10:], 0.5), "p99": percentile(waits[10:], 0.99)}
+    return quantiles_ms(waits[10:])
 
 
 STARTED_POOLS = {"solo": 1, "prefork": 2}

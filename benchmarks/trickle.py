@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from benchmarks.measure import Report, ServerProbe, benchmark, chosen, interleave, percentile, steadily
+from benchmarks.measure import Report, ServerProbe, benchmark, chosen, interleave, quantiles_ms, steadily
 from benchmarks.shop import NAME, WAIT, add_tasks
 from benchmarks.workers import settings, worker_of
 from celery_dq.testing.servers import RedisServer
@@ -93,8 +93,7 @@ def _round(rate: int, workers: int, seconds: float, broker: str) -> dict[str, fl
     return {
         "cpu": spent["cpu"] / max(1, len(seen)) * 1e6,
         **{key: spent[key] / max(1, len(seen)) for key in ("scripts", "commands", "trips")},
-        "p50": percentile(seen, 0.5) * 1e3,
-        "p99": percentile(seen, 0.99) * 1e3,
+        **quantiles_ms(seen),
         "rate": len(seen) / (last - started),
         "run": len(seen) / amount,
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 from kombu import Connection, Queue
 
-from benchmarks.measure import Report, benchmark, interleave, percentile, spending
+from benchmarks.measure import Report, benchmark, interleave, quantiles_ms, spending
 from benchmarks.postbox import Sink, producer_of, publish_many, publish_one
 from celery_dq.curator.kinds import DistributedQueue
 from celery_dq.testing.waiting import wait_until
@@ -79,7 +79,7 @@ def _stock(hosts: str, amount: int) -> dict[str, float]:
                     consuming.drain_events(timeout=30)
                 sender.join()
     put = amount / putting.wall_s
-    return {"put": put, "batch": put, "consume": amount / draining.wall_s, **_waits(waits)}
+    return {"put": put, "batch": put, "consume": amount / draining.wall_s, **quantiles_ms(waits)}
 
 
 def _send_stock(hosts: str) -> None:
@@ -109,25 +109,12 @@ def _ours(hosts: str, amount: int, locks: bool) -> dict[str, float]:
         with DistributedQueue(hosts, "/queue", consumer=receive, **options):
             wait_until(lambda: seen[0] == 2 * amount and producer.size() == 0, 120, interval_s=0.002)
             consume = 2 * amount / (time.perf_counter() - started)
-            for _each in range(30):
+            for number in range(30):
                 time.sleep(0.1)
-                waits_before = len(waits)
                 producer.put({**ITEM, "at": time.monotonic()})
-                wait_until(partial(_grown, waits, waits_before), 30, interval_s=0.0005)
+                wait_until(lambda number=number: len(waits) > number, 30, interval_s=0.0005)  # type: ignore[misc]
     rates = {"put": amount / putting.wall_s, "batch": amount / batching.wall_s, "consume": consume}
-    return {**rates, **_waits(waits)}
-
-
-def _grown(waits: list[float], before: int) -> bool:
-    return len(waits) > before
-
-
-def _waits(waits: list[float]) -> dict[str, float]:
-    return {
-        "p50": percentile(waits, 0.5) * 1e3,
-        "p99": percentile(waits, 0.99) * 1e3,
-        "max": max(waits) * 1e3,
-    }
+    return {**rates, **quantiles_ms(waits)}
 
 
 TRANSPORTS = ("zookeeper", "dq-zookeeper")
@@ -177,8 +164,7 @@ def _run_broker(server: ZooKeeperServer, amount: int, pings: int, scheme: str) -
         "single": amount / single.wall_s,
         "batch": amount / (batch if batches else single).wall_s,
         "consume": len(sink.arrivals) / draining.wall_s,
-        "p50": percentile(idle, 0.5),
-        "max": max(idle),
+        **quantiles_ms(idle),
     }
 
 
@@ -203,4 +189,4 @@ def _idle(server: ZooKeeperServer, scheme: str, queue: str, pings: int) -> list[
             finally:
                 over.set()
                 thread.join()
-    return [(arrived - sent) * 1000 for arrived, _, sent in sink.arrivals]
+    return [arrived - sent for arrived, _, sent in sink.arrivals]

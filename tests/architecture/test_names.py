@@ -89,7 +89,6 @@ ALLOWED = {
     ("ring", "allocation/"): "a hash ring",
     ("lane", "tests/producer/"): "a queue, partition and priority of the producer's buffer",
     ("lanes", "tests/producer/"): "the queues, partitions and priorities of the producer's buffer",
-    ("lane", "benchmarks/buffering.py"): "a queue, partition and priority of the producer's buffer",
 }
 
 #: Words that no text has, in code, comments or documentation.
