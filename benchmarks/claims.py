@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from contextlib import closing
 from functools import partial
 
@@ -17,6 +16,7 @@ from benchmarks.measure import (
     interleave,
     quantiles_ms,
     spending,
+    steadily,
 )
 from benchmarks.postbox import Sink, connect, producer_of, publish_batch, publish_many, warm_up
 from benchmarks.quotas import idle_bytes, quota_error
@@ -75,29 +75,20 @@ def _round(tenants: int, messages: int, seconds: float, broker: str) -> dict[str
     return {**spent.per(max(1, got)), "memory": (full - empty) / messages, **quantiles_ms(dwell)}
 
 
-def _dwell(broker: str, port: int, tenants: int, rate: float, seconds: float) -> list[float]:
+def _dwell(broker: str, port: int, tenants: int, rate: int, seconds: float) -> list[float]:
     """Seconds from publish to arrival, while a thread publishes at `rate` to random tenants."""
     draw = random.Random(tenants)
-    stop = threading.Event()
 
     def publish() -> None:
         with connect(broker, port) as own:
             producer = producer_of(own)
-            # Small batches at a steady rate, because one publish call per message would measure the
-            # publisher.
-            beat = 0.01
-            due = time.monotonic()
-            while not stop.is_set():
-                names = [f"t{draw.randrange(tenants)}" for _ in range(max(1, int(rate * beat)))]
-                publish_batch(producer, names)
-                due += beat
-                stop.wait(max(0.0, due - time.monotonic()))
+            # Small batches, because one publish call per message would measure the publisher.
+            for _ in steadily(100, seconds):
+                publish_batch(producer, [f"t{draw.randrange(tenants)}" for _ in range(rate // 100)])
 
-    with connect(broker, port) as connection:
+    with connect(broker, port) as connection, Sink(connection) as sink:
         thread = threading.Thread(target=publish)
-        with Sink(connection) as sink:
-            thread.start()
-            sink.drain(10**9, seconds)
-            stop.set()
-            thread.join()
+        thread.start()
+        sink.drain(10**9, seconds)
+        thread.join()
     return [arrived - published for arrived, _, published in sink.arrivals]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import redis
-from celery import Celery
 
-import celery_dq
-from benchmarks.measure import Report, benchmark, interleave
-from celery_dq.app.api.api import dq_of
+from benchmarks.measure import Report, benchmark, interleave, spending
 from celery_dq.testing.servers import RedisServer
+from tests.brokers import DQ
+from tests.workers import make_app
 
 PARTITIONS = ("1", "16", "64", "256")
 TENANTS, MESSAGES = 500, 2_000
@@ -41,16 +39,14 @@ def lookups(report: Report, quick: bool) -> None:
 def _round(port: int, calls: int, count: str) -> dict[str, float]:
     with redis.Redis(port=port) as client:
         client.flushall()
-        app = Celery("lookups", broker=f"dq-redis://127.0.0.1:{port}/0", set_as_current=False)
-        app.conf.dq_queues = {"push": {"partitions": int(count)}}
-        app.conf.task_default_queue = "push"
-        celery_dq.setup(app)
+        conf = {"broker_url": DQ.url(port), "dq_queues": {"push": {"partitions": int(count)}}}
+        app: Any = make_app("push", DQ, conf)
         with app.producer_pool.acquire(block=True) as producer:
             ids = [
                 app.send_task("shop.notify", tenant=f"t{number % TENANTS}", producer=producer).id
                 for number in range(MESSAGES)
             ]
-        dq = dq_of(app)
+        dq = app.dq
         waiting, unknown = ids[:: MESSAGES // calls], [str(uuid.uuid4()) for _ in range(calls)]
         dq.find(ids[0])
         measured = {
@@ -66,13 +62,12 @@ def _round(port: int, calls: int, count: str) -> dict[str, float]:
 def _each(client: redis.Redis, call: Callable[[str], Any], ids: list[str]) -> tuple[float, float]:
     """Return the milliseconds of a call, and those that Redis was busy with it."""
     client.config_resetstat()
-    begin = time.perf_counter()
-    for each in ids:
-        call(each)
-    whole = time.perf_counter() - begin
+    with spending() as spent:
+        for each in ids:
+            call(each)
     stats: dict[str, Any] = client.info("commandstats")
     busy = sum(each["usec"] for name, each in stats.items() if name in _TOP)
-    return whole * 1e3 / len(ids), busy / 1e3 / len(ids)
+    return spent.wall_s * 1e3 / len(ids), busy / 1e3 / len(ids)
 
 
 #: Commands of a call; those inside a script are in its time.
