@@ -106,3 +106,38 @@ def _envelope(
         else:
             del kept["delivery_info"]
     return envelope.pack(headers, kept, message["content-type"], message["content-encoding"])
+
+
+class PublishBatch:
+    """The batch of ``Producer.batch()`` of kombu.
+
+    Args:
+        channel: The channel that publishes.
+        max_size: Number of messages at which the batch flushes by itself.
+    """
+
+    def __init__(self, channel: Any, max_size: int) -> None:
+        self.channel = channel
+        self._max_size = max_size
+        self._waiting: list[Any] = []
+
+    def publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
+        """Add one message to the batch; it is checked now and sent with the others."""
+        return self.channel.basic_publish(message, _publish_batch=self, **kwargs)
+
+    def add(self, item: Any) -> None:
+        """Add an item; called by the channel for each queue that the message is routed to."""
+        self._waiting.append(item)
+        if len(self._waiting) >= self._max_size:
+            self.flush()
+
+    def flush(self) -> None:
+        """Publish the collected messages in order."""
+        raise NotImplementedError
+
+    def discard(self) -> None:
+        """Drop the messages that are not yet sent."""
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """Do nothing, because the connection belongs to the channel."""

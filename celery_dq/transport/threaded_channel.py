@@ -18,7 +18,9 @@ from celery_dq.errors import described
 from celery_dq.per_process import OwnerProcess
 from celery_dq.shown import shown_logger
 from celery_dq.transport.bases import VirtualChannel
-from celery_dq.transport.threaded_transport import MessageSource
+from celery_dq.transport.fetcher import QueueSubscription
+from celery_dq.transport.stamped_message import STAMPS
+from celery_dq.transport.threaded_transport import ThreadedTransport
 
 __all__ = [
     "Binding",
@@ -108,45 +110,6 @@ class QueueDirectory(Protocol):
         """End this connection's use of a transient queue; the last user deletes it."""
 
 
-class ThreadedConnection(Protocol):
-    """The transport, as its channels use it."""
-
-    #: The sources of all channels that may have messages.
-    ready: deque[MessageSource]
-
-    @property
-    def queues(self) -> QueueDirectory:
-        """The queues of the store."""
-
-    @property
-    def bindings(self) -> BindingTable:
-        """The bindings of the store."""
-
-    def refuse_inherited(self) -> None:
-        """Refuse to use a connection that was inherited through a fork."""
-
-    def unusable(self, reason: str) -> Exception:
-        """Make the connection error for a connection that cannot be used any more."""
-
-    def add_source(self, channel: Any, source: MessageSource) -> None:
-        """Start to claim messages for a source, and to deliver them to *channel*."""
-
-    def cancel(self, source: MessageSource) -> None:
-        """Stop taking from *source*, and requeue its messages that were not delivered."""
-
-    def look_again(self) -> None:
-        """Wake the fetcher, to send acknowledgements or take more messages."""
-
-    def flush(self) -> None:
-        """Wait until the broker has confirmed the acknowledgements."""
-
-    def leave(self, queue: str) -> None:
-        """End a channel's use of a transient queue; the queue is deleted with its last use."""
-
-    def close_channel(self, channel: Any) -> None:
-        """Forget the channel."""
-
-
 class ThreadedChannel(VirtualChannel):
     """A channel that delivers from the inboxes that a fetcher's thread fills.
 
@@ -158,39 +121,28 @@ class ThreadedChannel(VirtualChannel):
     #: Read by kombu.
     supports_fanout = True
 
-    def __init__(self, connection: Any, **kwargs: Any) -> None:
+    def __init__(self, connection: ThreadedTransport, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
+        # Kombu forgets the connection of a closed channel.
+        self._transport = connection
         self._owner = OwnerProcess()
-        self._sources: dict[str, MessageSource] = {}
+        self._subscriptions: dict[str, QueueSubscription] = {}
         self._called: dict[str, deque[Consumer]] = {}
         self._transients: set[str] = set()
 
     @property
-    def _shared(self) -> ThreadedConnection:
-        connection: ThreadedConnection = self.connection
-        return connection
+    def in_flight(self) -> Any:
+        """The in-flight messages of the connection."""
+        return self._transport.in_flight
 
     # -- for subclasses ----------------------------------------------------------
-
-    def new_source(self, queue: str) -> MessageSource:
-        """Make the source of a queue for this channel; nothing is claimed yet."""
-        raise NotImplementedError
 
     def read_message(self, queue: str, claimed: Any) -> Any:
         """Make the message of an item of an inbox; None for one that is not to be delivered."""
         raise NotImplementedError
 
-    @property
-    def in_worker(self) -> bool:
-        """Whether this process is a worker."""
-        raise NotImplementedError
-
-    def discard(self, message: Any, claimed: Any) -> None:
+    def discard(self, message: Any) -> None:
         """End a message that must not run, and report its task to Celery."""
-        raise NotImplementedError
-
-    def finish_unacked(self, delivery_tag: str) -> None:
-        """Acknowledge a message for a consumer without acknowledgements."""
         raise NotImplementedError
 
     # -- declaring -------------------------------------------------------------
@@ -204,31 +156,31 @@ class ThreadedChannel(VirtualChannel):
         return queue_arguments(arguments, options)
 
     def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
-        self._shared.queues.declare(queue, auto_delete)
+        self._transport.queues.declare(queue, auto_delete)
         if auto_delete:
             self._transients.add(queue)
         else:
             warn_of_ignored(queue, kwargs.get("arguments"))
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        return self._shared.queues.exists(queue)
+        return bool(self._transport.queues.exists(queue))
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
-        self._shared.bindings.bind(exchange, queue, routing_key or "", queue in self._transients)
+        self._transport.bindings.bind(exchange, queue, routing_key or "", queue in self._transients)
 
     def queue_unbind(
         self, queue: str, exchange: str | None = None, routing_key: str = "", *args: Any, **kwargs: Any
     ) -> None:
         """Remove a binding, including one that another process made."""
         self.state.binding_delete(queue, exchange, routing_key)
-        self._shared.bindings.unbind(exchange or "amq.direct", queue, routing_key)
+        self._transport.bindings.unbind(exchange or "amq.direct", queue, routing_key)
 
     def get_table(self, exchange: str, fresh: bool = False) -> list[tuple[Any, ...]]:
         """Return the bindings of *exchange* that all processes have made."""
         kind = self.typeof(exchange)
         return [
             kind.prepare_bind(binding.queue, exchange, binding.routing_key, None)
-            for binding in self._shared.bindings.table(exchange, fresh)
+            for binding in self._transport.bindings.table(exchange, fresh)
         ]
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
@@ -261,23 +213,26 @@ class ThreadedChannel(VirtualChannel):
             return
         super().queue_delete(queue, if_unused=if_unused, if_empty=if_empty, **kwargs)
         self._transients.discard(queue)
-        self._shared.queues.delete(queue)
+        self._transport.queues.delete(queue)
 
     def _delete(self, queue: str, exchange: str, routing_key: str, *args: Any, **kwargs: Any) -> None:
-        self._shared.bindings.unbind(exchange, queue, routing_key or "")
+        self._transport.bindings.unbind(exchange, queue, routing_key or "")
 
     def _size(self, queue: str) -> int:
-        return self._shared.queues.size(queue)
+        return int(self._transport.queues.size(queue))
 
     def _purge(self, queue: str) -> int:
-        return self._shared.queues.purge(queue)
+        return int(self._transport.queues.purge(queue))
 
     # -- publishing ------------------------------------------------------------
 
-    def refuse_closed(self) -> None:
-        """Refuse to publish on a closed channel, with a connection error."""
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
+        """Publish a message once per queue: the stamps of a failed attempt stay on the message."""
         if self.closed:
-            raise self._shared.unusable("The channel was closed: publish on a new one")
+            raise self._transport.unusable("The channel was closed: publish on a new one")
+        result = super().basic_publish(message, exchange, routing_key, **kwargs)
+        message["properties"].pop(STAMPS, None)
+        return result
 
     def _inplace_augment_message(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
         # No base64: a record holds raw bytes, and base64 adds a third to the size.
@@ -289,15 +244,15 @@ class ThreadedChannel(VirtualChannel):
     def published(self, queues: Iterable[str]) -> None:
         """Look for messages of these queues at once, where this channel consumes them."""
         for queue in queues:
-            source = self._sources.get(queue)
-            if source is not None:
-                source.look_now()
+            subscription = self._subscriptions.get(queue)
+            if subscription is not None:
+                subscription.look_now()
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
-        table = self._shared.bindings.table(exchange)
+        table = self._transport.bindings.table(exchange)
         lasting = sorted({binding.queue for binding in table if not binding.transient})
         passing = sorted({binding.queue for binding in table if binding.transient} - {*lasting})
-        loads = self._shared.queues.loads(passing) if passing else []
+        loads = self._transport.queues.loads(passing) if passing else []
         for queue, load in zip(passing, loads, strict=True):
             if load is not None and load < TRANSIENT_CAP:
                 lasting.append(queue)
@@ -319,16 +274,15 @@ class ThreadedChannel(VirtualChannel):
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
     ) -> None:
         """Consume *queue*; several consumers of one queue on a channel receive messages in rotation."""
-        self._shared.refuse_inherited()
+        self._transport.refuse_inherited()
         self._tag_to_queue[consumer_tag] = queue
         self._active_queues.append(queue)
         self._consumers.add(consumer_tag)
         self._called.setdefault(queue, deque()).append((consumer_tag, callback, no_ack))
-        if queue not in self._sources:
-            self._shared.queues.declare(queue, queue in self._transients)
-            # Known before anything is claimed: the channel counts only the messages of sources that it knows.
-            source = self._sources[queue] = self.new_source(queue)
-            self._shared.add_source(self, source)
+        if queue not in self._subscriptions:
+            self._transport.queues.declare(queue, queue in self._transients)
+            subscription = self._subscriptions[queue] = self._transport.subscribe(self, queue)
+            self._transport.start_fetcher().add(subscription)
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Stop a consumer. Messages that were taken and not delivered are requeued."""
@@ -339,70 +293,87 @@ class ThreadedChannel(VirtualChannel):
                 self._called[queue] = kept
             else:
                 self._called.pop(queue, None)
-                source = self._sources.get(queue)
-                if source is not None:
-                    self._shared.cancel(source)
-                    del self._sources[queue]
+                subscription = self._subscriptions.get(queue)
+                if subscription is not None:
+                    self._transport.cancel(subscription)
+                    del self._subscriptions[queue]
         super().basic_cancel(consumer_tag)
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
         """Change the prefetch count, and let the fetcher take more messages if it allows."""
         super().basic_qos(prefetch_size, prefetch_count, apply_global)
-        self._shared.look_again()
+        self._transport.look_again()
 
     def _reset_cycle(self) -> None:
         """Do nothing: the transport delivers the messages."""
 
-    def room(self, source: MessageSource) -> int:
-        """How many messages the fetcher may take from *source* now; called in the fetcher's thread."""
+    def room(self, subscription: QueueSubscription) -> int:
+        """How many messages the fetcher may claim for *subscription* now; called in the fetcher's thread."""
         qos = self.qos
         if self.closed or not qos.can_consume():
             return 0
-        sources = self._sources
-        ahead = sum(len(each.inbox) for each in tuple(self._shared.ready) if sources.get(each.queue) is each)
+        ahead = sum(len(each.inbox) for each in tuple(self._transport.ready) if each.channel is self)
         allowed = qos.can_consume_max_estimate()
         room = (MOST_AHEAD if allowed is None else allowed) - ahead
         # Each queue gets its share of the prefetch count.
-        return min(room, max(room // max(len(sources), 1), 1)) if room > 0 else 0
+        return min(room, max(room // max(len(self._subscriptions), 1), 1)) if room > 0 else 0
 
-    def deliver_one(self, source: MessageSource) -> bool:
-        """Deliver the oldest message of *source* if the prefetch count allows.
+    def deliver_one(self, subscription: QueueSubscription) -> bool:
+        """Deliver the oldest message of *subscription* if the prefetch count allows.
 
         Returns:
             Whether a message was delivered.
         """
-        consumers = self._called.get(source.queue)
-        while source.inbox and consumers and self.qos.can_consume():
-            claimed = source.inbox[0]
-            message = self.read_message(source.queue, claimed)
+        queue, inbox = subscription.queue, subscription.inbox
+        consumers = self._called.get(queue)
+        while inbox and consumers and self.qos.can_consume():
+            message = self.read_message(queue, inbox[0])
             if message is None or message.discard:
-                source.inbox.popleft()
+                inbox.popleft()
                 if message is not None:
-                    self.discard(message, claimed)
+                    self.discard(message)
                 continue
             consumers.rotate(-1)
             _, callback, no_ack = consumers[-1]
             if not no_ack:
                 # Count the message before it leaves the inbox, so that the fetcher never takes one too many.
                 self.qos.append(message, message.delivery_tag)
-            source.inbox.popleft()
+            inbox.popleft()
             if no_ack:
-                self.finish_unacked(message.delivery_tag)
-            if source.queue in self._transients:
+                self.in_flight.finish(message.delivery_tag)
+            if queue in self._transients:
                 handle_transient(
                     partial(callback, message),
-                    f"queue {source.queue}",
-                    in_worker=self.in_worker,
-                    passing=self.connection.connection_errors,
+                    f"queue {queue}",
+                    in_worker=self._transport.worker is not None,
+                    passing=self._transport.connection_errors,
                 )
             else:
                 callback(message)
             return True
         return False
 
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        """Return one message at once, or None. Expired and unreadable messages are passed over."""
+        while claimed := self._transport.take_one(queue):
+            message = self.read_message(queue, claimed[0])
+            if message is not None and message.discard:
+                self.discard(message)
+            elif message is not None:
+                if no_ack:
+                    self.in_flight.finish(message.delivery_tag)
+                else:
+                    self.qos.append(message, message.delivery_tag)
+                return message
+        return None
+
     def message_to_python(self, raw_message: Any) -> Any:
         """Return the message unchanged: the transport delivers message objects."""
         return raw_message
+
+    def send_acks_now(self) -> None:
+        """Let the fetcher send the pending acks, and claim messages for which there is room now."""
+        self._transport.look_again()
 
     # -- the end ---------------------------------------------------------------
 
@@ -410,21 +381,20 @@ class ThreadedChannel(VirtualChannel):
         """Requeue the messages that were not acknowledged, and leave the transient queues."""
         if self.closed:
             return
-        shared = self._shared
         if not self._owner.is_current:
             # A forked child closes an inherited channel: the in-flight messages belong to the parent.
             self.closed = True
-            shared.close_channel(self)
+            self._transport.close_channel(self)
             return
         transients, self._transients = self._transients, set()
         super().close()
-        shared.flush()
+        self._transport.flush()
         for queue in transients:
-            shared.leave(queue)
+            self._transport.leave(queue)
 
 
 def handle_transient(
-    handle: Callable[[], Any], source: str, *, in_worker: bool, passing: tuple[type[BaseException], ...]
+    handle: Callable[[], Any], origin: str, *, in_worker: bool, passing: tuple[type[BaseException], ...]
 ) -> Any:
     """Decode and handle a message of a transient queue or a broadcast: remote control, an event, a reply.
 
@@ -433,7 +403,7 @@ def handle_transient(
 
     Args:
         handle: Decodes the message, and calls its receivers.
-        source: Name of its queue, or a word for the broadcasts.
+        origin: Name of its queue, or a word for the broadcasts.
         in_worker: Whether this process is a worker.
         passing: Errors of the connection, which are raised.
 
@@ -450,7 +420,7 @@ def handle_transient(
         logger.error(
             "A message of %s could not be handled, and is dropped: %s. Look for a program other than Celery "
             "that publishes there.",
-            source,
+            origin,
             described(error),
             extra={"event": "transient_message_dropped"},
         )

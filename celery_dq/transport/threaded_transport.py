@@ -1,80 +1,23 @@
-"""The delivering half of a transport whose messages come from a fetcher in a thread of its own.
-
-The fetcher waits for the broker, so that a worker's event loop never does. It puts claimed messages into the
-inbox of their source. The thread that drains the connection, or its event loop, delivers them from there.
-"""
+"""The delivering half of a transport whose messages come from a :mod:`celery_dq.transport.fetcher`."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.per_process import OwnerProcess
 from celery_dq.transport.bases import VirtualTransport
+from celery_dq.transport.fetcher import Fetcher, QueueSubscription
 from celery_dq.wake_flag import WakeFlag
 from celery_dq.waker import Waker
 
-__all__ = ["MessageSource", "SourceFetcher", "ThreadedTransport"]
+__all__ = ["ThreadedTransport"]
 
 #: Seconds of delivery after which control returns to the event loop.
 ONE_TURN_S = 0.01
 #: Maximum seconds of one wait in ``drain_events``.
 LONGEST_WAIT_S = 1.0
-
-
-class MessageSource(Protocol):
-    """One queue that a channel consumes, with the messages that were claimed for it."""
-
-    @property
-    def queue(self) -> str:
-        """Name of the queue."""
-
-    @property
-    def inbox(self) -> deque[Any]:
-        """Claimed messages. The fetcher's thread appends, and the delivering thread pops."""
-
-    def look_now(self) -> None:
-        """Look for messages at once: this process has published one."""
-
-    def close(self) -> None:
-        """Requeue the messages that were not delivered."""
-
-
-class SourceFetcher(Protocol):
-    """The fetcher of one connection. All methods may be called from any thread."""
-
-    @property
-    def failure(self) -> Exception | None:
-        """The error that has ended the connection."""
-
-    def start(self) -> None:
-        """Start the thread."""
-
-    def wake(self) -> None:
-        """Look again, because there is an ack to send or room for a message."""
-
-    def add(self, source: Any) -> None:
-        """Start to claim messages for a source."""
-
-    def remove(self, source: Any) -> None:
-        """Stop to claim messages for a source."""
-
-    def flush(self) -> None:
-        """Wait until the broker has confirmed the acks."""
-
-    def stop(self) -> None:
-        """Send the acks, and end the thread."""
-
-
-class DeliveringChannel(Protocol):
-    """A channel of the transport, as it delivers from a source."""
-
-    def room(self, source: Any) -> int:
-        """How many messages may be claimed for the source now; called in the fetcher's thread."""
-
-    def deliver_one(self, source: Any) -> bool:
-        """Deliver the oldest message of the source if that is allowed now."""
 
 
 class ThreadedTransport(VirtualTransport):
@@ -85,7 +28,14 @@ class ThreadedTransport(VirtualTransport):
         **kwargs: Further arguments of kombu.
     """
 
+    #: The queues and the bindings of the store, and the messages in flight.
     queues: Any
+    bindings: Any
+    in_flight: Any
+    #: The part of a worker that does Celery's bookkeeping; None if this process is not a worker.
+    worker: Any
+    #: The error of a connection that cannot be used any more.
+    unusable: type[Exception]
     implements = VirtualTransport.implements.extend(
         asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"])
     )
@@ -94,37 +44,29 @@ class ThreadedTransport(VirtualTransport):
         super().__init__(client, **kwargs)
         self.clock: Clock = SystemClock()
         self._owner = OwnerProcess()
-        self._fetcher: SourceFetcher | None = None
+        self._fetcher: Fetcher[Any] | None = None
         self._waker = Waker(self._deliver_all)
         #: Set at each wake-up, for `drain_events`.
         self._woken = WakeFlag()
-        #: The channel of each source.
-        self._sources: dict[MessageSource, DeliveringChannel] = {}
-        #: The sources that may have messages, each once. The first one has the next turn.
-        self.ready: deque[MessageSource] = deque()
-        self._is_ready: set[MessageSource] = set()
+        #: The subscriptions that may have messages, each once. The first one has the next turn.
+        self.ready: deque[QueueSubscription] = deque()
+        self._is_ready: set[QueueSubscription] = set()
         self._loop: Any = None
         self._interrupted = False
 
     # -- for subclasses ------------------------------------------------------------
 
-    def new_fetcher(self) -> SourceFetcher:
-        """Make the fetcher, which calls :meth:`room` and :meth:`wake_delivery`."""
+    def new_fetcher(self) -> Fetcher[Any]:
+        """Make the fetcher, which calls :meth:`wake_delivery`."""
         raise NotImplementedError
 
-    def unusable(self, reason: str) -> Exception:
-        """Make the connection error for a connection that cannot be used any more."""
+    def subscribe(self, channel: Any, queue: str) -> QueueSubscription:
+        """Make the subscription of a channel to a queue; nothing is claimed yet."""
         raise NotImplementedError
 
-    @property
-    def may_deliver(self) -> bool:
-        """Whether this process still holds the messages in the inboxes, as far as it knows."""
-        return True
-
-    @property
-    def may_leave(self) -> bool:
-        """Whether the store can delete a transient queue now."""
-        return True
+    def claim_one(self, fetcher: Any, queue: str) -> list[Any]:
+        """Claim one message of *queue*, if one is available, in the thread of the caller."""
+        raise NotImplementedError
 
     # -- consuming -----------------------------------------------------------------
 
@@ -148,23 +90,23 @@ class ThreadedTransport(VirtualTransport):
             fetcher.start()
         return self._fetcher
 
-    def wake_delivery(self, source: MessageSource | None = None) -> None:
+    def wake_delivery(self, subscription: QueueSubscription | None = None) -> None:
         """Wake the delivery; callable from any thread.
 
         Args:
-            source: A source whose inbox has got messages.
+            subscription: A subscription whose inbox has got messages.
         """
-        if source is not None:
-            self._add_ready(source)
+        if subscription is not None:
+            self._add_ready(subscription)
         if self._loop is None:
             self._woken.set()
         else:
             self._waker.wake()
 
-    def _add_ready(self, source: MessageSource) -> None:
-        if source not in self._is_ready:
-            self._is_ready.add(source)
-            self.ready.append(source)
+    def _add_ready(self, subscription: QueueSubscription) -> None:
+        if subscription not in self._is_ready:
+            self._is_ready.add(subscription)
+            self.ready.append(subscription)
 
     def _attach(self) -> None:
         if self._loop is not None:
@@ -172,28 +114,25 @@ class ThreadedTransport(VirtualTransport):
             # Deliver messages that arrived before the loop was attached.
             self._waker.wake()
 
+    def take_one(self, queue: str) -> list[Any]:
+        """Claim one message of *queue* now; an empty list if none is available."""
+        self.refuse_inherited()
+        fetcher = self.start_fetcher()
+        # A message that was requeued before this call is in its place then.
+        fetcher.flush()
+        if fetcher.failure is not None:
+            raise self.unusable(str(fetcher.failure)) from fetcher.failure
+        return self.claim_one(fetcher, queue)
+
     def look_again(self) -> None:
         """Wake the fetcher, to send acknowledgements or take more messages; callable from any thread."""
         if self._fetcher is not None:
             self._fetcher.wake()
 
-    def room(self, source: MessageSource) -> int:
-        """How many messages may be claimed for a source now."""
-        channel = self._sources.get(source)
-        return 0 if channel is None else channel.room(source)
-
-    def add_source(self, channel: DeliveringChannel, source: MessageSource) -> None:
-        """Start to claim messages for a source, and to deliver them to *channel*."""
-        self._sources[source] = channel
-        self.start_fetcher().add(source)
-
-    def cancel(self, source: MessageSource) -> None:
-        """Stop taking from *source*, and requeue its messages that were not delivered."""
-        self._sources.pop(source, None)
+    def cancel(self, subscription: QueueSubscription) -> None:
+        """Stop taking from a subscription, and requeue its messages that were not delivered."""
         if self._fetcher is not None:
-            self._fetcher.remove(source)
-        source.close()
-        self.flush()
+            self._fetcher.cancel(subscription)
 
     def flush(self) -> None:
         """Wait until the broker has confirmed the acknowledgements."""
@@ -203,7 +142,7 @@ class ThreadedTransport(VirtualTransport):
     def leave(self, queue: str) -> None:
         """End a channel's use of a transient queue; the queue is deleted with its last use."""
         used = any(channel.uses(queue) for channel in (*self.channels, *self._avail_channels))
-        if self.may_leave and not used:
+        if not used:
             try:
                 self.queues.leave(queue)
             except self.connection_errors + self.channel_errors:
@@ -255,22 +194,21 @@ class ThreadedTransport(VirtualTransport):
             return False
         if fetcher.failure is not None:
             raise self.unusable(str(fetcher.failure)) from fetcher.failure
-        if not self.may_deliver:
+        if not fetcher.is_connected:
             # Other consumers may already hold the messages in the inboxes.
             return False
         for _ in range(len(self.ready)):
-            source = self.ready[0]
-            channel = self._sources.get(source)
-            if channel is None or not source.inbox:
-                self._is_ready.discard(source)
-                if channel is not None and source.inbox:  # a message has come in between
-                    self._add_ready(source)
-                # Last, so that a source with messages is never missing from those that a channel counts.
+            subscription = self.ready[0]
+            if subscription.closed or not subscription.inbox:
+                self._is_ready.discard(subscription)
+                if subscription.inbox and not subscription.closed:  # a message has come in between
+                    self._add_ready(subscription)
+                # Last, so that no subscription with messages is missing from those that a channel counts.
                 self.ready.popleft()
                 continue
             self.ready.rotate(-1)
-            if channel.deliver_one(source):
-                if not source.inbox:
+            if subscription.channel.deliver_one(subscription):
+                if not subscription.inbox:
                     fetcher.wake()
                 return True
         return False
@@ -285,6 +223,6 @@ class ThreadedTransport(VirtualTransport):
                     return
         except BaseException:
             # Deliver the remaining messages without waiting for the next event.
-            if any(source.inbox for source in tuple(self.ready)):
+            if any(subscription.inbox for subscription in tuple(self.ready)):
                 self.wake_delivery()
             raise

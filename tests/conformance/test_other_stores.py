@@ -19,9 +19,10 @@ from kombu import Connection
 
 import celery_dq
 from celery_dq.errors import StoreUnreachable
-from celery_dq.testing.sqlite_broker import SqliteStore, Transport
+from celery_dq.testing.sqlite_broker import SqliteStore
 from celery_dq.testing.sqlite_partition import SqliteClient, SqlitePartition
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.any_store.fetcher import StoreFetcher
 from tests.conformance.celery_app import CeleryApp
 from tests.conformance.kombu_queue import KombuQueue, drain_until
 
@@ -56,19 +57,19 @@ def test_a_lease_is_renewed_while_its_message_is_held(path: str) -> None:
 
 def test_the_prefetch_count_holds_from_the_first_claim(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = threading.Semaphore(0)
-    version, add_source = SqliteStore.version, Transport.add_source
+    version, add = SqliteStore.version, StoreFetcher.add
 
     def counted(store: SqliteStore, client: SqliteClient) -> object:
         rounds.release()
         return version(store, client)
 
-    def slow(transport: Transport, *args: Any) -> None:
-        add_source(transport, *args)
+    def slow(fetcher: StoreFetcher, *args: Any) -> None:
+        add(fetcher, *args)
         for _ in range(5):  # the fetcher is faster than the thread that begins to consume
             assert rounds.acquire(timeout=WAIT)
 
     monkeypatch.setattr(SqliteStore, "version", counted)
-    monkeypatch.setattr(Transport, "add_source", slow)
+    monkeypatch.setattr(StoreFetcher, "add", slow)
     with connection_of(path) as connection:
         queue = KombuQueue(connection, "begun")
         queue.publish(*range(5))

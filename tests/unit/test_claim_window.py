@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from celery_dq.protocols import WorkerCapacity
-from celery_dq.transport.in_flight.message import PrefetchCount
+from celery_dq.transport.in_flight.message import QoS
 from celery_dq.transport.redis.consuming.claim_limits import LATE_WEIGHT, MAX_CLAIM, ClaimWindow
 
 CLAIM_AHEAD_S = 0.05
@@ -34,7 +34,7 @@ def slots(free: int, fitting: int = 1000) -> WorkerCapacity:
 
 @pytest.fixture
 def qos() -> Any:
-    prefetch: Any = PrefetchCount(None, 4)
+    prefetch: Any = QoS(None, 4)
     prefetch._on_collect.cancel()
     return prefetch
 

@@ -81,11 +81,11 @@ def test_no_later_message_is_taken_while_one_is_requeued(
     transport = transport_of(room.connection)
     in_flight, fetcher = transport.in_flight, transport._fetcher
     assert fetcher is not None
-    add_outcome, run_once, begun = in_flight.add_outcome, fetcher._run_once, list[float]()
+    add_outcome, run_round, begun = in_flight.add_outcome, fetcher.run_round, list[float]()
 
-    def counted() -> bool:
+    def counted() -> float:
         begun.append(time.monotonic())
-        return run_once()
+        return run_round()
 
     def has_begun(rounds: int) -> bool:
         fetcher.wake()
@@ -98,9 +98,9 @@ def test_no_later_message_is_taken_while_one_is_requeued(
         add_outcome(verb, tag)
         # The fetcher rests before the message makes room.
         wait_until(lambda: not in_flight.has_returning)
-        wait_until(lambda: fetcher._idle and not fetcher._waker.is_set)
+        wait_until(lambda: not (fetcher._in_round or fetcher._waker.is_set))
 
-    monkeypatch.setattr(fetcher, "_run_once", counted)
+    monkeypatch.setattr(fetcher, "run_round", counted)
     monkeypatch.setattr(in_flight, "add_outcome", add_between_rounds)
     room.received.pop().requeue()
     assert room.drain(1, deadline=30) == ["first"]
@@ -118,7 +118,7 @@ def test_a_message_is_requeued_in_a_later_request_than_acknowledgements(
     transport = transport_of(room.connection)
     held = threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(transport._fetcher, "_run_once", lambda: bool(held.set()))  # type: ignore[func-returns-value]
+        patch.setattr(transport._fetcher, "run_round", lambda: held.set() or 60.0)  # type: ignore[func-returns-value]
         transport.look_again()
         assert held.wait(60)
         acknowledged.ack()
@@ -146,14 +146,13 @@ def test_a_requeued_message_is_got_by_a_call_in_the_same_round(
     assert message is not None
     fetcher = transport_of(room.connection)._fetcher
     assert fetcher is not None
-    assert fetcher is not None
     begin, has_begun = fetcher._begin_outcomes, threading.Event()
 
     def begin_before_the_requeue() -> Any:
         begun = begin()
         if not has_begun.is_set():
             has_begun.set()
-            wait_until(lambda: fetcher._requests_for_one)
+            wait_until(lambda: fetcher._flushes)
         return begun
 
     monkeypatch.setattr(fetcher, "_begin_outcomes", begin_before_the_requeue)
@@ -294,9 +293,10 @@ def test_an_ack_at_the_end_of_a_round_is_sent_before_the_connection_closes(
     fetcher.wake()
     assert has_ended.wait(30)  # a round has seen that there is no ack
     room.received[0].ack()
-    closing = threading.Thread(target=room.connection.close)
-    closing.start()
+    stopping = threading.Thread(target=fetcher.stop)
+    stopping.start()
     wait_until(lambda: fetcher._flushes)
     may_go_on.set()
-    closing.join(30)
+    stopping.join(30)
+    room.connection.close()
     assert KombuQueue(connect(), "q").count() == 0

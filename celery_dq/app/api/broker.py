@@ -299,7 +299,7 @@ class BrokerAccess:
         names = {*self._app.amqp.queues, *(section.name for section in options.queues)}
         if self.is_zookeeper():
             with self.zookeeper_channel() as channel:
-                return sorted({*names, *channel.queue_names()})
+                return sorted({*names, *channel.stored_queues.names()})
         with self.channel() as channel:
             found = map(text, channel.client.smembers(self._registry))
             names.update(name for name in found if self._is_unicode(name))

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kombu.utils import json as kombu_json
 
 from celery_dq.compat.kombu_messages import json_decoder_is_kombus
+from celery_dq.errors import CorruptRecord
 from celery_dq.protocols import DEDUP_HEADER, QUEUE_HEADER, RESOURCE_HEADER, TOKEN_HEADER, TermPermit
+from celery_dq.shown import shown_logger
 from celery_dq.transport.bases import VirtualQoS
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.message_record import DedupSection, MessageRecord
@@ -24,6 +26,8 @@ from celery_dq.transport.stored_message import StoredMessage
 if TYPE_CHECKING:
     from celery_dq.transport.in_flight.pending_acks import InFlightMessage
     from celery_dq.transport.partition_replies import ClaimedEntry
+
+logger = shown_logger(__name__)
 
 JSON = "application/json"
 #: Seconds between two checks of the confirmation that a message waits for.
@@ -205,11 +209,14 @@ class SettlingChannel(Protocol):
         """Push a message of a transient queue again."""
 
 
-class PrefetchCount(VirtualQoS):
-    """The prefetch count of one channel, and the messages that count against it.
+class QoS(VirtualQoS):
+    """Prefetch count and acknowledgements of one channel.
 
-    Unlike kombu's ``QoS``, this class does not track acknowledgements, which may come from any thread.
+    Acknowledgements may come from any thread, also after the channel was closed. They are recorded in the
+    messages in flight, and sent over any connection of the process. Kombu's ``QoS`` would track them itself.
     """
+
+    channel: SettlingChannel
 
     def can_consume(self) -> bool:
         """Return whether the prefetch count allows one more message."""
@@ -233,16 +240,6 @@ class PrefetchCount(VirtualQoS):
         """Remove the message from the prefetch count only; the messages in flight track its ack."""
         self._delivered.pop(delivery_tag, None)
 
-
-class QoS(PrefetchCount):
-    """Prefetch count and acknowledgements of one channel.
-
-    Acknowledgements may come from any thread, also after the channel was closed. They are recorded in the
-    ``InFlightMessages`` of the process, and sent over any of its connections.
-    """
-
-    channel: SettlingChannel
-
     def release(self, delivery_tag: str, mode: str) -> None:
         """Release a message to its place; the modes are those of ``InFlightMessages.release``."""
         # Released before it makes room: a fetcher's thread must not claim a later message in between.
@@ -264,6 +261,17 @@ class QoS(PrefetchCount):
         tag: str = message.delivery_tag
         self.channel.in_flight.dead_letter(tag, reason, message.record.pack())
         self.forget(tag)
+
+    def dead_letter_unreadable(self, queue: str, entry: ClaimedEntry, tag: str, why: CorruptRecord) -> None:
+        """Move a stored message that cannot be read to the dead letters."""
+        logger.error(
+            "Message %s of queue %s was moved to the dead letters: %s.",
+            entry.id,
+            queue,
+            why,
+            extra={"event": "unreadable_message_dead_lettered", "queue": queue},
+        )
+        self.channel.in_flight.dead_letter(tag, f"unreadable: {why}", entry.record)
 
     def ack(self, delivery_tag: str) -> None:
         """Finish a message that a consumer acknowledges."""

@@ -23,7 +23,6 @@ from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.message import Message, QoS
 from celery_dq.transport.message_record import MessageRecord
-from celery_dq.transport.partition_replies import ClaimedEntry
 from celery_dq.transport.redis.consuming.delivery import ChannelDelivery
 from celery_dq.transport.redis.consuming_channel import ConsumingChannel, waits_for_redis
 from celery_dq.transport.redis.declared_ahead import DeclaredAhead
@@ -281,7 +280,7 @@ class Channel(ConsumingChannel):
         stamped = self.publisher.stamp(queue, message)
         batch: RedisPublishBatch | None = kwargs.get("_publish_batch")
         if batch is not None:
-            batch.add(queue, stamped)
+            batch.add((queue, stamped))
         else:
             self.publisher.push(queue, [stamped])
 
@@ -330,7 +329,7 @@ class Channel(ConsumingChannel):
                 try:
                     message = Message(MessageRecord.unpack(entry.record), entry, tag, target.name, self)
                 except CorruptRecord as exc:
-                    self.dead_letter_unreadable(target, entry, tag, exc)
+                    self.qos.dead_letter_unreadable(target.name, entry, tag, exc)
                     continue
                 message.started = True
                 if no_ack:
@@ -363,17 +362,6 @@ class Channel(ConsumingChannel):
             raw["properties"]["delivery_info"]["redelivered"] = True
             if self.transients.exists(self.client, queue):
                 self.transients.push(self.client, queue, raw)
-
-    def dead_letter_unreadable(self, queue: Queue, entry: ClaimedEntry, tag: str, why: CorruptRecord) -> None:
-        """Move a stored message that cannot be read to the dead letters."""
-        logger.error(
-            "Message %s of queue %s was moved to the dead letters: %s.",
-            entry.id,
-            queue.name,
-            why,
-            extra={"event": "unreadable_message_dead_lettered", "queue": queue.name},
-        )
-        self.in_flight.dead_letter(tag, f"unreadable: {why}", entry.record)
 
     # -- closing ---------------------------------------------------------------
 

@@ -243,10 +243,10 @@ class ConsumingChannel(RedisChannel):
             )
         return now
 
-    def handle_transient(self, handle: Callable[[], Any], source: str) -> Any:
+    def handle_transient(self, handle: Callable[[], Any], origin: str) -> Any:
         """Decode and handle a message; see :func:`handle_transient`."""
         in_worker = self.context.capacity is not None
-        return handle_transient(handle, source, in_worker=in_worker, passing=self.connection_errors)
+        return handle_transient(handle, origin, in_worker=in_worker, passing=self.connection_errors)
 
     # -- the delivering side
 

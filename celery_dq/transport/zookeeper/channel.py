@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Protocol
+from typing import Any
 
 from kazoo.exceptions import KazooException
 
-from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord
-from celery_dq.per_process import OwnerProcess
-from celery_dq.protocols import DiscardHandler
 from celery_dq.shown import shown_logger
 from celery_dq.transport import envelope
-from celery_dq.transport.in_flight.message import PrefetchCount
+from celery_dq.transport.in_flight.message import QoS as SettlingQoS
+from celery_dq.transport.stamped_message import STAMPS, PublishBatch
 from celery_dq.transport.stored_message import StoredMessage
-from celery_dq.transport.threaded_channel import ThreadedChannel, ThreadedConnection
+from celery_dq.transport.threaded_channel import ThreadedChannel
 from celery_dq.transport.zookeeper.dead_letters import ZooKeeperDeadLetters, dead_letter_record
-from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ItemOutcome, ZooKeeperInFlight
-from celery_dq.transport.zookeeper.publisher import Item, ZooKeeperPublisher, transactions
+from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ItemOutcome
+from celery_dq.transport.zookeeper.publisher import Item, transactions
 from celery_dq.transport.zookeeper.queues import ANSWER_S, ZooKeeperQueues
-from celery_dq.transport.zookeeper.record import STAMPS, ZooKeeperRecord, record_of
-from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
+from celery_dq.transport.zookeeper.record import ZooKeeperRecord, record_of
 from celery_dq.znodes import served_in_order
 from celery_dq.zookeeper.multi_read import read_all
 
@@ -68,82 +65,37 @@ class Message(StoredMessage):
             super().ack(multiple=multiple)
 
 
-class QoS(PrefetchCount):
+class QoS(SettlingQoS):
     """Prefetch count and acknowledgements of one channel.
 
     Acknowledgements may come from any thread. They are queued with the in-flight messages of the connection,
     and the fetcher's thread sends them to the broker.
     """
 
-    channel: Channel
-
-    def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
-        super().__init__(channel, prefetch_count)
-        self._owner = OwnerProcess()
-
-    def ack(self, delivery_tag: str) -> None:
-        """Delete the message from its queue."""
-        self._delivered.pop(delivery_tag, None)
-        self.channel.in_flight.add_outcome(ItemOutcome.ACK, delivery_tag)
-
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Requeue the message at its place, or delete it."""
         if requeue:
-            message = self._delivered.get(delivery_tag)
-            crashed = getattr(message, "crashed", False)
-            self._return(ItemOutcome.CRASHED if crashed else ItemOutcome.REQUEUE, delivery_tag)
+            crashed = getattr(self._delivered.get(delivery_tag), "crashed", False)
+            self.release(delivery_tag, "crashed" if crashed else "requeue")
+            self.channel.send_acks_now()
         else:
             self.ack(delivery_tag)
-
-    def _return(self, verb: ItemOutcome, delivery_tag: str) -> None:
-        in_flight = self.channel.in_flight
-        # Queued before it makes room: the fetcher must not take a later message in between.
-        in_flight.add_outcome(verb, delivery_tag)
-        self._delivered.pop(delivery_tag, None)
-        in_flight.wake()
 
     def restore_unacked(self) -> list[tuple[BaseException, Any]]:
         """Requeue every message that was delivered and not acknowledged."""
         for tag in list(self._delivered):
-            self._return(ItemOutcome.REQUEUE, tag)
+            self.release(tag, "requeue")
         return []
 
-    def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Like :meth:`restore_unacked`, at channel close or interpreter exit, once."""
-        self._on_collect.cancel()
-        if self._delivered.restored or not self._owner.is_current:
-            # A forked child has inherited this object: the in-flight messages belong to the parent.
-            return
-        self._delivered.restored = True
-        if self.restore_at_shutdown and self.channel.do_restore:
-            self.restore_unacked()
 
-
-class ZooKeeperPublishBatch:
-    """Collects messages for kombu's ``Producer.batch()`` and publishes them in one transaction.
-
-    Args:
-        channel: The channel that publishes.
-        max_size: Number of messages at which the batch flushes by itself.
-    """
+class ZooKeeperPublishBatch(PublishBatch):
+    """A batch whose messages are published in transactions."""
 
     def __init__(self, channel: Channel, max_size: int) -> None:
-        self.channel = channel
-        self._max_size = max_size
-        self._waiting: list[Item] = []
+        super().__init__(channel, max_size)
         #: The messages of the transaction that was sent last, and its stamp until it was answered.
         self._piece: list[Item] = []
         self._stamps: dict[str, Any] = {}
-
-    def publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
-        """Check one message and add it to the batch."""
-        return self.channel.basic_publish(message, _publish_batch=self, **kwargs)
-
-    def add(self, item: Item) -> None:
-        """Add an item; called by the channel after it has routed the message."""
-        self._waiting.append(item)
-        if len(self._waiting) >= self._max_size:
-            self.flush()
 
     def flush(self) -> None:
         """Publish the collected messages in order.
@@ -162,36 +114,8 @@ class ZooKeeperPublishBatch:
 
     def discard(self) -> None:
         """Drop the collected messages."""
-        self._waiting.clear()
+        super().discard()
         self._stamps.clear()
-
-    def close(self) -> None:
-        """Do nothing: the connection belongs to the channel."""
-
-
-class ZooKeeperConnection(ThreadedConnection, Protocol):
-    """The transport, as its channels use it."""
-
-    clock: Clock
-    publisher: ZooKeeperPublisher
-    in_flight: ZooKeeperInFlight
-
-    @property
-    def queues(self) -> ZooKeeperQueues:
-        """The queues as they are in ZooKeeper."""
-
-    @property
-    def discard_handler(self) -> DiscardHandler | None:
-        """The worker's handler of messages that will not run; None if this process is not a worker."""
-
-    def max_deliveries(self, queue: str) -> int:
-        """How many consumers of a message may be lost before it is a dead letter; 0 means no limit."""
-
-    def subscription_of(self, queue: str) -> ZooKeeperSubscription:
-        """Make the subscription to *queue*."""
-
-    def take_one(self, queue: str) -> list[ClaimedItem]:
-        """Take one message of *queue* now; an empty list if none is available."""
 
 
 class Channel(ThreadedChannel):
@@ -200,27 +124,9 @@ class Channel(ThreadedChannel):
     QoS = QoS
     supports_batch_publish = True
 
-    def __init__(self, connection: ZooKeeperConnection, **kwargs: Any) -> None:
-        super().__init__(connection, **kwargs)
-        self._transport = connection
-
-    @property
-    def in_flight(self) -> ZooKeeperInFlight:
-        """The in-flight messages of the connection."""
-        return self._transport.in_flight
+    _transport: Any
 
     # -- publishing ------------------------------------------------------------
-
-    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
-        """Publish a message once per queue: the stamps of a failed attempt stay on the message.
-
-        Raises:
-            ZooKeeperUnreachable: The channel was closed, or ZooKeeper did not answer.
-        """
-        self.refuse_closed()
-        result = super().basic_publish(message, exchange, routing_key, **kwargs)
-        message["properties"].pop(STAMPS, None)
-        return result
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         item = self._item(queue, record_of(message))
@@ -231,7 +137,7 @@ class Channel(ThreadedChannel):
             self.put([item], message["properties"].setdefault(STAMPS, {}), queue)
 
     def _item(self, queue: str, record: ZooKeeperRecord) -> Item:
-        nodes = self._transport.queues.nodes(queue)
+        nodes = self.stored_queues.nodes(queue)
         if record.due_ms > self._transport.clock.wall() * 1000:
             return Item(queue, nodes.delayed_prefix(record.due_ms), record.pack())
         return Item(queue, nodes.ready_prefix(record.priority), record.pack())
@@ -242,7 +148,7 @@ class Channel(ThreadedChannel):
             missing = self._transport.publisher.put(items, stamps, key)
             if missing is None:
                 break
-            self._transport.queues.restore(missing)
+            self.stored_queues.restore(missing)
         self.published({item.queue for item in items})
 
     def create_publish_batch(self, max_size: int) -> ZooKeeperPublishBatch:
@@ -250,14 +156,6 @@ class Channel(ThreadedChannel):
         return ZooKeeperPublishBatch(self, max_size)
 
     # -- consuming -------------------------------------------------------------
-
-    def new_source(self, queue: str) -> ZooKeeperSubscription:
-        """Make the subscription to a queue for this channel; nothing is taken yet."""
-        return self._transport.subscription_of(queue)
-
-    def finish_unacked(self, delivery_tag: str) -> None:
-        """Delete the item."""
-        self.in_flight.add_outcome(ItemOutcome.ACK, delivery_tag)
 
     def read_message(self, queue: str, held: ClaimedItem) -> Message | None:
         """Make the message of an item; None after an item that cannot be decoded was moved away."""
@@ -274,14 +172,9 @@ class Channel(ThreadedChannel):
             self.in_flight.add_outcome(ItemOutcome.DEAD_LETTER, held.tag)
             return None
 
-    @property
-    def in_worker(self) -> bool:
-        """Whether this process is a worker."""
-        return self._transport.discard_handler is not None
-
     def waiting_headers(self, queue: str, most: int) -> list[dict[str, Any]]:
         """Return the headers of the next messages of a queue, which stay in it."""
-        queues = self._transport.queues
+        queues = self.stored_queues
         nodes = queues.nodes(queue)
         locked = set(queues.children(nodes.locks))
         names = [name for name in served_in_order(queues.children(nodes.ready)) if name not in locked]
@@ -293,9 +186,10 @@ class Channel(ThreadedChannel):
                 found.append(envelope.unpack(ZooKeeperRecord.unpack(answer[0]).envelope)[0])
         return found
 
-    def discard(self, message: Message, held: ClaimedItem) -> None:
+    def discard(self, message: Message) -> None:
         """Dead-letter a message, and record in Celery that its task will not run."""
-        worker = self._transport.discard_handler
+        held = message.held
+        worker = self._transport.worker
         try:
             # After twice as many lost consumers, the recording itself is taken to be what crashes them.
             if worker is not None and held.deliveries < 2 * self._transport.max_deliveries(message.queue):
@@ -321,28 +215,10 @@ class Channel(ThreadedChannel):
 
     def dead_letters(self, queue: str) -> ZooKeeperDeadLetters:
         """The dead letters of *queue*."""
-        return ZooKeeperDeadLetters(self._transport.queues, queue, self._transport.clock)
+        return ZooKeeperDeadLetters(self.stored_queues, queue, self._transport.clock)
 
     @property
     def stored_queues(self) -> ZooKeeperQueues:
         """The queues as they are in ZooKeeper."""
-        return self._transport.queues
-
-    def queue_names(self) -> list[str]:
-        """The names of all declared queues that are not transient."""
-        return self._transport.queues.names()
-
-    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Take one message now; None if no message is available."""
-        self._transport.refuse_inherited()
-        for held in self._transport.take_one(queue):
-            message = self.read_message(queue, held)
-            if message is not None and message.discard:
-                self.discard(message, held)
-            elif message is not None:
-                if no_ack:
-                    self.in_flight.add_outcome(ItemOutcome.ACK, held.tag)
-                else:
-                    self.qos.append(message, held.tag)
-                return message
-        return None
+        queues: ZooKeeperQueues = self._transport.queues
+        return queues

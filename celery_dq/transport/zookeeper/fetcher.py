@@ -1,28 +1,26 @@
-"""Takes items from the queues and sends acknowledgements, in its own thread (or greenlet).
+"""Takes items from the queues and sends acknowledgements, in the thread of a fetcher.
 
-The fetcher's thread waits for ZooKeeper, so that a worker's event loop never does. One round sends the queued
-acknowledgements and takes as many items as the prefetch counts allow; both requests are sent before either is
-answered.
+One round sends the queued acknowledgements and takes as many items as the prefetch counts allow; both
+requests are sent before either is answered.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from celery_dq.clock import Clock
 from celery_dq.errors import AccessDenied, ZooKeeperUnreachable
 from celery_dq.shown import shown_logger
+from celery_dq.transport.fetcher import Fetcher
 from celery_dq.transport.zookeeper.in_flight import RETURNING, ClaimedItem, ItemOutcome, ZooKeeperInFlight
 from celery_dq.transport.zookeeper.record import BATCH_BYTES
 from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
-from celery_dq.wake_flag import WakeFlag
 from celery_dq.zookeeper.item_locks import ItemLocks, PendingTransaction
-from celery_dq.zookeeper.session import PinnedSession, SessionState
+from celery_dq.zookeeper.session import PinnedSession
 from celery_dq.zookeeper.transaction import Step, create, delete, set_data
 
 logger = shown_logger(__name__)
@@ -33,18 +31,9 @@ LOOK_AROUND_S = 10.0
 SWEEP_S = 60.0
 #: Maximum number of acknowledgements in one request.
 MAX_OUTCOMES_PER_CALL = 100
-#: Maximum seconds that closing waits for the confirmation of all acknowledgements.
-FLUSH_S = 5.0
 
 
-class TakeOne(NamedTuple):
-    """A waiting call that takes one message from a queue without a consumer."""
-
-    subscription: ZooKeeperSubscription
-    done: WakeFlag
-
-
-class ZooKeeperFetcher:
+class ZooKeeperFetcher(Fetcher[ZooKeeperSubscription]):
     """Takes items and sends acknowledgements for one connection.
 
     Args:
@@ -52,11 +41,12 @@ class ZooKeeperFetcher:
         locks: Its locks.
         in_flight: The in-flight messages and their queued acknowledgements.
         clock: Monotonic time for the pace of looks and sweeps.
-        room: Returns how many messages a subscription may take now.
         deliver: Called with a subscription whose inbox has a message; without one when the connection has
             failed.
         sweep: Deletes abandoned transient queues; called every `SWEEP_S` seconds.
     """
+
+    name = "dq-zookeeper-fetcher"
 
     def __init__(
         self,
@@ -64,210 +54,121 @@ class ZooKeeperFetcher:
         locks: ItemLocks,
         in_flight: ZooKeeperInFlight,
         clock: Clock,
-        room: Callable[[ZooKeeperSubscription], int],
         deliver: Callable[..., None],
         sweep: Callable[[], None],
     ) -> None:
+        super().__init__(deliver)
         self._session = session
         self._locks = locks
         self._in_flight = in_flight
         self._clock = clock
-        self._room = room
-        self._deliver = deliver
         self._sweep = sweep
-        self._swept_at = clock.monotonic()
-        self._subscriptions: list[ZooKeeperSubscription] = []
-        self._requests_for_one: deque[TakeOne] = deque()
-        #: The subscriptions of all calls for one message.
-        self._visited: set[ZooKeeperSubscription] = set()
-        self._waker = WakeFlag()
-        #: One flag for each waiting :meth:`flush`.
-        self._flushes: deque[WakeFlag] = deque()
-        self._stopping = False
-        #: The subscription that has got messages last. The one behind it has the next turn.
-        self._served: ZooKeeperSubscription | None = None
+        self._swept_at = self._looked_at = clock.monotonic()
+        #: The subscriptions of all calls for one message, by queue.
+        self.visited: dict[str, ZooKeeperSubscription] = {}
         self._suspended_at: float | None = None
-        self._looked_at = clock.monotonic()
-        #: The error that ended the connection.
-        self.failure: Exception | None = None
-        self._thread: Any = None
-
-    def start(self) -> None:
-        """Start the thread; a second call does nothing."""
-        if self._thread is None:
-            self._session.add_listener(self._state_changed)
-            self._thread = self._session.client.handler.spawn(self._run)
 
     # -- from other threads --------------------------------------------------------
 
-    def wake(self) -> None:
-        """Wake the fetcher's thread; callable from signal handlers."""
-        self._waker.set()
+    def start(self) -> None:
+        """Start the thread."""
+        self._session.add_listener(self.wake)
+        super().start()
 
-    def add(self, subscription: ZooKeeperSubscription) -> None:
-        """Start to consume a subscription."""
-        self._subscriptions = [*self._subscriptions, subscription]
-        self.wake()
-
-    def remove(self, subscription: ZooKeeperSubscription) -> None:
-        """Stop to consume a subscription."""
-        self._subscriptions = [each for each in self._subscriptions if each is not subscription]
-
-    def take_now(self, subscription: ZooKeeperSubscription) -> list[ClaimedItem]:
-        """Take one item from a subscription that is not consumed; waits for the fetcher's thread.
-
-        Raises:
-            ZooKeeperUnreachable: The connection has failed, or ZooKeeper did not answer in time.
-        """
-        errand = TakeOne(subscription, WakeFlag())
-        self._visited.add(subscription)
-        self._requests_for_one.append(errand)
-        self.wake()
-        is_done = errand.done.wait(2 * self._locks.timeout_s)
-        errand.done.close()
-        if self.failure is not None or not is_done:
-            raise ZooKeeperUnreachable("No message could be taken: ZooKeeper did not answer")
+    def take_one(self, subscription: ZooKeeperSubscription) -> list[ClaimedItem]:
+        """Take one item from a subscription that is not consumed, in the thread of the caller."""
+        subscription.take_turn(self._locks, 1)
         taken = list(subscription.inbox)
         subscription.inbox.clear()
         return taken
 
-    def flush(self, timeout_s: float = FLUSH_S) -> None:
-        """Wait until all acknowledgements are confirmed, or the broker is unreachable."""
-        if self._thread is None or self.failure is not None or not self._session.is_connected:
-            return
-        if self._in_flight.has_outcomes or not self._idle:
-            flushed = WakeFlag()
-            self._flushes.append(flushed)
-            self.wake()
-            flushed.wait(timeout_s)
-            flushed.close()
-
     def stop(self) -> None:
         """Send the queued acknowledgements and end the thread."""
-        if self._thread is None:
-            return
         self.flush()
-        self._stopping = True
-        self._session.remove_listener(self._state_changed)
-        self.wake()
-
-    def _state_changed(self, state: SessionState) -> None:
-        self.wake()
+        self._session.remove_listener(self.wake)
+        super().stop()
 
     # -- the thread ------------------------------------------------------------------
 
-    _idle = True
+    @property
+    def is_connected(self) -> bool:
+        """Whether ZooKeeper answers, as far as the client knows."""
+        return self._session.is_connected
 
-    def _run(self) -> None:
-        while not self._stopping and self.failure is None:
-            self._waker.clear()
-            # Counted before the round, which may not send the acks of a flush that begins later.
-            flushes, self._idle = len(self._flushes), False
-            try:
-                more = self._is_connected() and self._run_once()
-            except ZooKeeperUnreachable as error:
-                logger.info(
-                    "A round of fetching from ZooKeeper was interrupted and is tried again: %s.",
-                    error,
-                    extra={"event": "zookeeper_fetch_interrupted"},
-                )
-                more = False
-            except Exception as error:
-                # The worker must be notified of any error, or it would wait for messages forever.
-                logger.exception(
-                    "The fetcher of ZooKeeper at %s failed; the connection ends, and its messages are served "
-                    "again.",
-                    self._session.hosts,
-                    extra={"event": "zookeeper_fetcher_failed"},
-                )
-                self._fail(error)
-                break
-            self._idle = True
-            if not self._in_flight.has_outcomes:
-                self._end_flushes(flushes)
-            if not more and not self._stopping:
-                self._waker.wait(self._answer_timeout_s())
-        self._end_flushes(len(self._flushes))
-        self._waker.close()
+    @property
+    def has_acks(self) -> bool:
+        """Whether an acknowledgement is queued."""
+        return self._in_flight.has_outcomes
 
-    def _end_flushes(self, count: int) -> None:
-        for _ in range(count):
-            self._flushes.popleft().set()
-
-    def _fail(self, error: Exception) -> None:
-        self.failure = error
-        self._in_flight.forget_all()
-        self._deliver()
-
-    def _is_connected(self) -> bool:
-        if self._session.is_over or self._locks.is_lost:
-            self._fail(
-                ZooKeeperUnreachable(
-                    f"The session with ZooKeeper at {self._session.hosts} has expired: its in-flight "
-                    "messages are served again"
-                )
+    def run_round(self) -> float:
+        """Send acknowledgements and take items; return the seconds until the next round is due."""
+        try:
+            if self._may_ask() and self._ask():
+                return 0.0
+        except ZooKeeperUnreachable as error:
+            logger.info(
+                "A round of fetching from ZooKeeper was interrupted and is tried again: %s.",
+                error,
+                extra={"event": "zookeeper_fetch_interrupted"},
             )
-            return False
-        if self._session.is_connected:
+        if self._suspended_at is not None:
+            return 0.1
+        return min([LOOK_AROUND_S, *(each.next_look_s() for each in self.subscriptions)])
+
+    def log_failure(self) -> None:
+        """Log the present exception."""
+        logger.exception(
+            "The fetcher of ZooKeeper at %s failed; the connection ends, and its messages are served again.",
+            self._session.hosts,
+            extra={"event": "zookeeper_fetcher_failed"},
+        )
+
+    def _may_ask(self) -> bool:
+        """Whether the session is connected; ends the connection when the session has expired."""
+        now, why = self._clock.monotonic(), ""
+        if self._session.is_over or self._locks.is_lost:
+            why = f"The session with ZooKeeper at {self._session.hosts} has expired"
+        elif self._session.is_connected:
             self._suspended_at = None
             return True
-        now = self._clock.monotonic()
-        if self._suspended_at is None:
+        elif self._suspended_at is None:
             self._suspended_at = now
         elif now - self._suspended_at > self._session.timeout_s:
             # No server can report it, but the session has expired, and other consumers have the messages.
-            self._fail(
-                ZooKeeperUnreachable(
-                    f"ZooKeeper at {self._session.hosts} has been unreachable for a session timeout "
-                    f"({self._session.timeout_s:g} s): its in-flight messages are served again"
-                )
+            why = (
+                f"ZooKeeper at {self._session.hosts} has been unreachable for a session timeout "
+                f"({self._session.timeout_s:g} s)"
             )
+        if why:
+            self.fail(ZooKeeperUnreachable(f"{why}: its in-flight messages are served again"))
         return False
 
-    def _answer_timeout_s(self) -> float:
-        if self._suspended_at is not None:
-            return 0.1
-        looks = [each.next_look_s() for each in self._subscriptions]
-        return min([LOOK_AROUND_S, *(look_s for look_s in looks if look_s is not None)])
-
-    def _run_once(self) -> bool:
+    def _ask(self) -> bool:
+        """Send acknowledgements and take items; return whether more of either may be left."""
         now = self._clock.monotonic()
         if now - self._looked_at > LOOK_AROUND_S:
             self._looked_at = now
-            for subscription in self._subscriptions:
+            for subscription in self.subscriptions:
                 subscription.look_around()
         if now - self._swept_at > SWEEP_S:
             self._swept_at = now
             self._sweep()
-        subscriptions = self._subscriptions
-        # Counted before the outcomes are taken: a message that is requeued from now on makes no room for a
-        # later one before it is available itself.
-        rooms = [self._room(subscription) for subscription in subscriptions]
+        rooms = self.rooms()
         returns = self._in_flight.has_returning
         outcomes, begun = self._begin_outcomes()
         if returns:
             # A requeued message keeps its place: no later one is taken before its lock is gone.
             self._end_outcomes(outcomes, begun)
             return True
-        more = False
         try:
-            while self._requests_for_one and not self._in_flight.has_returning:
-                errand = self._requests_for_one[0]
-                errand.subscription.take_turn(self._locks, 1)
-                self._requests_for_one.popleft()
-                errand.done.set()
-            first = subscriptions.index(self._served) + 1 if self._served in subscriptions else 0
-            turns = list(zip(subscriptions, rooms, strict=True))
-            for subscription, room in [*turns[first:], *turns[:first]]:
-                undelivered = len(subscription.inbox)
-                more |= subscription.take_turn(self._locks, min(room, self._room(subscription)))
-                if len(subscription.inbox) > undelivered:
-                    self._served = subscription
-                if subscription.inbox:
-                    self._deliver(subscription)
+            more = not self.claim_all(rooms)
         finally:
             self._end_outcomes(outcomes, begun)
         return more or self._in_flight.has_outcomes
+
+    def claim(self, subscription: ZooKeeperSubscription, room: int) -> float:
+        """Take items from a subscription; return 0 if more may be available now."""
+        return 0.0 if subscription.take_turn(self._locks, room) else math.inf
 
     # -- acknowledgements --------------------------------------------------------------
 
@@ -304,7 +205,7 @@ class ZooKeeperFetcher:
         # Messages that were passed over because of a suspect may be taken now.
         is_clear = had_suspect and not self._in_flight.has_suspect
         returned = {held.nodes for verb, held in outcomes if verb in RETURNING}
-        for subscription in (*self._subscriptions, *self._visited):
+        for subscription in (*self.subscriptions, *self.visited.values()):
             if is_clear or subscription.nodes in returned:
                 # No watch fires for the locks of this connection.
                 subscription.look_again()

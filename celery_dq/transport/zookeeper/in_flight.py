@@ -126,6 +126,14 @@ class ZooKeeperInFlight:
         """Record that a message which lost an earlier consumer is being delivered."""
         self._suspects.add(held.lock)
 
+    def finish(self, tag: str) -> None:
+        """Delete a message."""
+        self.add_outcome(ItemOutcome.ACK, tag)
+
+    def release(self, tag: str, mode: str = "unstarted") -> None:
+        """Requeue a message at its place; the mode ``crashed`` counts its delivery as a lost consumer."""
+        self.add_outcome(ItemOutcome.CRASHED if mode == "crashed" else ItemOutcome.REQUEUE, tag)
+
     def add_outcome(self, verb: ItemOutcome, tag: str) -> None:
         """Queue the end of a message for the broker. Only the first call for a tag has an effect."""
         held = self._items.pop(tag, None)
@@ -168,11 +176,3 @@ class ZooKeeperInFlight:
     def has_outcomes(self) -> bool:
         """Whether an end is queued."""
         return bool(self._outcomes)
-
-    def forget_all(self) -> None:
-        """Forget all messages: the session has ended, and its locks are gone."""
-        self._items.clear()
-        self._locked.clear()
-        self._suspects.clear()
-        self._returning.clear()
-        self._outcomes.clear()

@@ -19,7 +19,7 @@ from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.shown import shown_logger
 from celery_dq.transport.threaded_channel import Binding
 from celery_dq.znodes import BrokerNodes, QueueNodes, binding_of
-from celery_dq.zookeeper.session import Session
+from celery_dq.zookeeper.session import Session, SessionState
 from celery_dq.zookeeper.transaction import TransactionRefused, ask_all, delete, failure_of, transact
 
 logger = shown_logger(__name__)
@@ -133,6 +133,8 @@ class ZooKeeperQueues:
 
     def leave(self, queue: str) -> None:
         """End this connection's use of a transient queue; delete the queue if no user is left."""
+        if self._session.state is not SessionState.CONNECTED:
+            return  # the use ends with the session, and a sweep deletes the queue
         marker = self._nodes.transient(queue)
         self._try_to_remove(f"{marker}/{self._guid}")
         if not self.children(marker):

@@ -17,6 +17,7 @@ from celery_dq.curator.framing import frame, unframe
 from celery_dq.errors import CorruptRecord
 from celery_dq.transport import envelope
 from celery_dq.transport.message_times import LATEST_US, due_us
+from celery_dq.transport.stamped_message import STAMPS
 from celery_dq.transport.tenant import MAX_PRIORITY, check_priority
 from celery_dq.zookeeper.transaction import Step, create, delete
 
@@ -25,8 +26,6 @@ TEXT = 1
 _HEADER = struct.Struct(">BBBqI")
 #: Maximum bytes of data in one transaction. The rest of ZooKeeper's limit is left for paths and headers.
 BATCH_BYTES = 900_000
-#: The property with the publisher's stamps of a message: queue → (node of the producer, its version).
-STAMPS = "dq_stamps"
 #: Properties that are not stored; the transport sets the others at delivery.
 _NOT_STORED = (STAMPS, "delivery_tag", "body_encoding", "priority")
 #: Name of the child that is created and deleted in one transaction.

@@ -12,10 +12,9 @@ All methods run in the fetcher's thread, except the watch callbacks and the meth
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import socket
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
@@ -25,7 +24,8 @@ from kazoo.exceptions import NoAuthError, NoNodeError
 from celery_dq.clock import Clock
 from celery_dq.errors import CorruptRecord
 from celery_dq.shown import shown_logger
-from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ItemOutcome, ZooKeeperInFlight
+from celery_dq.transport.fetcher import QueueSubscription
+from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ZooKeeperInFlight
 from celery_dq.transport.zookeeper.record import BATCH_BYTES, DeliveryCount, ZooKeeperRecord, count_of
 from celery_dq.znodes import QueueNodes, due_ms_of, served_in_order
 from celery_dq.zookeeper.item_locks import ItemLocks, LockedItem, WantedItem
@@ -38,8 +38,6 @@ logger = shown_logger(__name__)
 LISTING_SHARE = 5.0
 #: Maximum number of delayed items in one move.
 LARGEST_MOVE = 100
-#: Maximum number of items that one request takes.
-LARGEST_CLAIM = 100
 #: Maximum number of other consumers' locks that are watched. Locks come and go with every item, so the watch
 #: of any few of them fires soon.
 MOST_WATCHES = 256
@@ -74,14 +72,15 @@ class Delays:
         self._listed_at = 0.0
         self._listing_s = 0.0
 
-    def next_look_s(self) -> float | None:
-        """Seconds until an item is due or the next listing may run; None when neither is pending."""
-        waits = []
+    def next_look_s(self) -> float:
+        """Seconds until an item is due or the next listing may run; infinite when neither is pending."""
+        wait_s = math.inf
         if self._waiting:
-            waits.append(self._waiting[0][0] / 1000 - self._clock.wall())
+            wait_s = self._waiting[0][0] / 1000 - self._clock.wall()
         if self._changed:
-            waits.append(self._listed_at + LISTING_SHARE * self._listing_s - self._clock.monotonic())
-        return max(min(waits), 0.0) if waits else None
+            listing_s = self._listed_at + LISTING_SHARE * self._listing_s - self._clock.monotonic()
+            wait_s = min(wait_s, listing_s)
+        return max(wait_s, 0.0)
 
     def move_due(self, locks: ItemLocks) -> bool:
         """Move up to `LARGEST_MOVE` items that are due.
@@ -183,11 +182,12 @@ def _moving(nodes: QueueNodes, batch: Sequence[tuple[str, bytes]]) -> list[Step]
     return steps
 
 
-class ZooKeeperSubscription:
+class ZooKeeperSubscription(QueueSubscription):
     """The subscription of one channel to one queue.
 
     Args:
         queue: Name of the queue.
+        channel: The channel; None for calls that take one message.
         nodes: Nodes of the queue.
         in_flight: Receives the items that were taken.
         clock: Wall time for due times, monotonic time for the pace of listings.
@@ -201,23 +201,20 @@ class ZooKeeperSubscription:
     def __init__(
         self,
         queue: str,
+        channel: Any,
         nodes: QueueNodes,
         in_flight: ZooKeeperInFlight,
         clock: Clock,
         wake: Callable[[], None],
-        max_deliveries: int = 0,
-        in_order: bool = False,
+        max_deliveries: int,
+        in_order: bool,
     ) -> None:
-        self.queue = queue
+        super().__init__(queue, channel, wake)
         self.nodes = nodes
-        #: Items taken and not delivered yet. The fetcher's thread appends, the delivering thread pops.
-        self.inbox: deque[ClaimedItem] = deque()
         self._in_flight = in_flight
         self._clock = clock
-        self._wake = wake
         self._max_deliveries = max_deliveries
         self._in_order = in_order
-        self._closed = False
         self._backlog: list[str] = []
         self._changed = True
         self._wanted_now = False
@@ -238,7 +235,7 @@ class ZooKeeperSubscription:
     def look_again(self, event: Any = None) -> None:
         """List the queue again at the next round: a watch fired, or was lost with its connection."""
         self._changed = True
-        self._wake()
+        self.wake()
 
     def look_around(self) -> None:
         """List everything again, including denied items: no watch fires when an ACL changes."""
@@ -251,16 +248,9 @@ class ZooKeeperSubscription:
         self._wanted_now = True
         self.look_again()
 
-    def close(self) -> None:
-        """End the subscription and requeue the items that were not delivered."""
-        self._closed = True
-        self._release_inbox()
-
-    def _release_inbox(self) -> None:
-        # Two threads may do this at the same time.
-        with contextlib.suppress(IndexError):
-            while True:
-                self._in_flight.add_outcome(ItemOutcome.REQUEUE, self.inbox.pop().tag)
+    def release(self, claimed: ClaimedItem) -> None:
+        """Requeue an item that was not delivered."""
+        self._in_flight.release(claimed.tag)
 
     def _lock_is_gone(self, wanted: WantedItem) -> None:
         self._watched.discard(wanted.name)
@@ -289,7 +279,7 @@ class ZooKeeperSubscription:
             return False
         if self._should_list():
             self._list(locks)
-        names = self._next(min(room, LARGEST_CLAIM))
+        names = self._next(room)
         if names:
             self._take(locks, names)
             return True
@@ -297,8 +287,8 @@ class ZooKeeperSubscription:
             self._watch_others(locks)
         return self._changed
 
-    def next_look_s(self) -> float | None:
-        """Seconds until a delayed item is due or may be listed; None when neither is pending."""
+    def next_look_s(self) -> float:
+        """Seconds until a delayed item is due or may be listed; infinite when neither is pending."""
         return self._delays.next_look_s()
 
     # -- available items -----------------------------------------------------------
@@ -418,12 +408,9 @@ class ZooKeeperSubscription:
             keeps = keeps or self._may_keep(locks, held, count, alone)
         finally:
             if not keeps:
-                self._in_flight.add_outcome(ItemOutcome.REQUEUE, held.tag)
-        if not keeps:
-            return
-        self.inbox.append(held)
-        if self._closed:
-            self._release_inbox()
+                self._in_flight.release(held.tag)
+        if keeps:
+            self.receive([held])
 
     def _may_keep(self, locks: ItemLocks, held: ClaimedItem, count: DeliveryCount, alone: bool) -> bool:
         """Whether to keep an item that lost an earlier consumer: it is delivered alone or dead-lettered."""

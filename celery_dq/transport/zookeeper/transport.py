@@ -15,7 +15,6 @@ Features: direct, topic and fanout exchanges, priorities, ETA, remote control, b
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 from celery_dq.context import AppContext
@@ -83,7 +82,9 @@ class Transport(ThreadedTransport):
     channel_errors = (*ThreadedTransport.channel_errors, KazooException, AccessDenied)
     implements = ThreadedTransport.implements.extend(batch_publish=True)
     supports_batch_publish = True
+    unusable = ZooKeeperUnreachable
     _fetcher: ZooKeeperFetcher | None
+    queues: ZooKeeperQueues
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
@@ -97,9 +98,6 @@ class Transport(ThreadedTransport):
         self.bindings = Bindings(self.session, nodes)
         self.publisher = ZooKeeperPublisher(self.session, self.clock)
         self.in_flight = ZooKeeperInFlight("", lambda: None)
-        self._consuming_session: PinnedSession | None = None
-        #: Queues of which single messages were taken.
-        self._visited: dict[str, ZooKeeperSubscription] = {}
 
     def driver_version(self) -> str:
         """The version of kazoo."""
@@ -147,65 +145,58 @@ class Transport(ThreadedTransport):
         return self.session.state is not SessionState.CLOSED and not self._has_failed_idle()
 
     def _has_failed_idle(self) -> bool:
-        return self._fetcher is not None and self._fetcher.failure is not None and not self._sources
-
-    def unusable(self, reason: str) -> ZooKeeperUnreachable:
-        """Make the error for a connection that cannot be used any more."""
-        return ZooKeeperUnreachable(reason)
+        return (
+            self._fetcher is not None
+            and self._fetcher.failure is not None
+            and not self._fetcher.subscriptions
+        )
 
     def close_connection(self, connection: Any) -> None:
         """Close all channels, requeue their messages, and end the session."""
         super().close_connection(connection)
         if self._owner.is_current:
             self.publisher.close()
-            self._visited = {}
         self.session.close()
 
     # -- consuming -----------------------------------------------------------------
 
     def new_fetcher(self) -> ZooKeeperFetcher:
         """Make the fetcher, whose items are locked by the present session."""
-        session = self._consuming_session = PinnedSession(self.session)
+        session = PinnedSession(self.session)
         locks = ItemLocks(session, PRESENCES, timeout_s=session.timeout_s * ANSWER_SHARE, taking=count_steps)
         in_flight = self.in_flight = ZooKeeperInFlight(uuid.uuid4().hex, self.look_again)
-        return ZooKeeperFetcher(
-            session, locks, in_flight, self.clock, self.room, self.wake_delivery, self.queues.sweep
-        )
+        return ZooKeeperFetcher(session, locks, in_flight, self.clock, self.wake_delivery, self.queues.sweep)
 
-    @property
-    def may_deliver(self) -> bool:
-        """Whether the session may still hold the locks of the items in the inboxes."""
-        return self._consuming_session is not None and self._consuming_session.is_connected
-
-    @property
-    def may_leave(self) -> bool:
-        """Whether ZooKeeper can be reached."""
-        return self.session.state is SessionState.CONNECTED
-
-    def subscription_of(self, queue: str) -> ZooKeeperSubscription:
-        """Make the subscription to *queue*."""
-        return self._subscription(queue, self.start_fetcher().wake)
-
-    def _subscription(self, queue: str, wake: Callable[[], None]) -> ZooKeeperSubscription:
-        nodes, most = self.queues.nodes(queue), self.max_deliveries(queue)
+    def subscribe(self, channel: Any, queue: str) -> ZooKeeperSubscription:
+        """Make the subscription of a channel to a queue; nothing is taken yet."""
+        wake = self.start_fetcher().wake  # with its own messages in flight
         leaderships = None if self._app_context is None else self._app_context.leaderships
-        in_order = leaderships is not None and leaderships.is_singleton(queue)
-        return ZooKeeperSubscription(queue, nodes, self.in_flight, self.clock, wake, most, in_order)
+        return ZooKeeperSubscription(
+            queue,
+            channel,
+            self.queues.nodes(queue),
+            self.in_flight,
+            self.clock,
+            wake,
+            self.max_deliveries(queue),
+            in_order=leaderships is not None and leaderships.is_singleton(queue),
+        )
 
     def max_deliveries(self, queue: str) -> int:
         """How many consumers of a message may be lost before it is a dead letter; 0 means no limit."""
         return self._options.queue(queue).max_deliveries
 
     @property
-    def discard_handler(self) -> DiscardHandler | None:
+    def worker(self) -> DiscardHandler | None:
         """The worker's handler of messages that will not run; None if this process is not a worker."""
         return None if self._app_context is None else self._app_context.discard_handler
 
-    def take_one(self, queue: str) -> list[ClaimedItem]:
-        """Take one message of *queue* now; an empty list if none is available."""
-        fetcher: ZooKeeperFetcher = self.start_fetcher()
-        source = self._visited.get(queue)
-        if source is None:
-            source = self._subscription(queue, lambda: None)
-            self._visited[queue] = source
-        return fetcher.take_now(source)
+    def claim_one(self, fetcher: ZooKeeperFetcher, queue: str) -> list[ClaimedItem]:
+        """Take one message of *queue*, if one is available."""
+        if not fetcher.is_connected:
+            # Kazoo would keep the requests, and send them when they may not apply any more.
+            self.session.open()
+            fetcher.flush()
+        if queue not in fetcher.visited:
+            fetcher.visited[queue] = self.subscribe(None, queue)
+        return fetcher.take_one(fetcher.visited[queue])

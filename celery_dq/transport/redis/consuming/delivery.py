@@ -378,7 +378,7 @@ class ChannelDelivery:
             )
             message.prefix = subscription.queue.prefix
         except CorruptRecord as exc:
-            channel.dead_letter_unreadable(subscription.queue, entry, held.tag, exc)
+            channel.qos.dead_letter_unreadable(subscription.queue.name, entry, held.tag, exc)
             return
         held.has_lock = bool(message.record.dedup)
         if subscription.queue.token and self.singleton_delivery is not None:

@@ -34,7 +34,7 @@ from celery_dq.transport.redis.store.replies import read_push_reply
 from celery_dq.transport.redis.store.script_calls import ScriptCall, ask_script, run_on
 from celery_dq.transport.redis.store.server_errors import PartitionsChanging, PushInterrupted, refusals_named
 from celery_dq.transport.redis.store.slot_map import NodeClosedConnection
-from celery_dq.transport.stamped_message import StampedMessage, stamp
+from celery_dq.transport.stamped_message import PublishBatch, StampedMessage, stamp
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -391,28 +391,10 @@ logger = shown_logger(__name__)
 BATCH_ATTEMPTS = 4
 
 
-class RedisPublishBatch:
-    """The batch of ``Producer.batch()`` of kombu: one push for many messages of a queue.
+class RedisPublishBatch(PublishBatch):
+    """A batch with one push for many messages of a queue."""
 
-    Args:
-        channel: The channel that publishes.
-        max_size: Number of messages after which the batch is flushed.
-    """
-
-    def __init__(self, channel: Any, max_size: int) -> None:
-        self.channel = channel
-        self._max_size = max_size
-        self._waiting: list[tuple[str, StampedMessage]] = []
-
-    def publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
-        """Add one message to the batch; it is checked now and sent with the others."""
-        return self.channel.basic_publish(message, _publish_batch=self, **kwargs)
-
-    def add(self, queue: str, stamped: StampedMessage) -> None:
-        """Add a stamped message; called by the channel for each queue that the message is routed to."""
-        self._waiting.append((queue, stamped))
-        if len(self._waiting) >= self._max_size:
-            self.flush()
+    _waiting: list[tuple[str, StampedMessage]]
 
     def flush(self) -> None:
         """Send all messages in order, in one push per run of messages of one queue and producer.
@@ -452,10 +434,3 @@ class RedisPublishBatch:
             )
             return False
         return True
-
-    def discard(self) -> None:
-        """Discard the messages that are not yet sent."""
-        self._waiting.clear()
-
-    def close(self) -> None:
-        """Do nothing, because the connection belongs to the channel."""
