@@ -14,7 +14,8 @@
 ``message_record``   a message as bytes; ``message_times`` reads its times; pure
 ``stamped_message``  a message with its publisher's number
 ``in_flight``        the messages that a process holds, and their acks
-``threaded_…``       channel and delivery of the brokers whose fetcher has a thread of its own
+``fetcher``          the thread that claims messages for a connection, beside Redis; its subscriptions
+``threaded_…``       channel and delivery of the brokers with such a thread
 
 kombu opens a transport by its URL. Options and protocols arrive in ``transport_options``.
 """

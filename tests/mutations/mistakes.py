@@ -51,7 +51,7 @@ AREAS = {
         ("tests/leadership", "tests/allocation", "tests/beat", "tests/singleton"),
     ),
     "zookeeper": Area(
-        ("zookeeper", "transport/zookeeper", "curator"),
+        ("zookeeper", "transport/zookeeper", "transport/fetcher.py", "curator"),
         ("tests/zookeeper", "tests/zookeeper_transport", "tests/curator"),
     ),
     "operating": Area(

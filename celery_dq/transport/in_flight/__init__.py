@@ -4,6 +4,6 @@
 ``in_flight_messages``  all held messages, their states, and when their leases were renewed
 ``pending_acks``        one held message, the acks that the store does not have yet, and the calls for them
 
-The channels of the tenant broker and of ``any_store`` use them. ZooKeeper has messages of its own, and the
-same prefetch count.
+The channels of the tenant broker and of ``any_store`` use them. ZooKeeper has messages in flight of
+its own, and the same prefetch count.
 """
