@@ -164,8 +164,7 @@ class ThreadedTransport(VirtualTransport):
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Deliver messages in the event loop *loop* from now on."""
         self._loop = loop
-        if self._fetcher is not None:
-            self._attach()
+        self._attach()
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         """Deliver one message.

@@ -127,11 +127,6 @@ class Transport(ThreadedTransport, RedisTransport):
         """Refuse to use a connection that was inherited through a fork; raises a connection error."""
         self.context.refuse_inherited()
 
-    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """Deliver messages in the event loop *loop* from now on."""
-        self._loop = loop
-        self._attach()
-
     def acks_changed(self) -> None:
         """Deliver, if a message may be delivered now that an ack is pending or confirmed."""
         for channel in tuple(self.channels):
