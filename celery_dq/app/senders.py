@@ -13,16 +13,17 @@ import redis
 from celery_dq.app.timeouts import connection_with_timeout
 from celery_dq.clock import SystemClock
 from celery_dq.errors import ConfigurationError, InvalidMessage, described
+from celery_dq.options.sections import Options
 from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.kombu_sender import KombuSender, unpack_headers
 from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishInterrupted, PublishRefused
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.packer import Packer
 from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 from celery_dq.transport.redis.store.server_errors import BrokerOverloaded, MessageRefused, PushInterrupted
-from celery_dq.transport.stamped_message import stamp
 
 __all__ = ["AppSender", "headers_of", "lane_of"]
 
@@ -65,15 +66,15 @@ class AppSender:
     Args:
         app: a Celery app, on any broker.
         partitioned: whether the broker is one of celery-dq, whose queues are partitions.
-        step_s: seconds that one step on a connection may take; 0 is without a limit.
+        options: its settings.
     """
 
-    def __init__(self, app: Any, *, partitioned: bool, step_s: float = 0.0) -> None:
+    def __init__(self, app: Any, *, partitioned: bool, options: Options) -> None:
         self._app = app
-        self._step_s = step_s
+        self._step_s = options.publishing.step_s
+        self._packer = Packer(options, SystemClock())
         self._partitioned = partitioned
-        self._kombu = KombuSender(self._connect, self._make_producer, self._queue, step_s)
-        self._wall = SystemClock().wall
+        self._kombu = KombuSender(self._connect, self._make_producer, self._queue, self._step_s)
         self._connection: Any = None
         self._declared: set[str] = set()
 
@@ -98,8 +99,8 @@ class AppSender:
                 message["headers"][DEDUP_HEADER] = request.dedup_header()
             return self._kombu.address(message, exchange, routing_key, declare)
         properties.setdefault("delivery_info", {}).update(exchange=exchange, routing_key=routing_key)
-        outgoing = stamp(message, routing_key, "", int, int(self._wall() * 1_000_000)).outgoing
-        return Addressed(lane, outgoing.id.encode(), outgoing.record)
+        packed = self._packer.pack(message, routing_key)
+        return Addressed(lane, packed.id.encode(), packed.record)
 
     def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> None:
         """See :meth:`celery_dq.producer.sender.Sender.send`."""
@@ -111,7 +112,8 @@ class AppSender:
             channel = self._open()
             self._declare(channel, name)
             # A message has the fields of an `OutgoingRecord`, with an encoded id.
-            channel.publisher.deliver(name, producer, cast(Sequence[OutgoingRecord], messages))
+            outgoing = cast(Sequence[OutgoingRecord], messages)
+            channel.publisher.deliver(name, producer, outgoing, self._packer.marker_ttl_ms)
         except PushInterrupted as error:
             self.close()
             raise PublishInterrupted(str(error)) from error
@@ -126,7 +128,7 @@ class AppSender:
 
     def _open(self) -> Any:
         if self._connection is None:
-            connection = connection_with_timeout(self._app, self._step_s)
+            connection = self._connect()
             try:
                 connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=5)
                 connection.default_channel  # noqa: B018 - opens it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from celery_dq.compat.celery_calls import registered_tasks, running_task
+from celery_dq.compat.celery_calls import running_task, task_named
 from celery_dq.transport.tenant import Rule, check_tenant, tenant_rule
 
 __all__ = ["TenantRules"]
@@ -18,29 +18,21 @@ class TenantRules:
         self._app = app
         self._compiled: dict[str, tuple[Any, Rule | None]] = {}
 
-    def tenant_of(self, name: str, message: Any) -> str:
-        """Return the tenant of a call for which the caller named none.
+    def of_call(self, name: str, tenant: Any, args: Any, kwargs: Any, headers: Any = None) -> str:
+        """Return the tenant that a call names, or else that of the task's option.
 
-        A retry keeps the tenant of the run that it repeats. Other calls get it from the task's ``tenant``.
+        A retry keeps the tenant of the run that it repeats, which the `headers` of its message tell.
 
         Raises:
             ConfigurationError: The option cannot be used for this task.
-            InvalidTenant: The option's value for this call is not a tenant.
+            InvalidTenant: The value is not a tenant.
         """
-        headers, _, body, _ = message
-        if headers.get("retries"):
+        if tenant is not None:
+            return check_tenant(tenant, where=f"{name}: tenant")
+        if headers and headers.get("retries"):
             inherited = self._of_retried(headers["id"])
             if inherited is not None:
                 return inherited
-        if isinstance(body, dict):  # task protocol 1
-            return self.of_arguments(name, body["args"], body["kwargs"])
-        return self.of_arguments(name, body[0], body[1])
-
-    def of_arguments(self, name: str, args: Any, kwargs: Any) -> str:
-        """Return the tenant that the task's ``tenant`` names for these arguments; "" without the option.
-
-        The errors are those of :meth:`tenant_of`.
-        """
         rule = self.rule(name)
         return "" if rule is None else check_tenant(rule(args, kwargs), where=f"tenant of task {name}")
 
@@ -53,11 +45,8 @@ class TenantRules:
 
     def rule(self, name: str) -> Rule | None:
         """Return the compiled ``tenant`` option of the task, None when it has none."""
-        app = self._app
-        # An app that must not finalize itself has only its registered tasks.
-        tasks = app.tasks if app.finalized or app.autofinalize else registered_tasks(app)
-        task = tasks.get(name)
-        if task is None:  # registered in other processes only
+        task = task_named(self._app, name)
+        if task is None:
             return None
         known = self._compiled.get(name)
         if known is None or known[0] is not task:

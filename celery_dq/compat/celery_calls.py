@@ -44,6 +44,21 @@ def registered_tasks(app: Any) -> Any:
     return app._tasks
 
 
+def task_named(app: Any, name: str) -> Any:
+    """Return the task with a name; None when it is registered in other processes only."""
+    # An app that must not finalize itself has only its registered tasks.
+    return (app.tasks if app.finalized or app.autofinalize else app._tasks).get(name)
+
+
+def arguments_of(message: Any) -> tuple[Any, Any, Any]:
+    """Return the arguments of a message that Celery has made, and its callbacks."""
+    body = message[2]
+    if isinstance(body, dict):  # task protocol 1
+        return body["args"], body["kwargs"], body
+    args, kwargs, embed = body
+    return args, kwargs, embed
+
+
 def open_parts(app: Any) -> tuple[Any, Any, Any]:
     """Return the pools of connections and of producers and the backend, each None if it was not made."""
     return app._pool, app.amqp._producer_pool, app._backend

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 from kombu.message import Message as KombuMessage
 from kombu.utils.json import dumps, loads
 
+from celery_dq.compat.celery_calls import arguments_of
 from celery_dq.errors import DQError, InvalidMessage, described
 from celery_dq.protocols import DEDUP_HEADER, DEDUP_PROPERTY, DELIVERIES_HEADER, QUEUE_HEADER, TOKEN_HEADER
 from celery_dq.transport import envelope
@@ -39,13 +40,14 @@ class StockReader:
     """Reads messages of the stock broker for the publisher of the tenant broker.
 
     Args:
-        tenant_of: Returns the tenant of a task, by its name, headers and decoded body.
+        tenant_of: Returns the tenant of a task, by its name, the tenant that the call names, arguments and
+            headers.
         accept: Content types that the workers decode.
         priorities: How priorities are converted.
     """
 
     def __init__(
-        self, tenant_of: Callable[[str, Any], str], accept: AbstractSet[str], priorities: Priorities
+        self, tenant_of: Callable[..., str], accept: AbstractSet[str], priorities: Priorities
     ) -> None:
         self._tenant_of = tenant_of
         self._accept = accept
@@ -95,7 +97,8 @@ class StockReader:
 
     def _tenant(self, task: str, headers: Any, properties: Any, content: Any) -> str:
         try:
-            return self._tenant_of(task, (headers, properties, content, None))
+            args, kwargs, _ = arguments_of((headers, properties, content))
+            return self._tenant_of(task, None, args, kwargs, headers)
         except DQError as exc:
             raise InvalidMessage(f"it has no tenant: {exc}") from exc
         except Exception as exc:

@@ -192,17 +192,12 @@ class KombuSender:
                 for message in messages:
                     self._publish(publisher, message)
                     sent += 1
-        except (InvalidMessage, CorruptRecord) as error:
-            sent = sent if self._confirms is None else self._confirms.confirmed
-            if sent:  # the broker has those before it
-                raise PublishDeferred(str(error), sent) from error
-            raise PublishRefused(str(error)) from error
-        except Nacked as error:
-            raise PublishDeferred(
-                str(error), 0 if self._confirms is None else self._confirms.confirmed
-            ) from error
         except Exception as error:
             sent = sent if self._confirms is None else self._confirms.confirmed
+            if isinstance(error, (InvalidMessage, CorruptRecord, Nacked)):
+                if sent or isinstance(error, Nacked):  # the broker has those before it
+                    raise PublishDeferred(str(error), sent) from error
+                raise PublishRefused(str(error)) from error
             lost = self._lost()
             # The state of the channel is unknown: a virtual channel of kombu stays open, an AMQP channel does
             # not.

@@ -12,7 +12,7 @@
 ``partition_store``  the protocol of one queue of a store; the partition in Redis holds it, too
 ``partition_replies``   the arguments and answers of its calls
 ``message_record``   a message as bytes; ``message_times`` reads its times; pure
-``stamped_message``  a message with its publisher's number
+``packer``           checks, packs and stamps each message, on every way of publishing
 ``in_flight``        the messages that a process holds, and their acks
 ``fetcher``          the thread that claims messages for a connection, beside Redis; its subscriptions
 ``threaded_…``       channel and delivery of the brokers with such a thread

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery_dq.errors import CorruptRecord
@@ -31,6 +32,8 @@ KEYED = 2
 COUNTED = 4
 _HEADER = struct.Struct(">BBBddHHI")
 HEADER_SIZE = _HEADER.size
+#: Packs the header of a record, from the priority on.
+pack_header = partial(_HEADER.pack, VERSION)
 _SECTION = struct.Struct(">BddH")
 _LENGTH = struct.Struct(">H")
 _TENANT_SIZE_AT = struct.calcsize(">BBBdd")
@@ -144,18 +147,17 @@ class MessageRecord(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the bytes that are stored."""
-        body, flags = self.body, 0
+        body, flags, end = self.body, 0, b""
         if isinstance(body, str):
             body, flags = body.encode("utf-8", "surrogatepass"), TEXT
         if self.dedup:
-            flags |= KEYED
+            flags, end = flags | KEYED, section_end(self.dedup)
         if self.counted:
             flags |= COUNTED
         tenant, task = self.tenant.encode(), self.task.encode()
-        record = pack_record(
-            tenant, task, self.priority, flags, self.due_us, self.expires_us, self.envelope, body
-        )
-        return record + self.dedup + _LENGTH.pack(len(self.dedup)) if self.dedup else record
+        times, sizes = (self.due_us, self.expires_us), (len(tenant), len(task), len(self.envelope))
+        header = pack_header(self.priority, flags, *times, *sizes)
+        return b"".join((header, tenant, task, self.envelope, body, end))
 
     @classmethod
     def unpack(cls, raw: bytes) -> MessageRecord:
@@ -235,41 +237,6 @@ def dedup_key_of(record: bytes) -> str | None:
     return DedupSection.unpack(record[-size - _LENGTH.size : -_LENGTH.size]).key
 
 
-def pack_record(
-    tenant: bytes,
-    task: bytes,
-    priority: int,
-    flags: int,
-    due_us: int,
-    expires_us: int,
-    envelope: bytes,
-    body: bytes,
-) -> bytes:
-    """Return the bytes of a record from encoded parts; see :class:`MessageRecord`."""
-    head = _HEADER.pack(VERSION, priority, flags, due_us, expires_us, len(tenant), len(task), len(envelope))
-    return b"".join((head, tenant, task, envelope, body))
-
-
-def with_dedup(record: bytes, section: bytes) -> bytes:
-    """Return a record with this dedup section; it must have none before."""
-    return b"".join(
-        (record[:2], bytes((record[2] | KEYED,)), record[3:], section, _LENGTH.pack(len(section)))
-    )
-
-
-def pack_joined(
-    tenant: bytes, task: bytes, priority: int, flags: int, content: bytes, envelope_size: int
-) -> bytes:
-    """Return what :func:`pack_record` does for a message without due time and expiry.
-
-    Args:
-        tenant: as in :class:`MessageRecord`, encoded.
-        task: as in :class:`MessageRecord`, encoded.
-        priority: as in :class:`MessageRecord`.
-        flags: flags of the header.
-        content: envelope and body in one piece.
-        envelope_size: bytes of the envelope.
-    """
-    return _HEADER.pack(VERSION, priority, flags, 0, 0, len(tenant), len(task), envelope_size) + b"".join(
-        (tenant, task, content)
-    )
+def section_end(section: bytes) -> bytes:
+    """Return the end of a record with this dedup section."""
+    return section + _LENGTH.pack(len(section))

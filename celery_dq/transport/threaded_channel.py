@@ -19,7 +19,7 @@ from celery_dq.per_process import OwnerProcess
 from celery_dq.shown import shown_logger
 from celery_dq.transport.bases import VirtualChannel
 from celery_dq.transport.fetcher import QueueSubscription
-from celery_dq.transport.stamped_message import STAMPS
+from celery_dq.transport.packer import STAMPS
 from celery_dq.transport.threaded_transport import ThreadedTransport
 
 __all__ = [
@@ -227,7 +227,10 @@ class ThreadedChannel(VirtualChannel):
     # -- publishing ------------------------------------------------------------
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
-        """Publish a message once per queue: the stamps of a failed attempt stay on the message."""
+        """Publish a message once per queue: the stamps of a failed attempt stay on the message.
+
+        Raises the store's connection error on a closed channel, and when the store did not answer.
+        """
         if self.closed:
             raise self._transport.unusable("The channel was closed: publish on a new one")
         result = super().basic_publish(message, exchange, routing_key, **kwargs)

@@ -6,18 +6,33 @@ from collections import deque
 from typing import Any
 
 from celery_dq.clock import Clock, SystemClock
+from celery_dq.context import AppContext
+from celery_dq.options.resolve import resolve
+from celery_dq.options.sections import Options
 from celery_dq.per_process import OwnerProcess
 from celery_dq.transport.bases import VirtualTransport
 from celery_dq.transport.fetcher import Fetcher, QueueSubscription
+from celery_dq.transport.packer import Packer
 from celery_dq.wake_flag import WakeFlag
 from celery_dq.waker import Waker
 
-__all__ = ["ThreadedTransport"]
+__all__ = ["ThreadedTransport", "app_context_of"]
 
 #: Seconds of delivery after which control returns to the event loop.
 ONE_TURN_S = 0.01
 #: Maximum seconds of one wait in ``drain_events``.
 LONGEST_WAIT_S = 1.0
+
+
+def app_context_of(connection: Any) -> AppContext:
+    """Return the context of the app of a kombu connection; in plain kombu, one with default options."""
+    context = AppContext.of(connection)
+    if context is None:
+        # In plain kombu, the connection keeps the context, because it outlives its transports.
+        context = connection.__dict__.get("_dq_context")
+    if context is None:
+        context = connection.__dict__["_dq_context"] = AppContext("dq", lambda: resolve({}))
+    return context
 
 
 class ThreadedTransport(VirtualTransport):
@@ -43,6 +58,9 @@ class ThreadedTransport(VirtualTransport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.clock: Clock = SystemClock()
+        self._app_context = app_context_of(client)
+        self.options: Options = self._app_context.options
+        self.packer = Packer(self.options, self.clock)
         self._owner = OwnerProcess()
         self._fetcher: Fetcher[Any] | None = None
         self._waker = Waker(self._deliver_all)

@@ -90,7 +90,7 @@ def count_packed() -> list[str]:
     def noted(self: MessageTemplates, *args: Any) -> Any:
         message = refill(self, *args)
         if message is not None:
-            packed.append(message.id.decode())
+            packed.append(message.id)
         return message
 
     setattr(MessageTemplates, "refill", noted)  # noqa: B010 - mypy

@@ -17,6 +17,7 @@ from celery_dq.app.publishing.direct_stage import DirectStage
 from celery_dq.errors import TooFewReplicas
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.packer import PackedMessage
 from celery_dq.transport.redis.store import publisher
 from tests.lua.partition_scripts import make_record
 from tests.producer.conftest import MakeApp
@@ -184,19 +185,19 @@ def test_a_message_that_is_sent_again_over_another_connection_is_confirmed_by_a_
             assert client.wait(1, 10_000) == 1  # it is online before it has loaded what it got
             channel = connection.default_channel
             sender = channel.publisher
-            sender.push("celery", [sender.number("celery", "first", make_record())])
-            message = sender.number("celery", "second", make_record())
+            sender.push([sender.number(PackedMessage("celery", "first", make_record()))])
+            message = sender.number(PackedMessage("celery", "second", make_record()))
             os.kill(replica.pid, signal.SIGSTOP)
             try:
                 for writes in (0, 1):
                     with pytest.raises(TooFewReplicas):
-                        sender.push("celery", [message])
+                        sender.push([message])
                     assert calls_of(client, "pexpire") == writes
                     sender.close()
                     channel.pool.disconnect()
             finally:
                 os.kill(replica.pid, signal.SIGCONT)
-            sender.push("celery", [message])
+            sender.push([message])
             assert app.dq.queues["celery"].depth == 2
         app.close()
         pools.reset()

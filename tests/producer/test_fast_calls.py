@@ -143,7 +143,9 @@ class Bench:
         template = None if kind is None else self.fast.by_kind.get(kind)
         given = [options.get(each) for each in ("task_id", "tenant", "headers")]
         filled = template and self.fast.fill(template, args, kwargs, *given)
-        return None if filled is None else filled[1]
+        if template is None or filled is None:
+            return None
+        return Addressed(template.lane, filled.id.encode(), filled.record)
 
 
 def work(a: Any = 0, *args: Any, **kwargs: Any) -> None: ...

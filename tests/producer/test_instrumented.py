@@ -281,7 +281,7 @@ def test_the_message_of_an_observed_call_is_celerys(
     queue = options.get("queue", "celery")
     wanted = message_without_id(stored, queue, celerys)
     assert [message_without_id(stored, queue, each) for each in ids] == [wanted] * 3
-    fitting = [message.id.decode() for message in packed if message is not None]
+    fitting = [message.id for message in packed if message is not None]
     assert fitting == (ids[1:] if fits else [])
 
 

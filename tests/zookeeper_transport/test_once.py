@@ -15,7 +15,7 @@ from celery_dq.clock import SystemClock
 from celery_dq.errors import AccessDenied, ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
-from celery_dq.transport.stamped_message import STAMPS
+from celery_dq.transport.packer import STAMPS
 from celery_dq.transport.zookeeper.publisher import Item, ZooKeeperPublisher
 from celery_dq.znodes import JOURNALS, BrokerNodes
 from celery_dq.zookeeper.idempotent_writer import Stamp

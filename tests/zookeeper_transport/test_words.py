@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from celery_dq.clock import SystemClock
 from celery_dq.errors import ConfigurationError, CorruptRecord, InvalidMessage
+from celery_dq.options import Options
 from celery_dq.transport.broker_url import address_in
+from celery_dq.transport.packer import Packer
 from celery_dq.transport.zookeeper.address import host_list, no_server_listens, session_options
 from celery_dq.transport.zookeeper.publisher import Item, transactions
-from celery_dq.transport.zookeeper.record import ZooKeeperRecord, record_of
+from celery_dq.transport.zookeeper.record import ZooKeeperRecord
 from celery_dq.znodes import BrokerNodes, QueueNodes, binding_of, due_ms_of, served_in_order
 
 
@@ -172,7 +175,7 @@ def test_an_unusable_eta_is_named() -> None:
         "content-encoding": "b",
     }
     with pytest.raises(InvalidMessage, match="soon"):
-        record_of(message)
+        Packer(Options(), SystemClock()).parts(message, "q", whole=True)
 
 
 def test_batches_are_cut_by_size_and_number() -> None:

@@ -89,9 +89,7 @@ class DQ:
 
     def make_sender(self, app: Any) -> Sender:
         """Make the sender of the app's buffered messages; each process needs its own."""
-        sender = AppSender(
-            app, partitioned=self._broker.serves_queues(), step_s=self.options.publishing.step_s
-        )
+        sender = AppSender(app, partitioned=self._broker.serves_queues(), options=self.options)
         if not self.options.otel:
             return sender
         try:

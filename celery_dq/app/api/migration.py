@@ -15,7 +15,7 @@ from celery_dq.inspector.queues import queue_snapshot
 from celery_dq.migration.stock_broker import StockBroker
 from celery_dq.migration.stock_message import Priorities, StockReader, as_restored
 from celery_dq.shown import shown_url
-from celery_dq.transport.stamped_message import StampedMessage, stamp
+from celery_dq.transport.packer import Packer, StampedMessage
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,9 @@ class BrokerMigration:
         self._connection = connection
         self._options = options
         self._reader = StockReader(
-            TenantRules(app).tenant_of, broker.accept_content, options.priorities or "same"
+            TenantRules(app).of_call, broker.accept_content, options.priorities or "same"
         )
-        self._clock = SystemClock()
+        self._packer = Packer(broker.options, SystemClock())
         self._report = MigrationReport()
         self._queues: dict[str, QueueMigration] = {}
         #: The delivery tags of unacknowledged messages, by queue.
@@ -288,14 +288,13 @@ class BrokerMigration:
 
     def _stamped(self, raw: bytes, queue: str, producer: str, number: int) -> StampedMessage:
         message = self._reader.read(raw)
-        now_us = int(self._clock.wall() * 1_000_000)
         try:
-            stamped = stamp(message, queue, producer, lambda: number, now_us)
+            stamped = self._packer.stamp(message, queue, producer, iter((number,)))
         except InvalidMessage:
             raise
         except Exception as exc:
             raise InvalidMessage(f"a header has an unknown form: {described(exc)}") from exc
-        return StampedMessage(producer, stamped.outgoing, stamped.dedup, MARKER_TTL_MS)
+        return stamped._replace(marker_ttl_ms=MARKER_TTL_MS)
 
     def _is_understood(self, report: MigrationReport, raw: bytes, queue: str, key: str) -> bool:
         try:
@@ -340,7 +339,7 @@ class BrokerMigration:
                     f"({exc}): run the command with the settings and tasks of that time"
                 ) from exc
             self._broker.declare(channel.client, queue)
-            channel.publisher.push(queue, messages)
+            channel.publisher.push(messages)
             if self._stock.confirm(queue, sent, len(staged)):
                 confirmed(len(staged))
 

@@ -15,15 +15,11 @@ from typing import Any
 from kombu import pools
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.app.publishing.dedup_stage import (
-    DedupRules,
-    arguments_of,
-    conclude_verdict,
-    dedup_request_for,
-)
+from celery_dq.app.publishing.dedup_stage import DedupRules, conclude_verdict, dedup_request_for
 from celery_dq.app.publishing.pipeline import CALL_OPTION, Call
 from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.app.timeouts import connection_with_timeout, unchanged_attempts
+from celery_dq.compat.celery_calls import arguments_of
 from celery_dq.compat.kombu_messages import publishing_by
 from celery_dq.context import APP_CONTEXT
 from celery_dq.errors import ConfigurationError, MissingLibrary
@@ -32,7 +28,7 @@ from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.shown import why_unreadable
 from celery_dq.transport.aliases import TENANT_SCHEMES, refuse_misspelt, register_transports
 from celery_dq.transport.broker_url import refuse_unknown_options
-from celery_dq.transport.tenant import check_priority, check_tenant
+from celery_dq.transport.tenant import check_priority
 
 #: Options that a call does not share with others of its kind.
 OF_ONE_CALL = frozenset(("headers", "tenant", "dedup", "retry", "retry_policy"))
@@ -97,7 +93,7 @@ class DQAmqp:
 
     def _create_task_sender(self) -> Callable[..., Any]:
         send: Callable[..., Any] = super()._create_task_sender()  # type: ignore[misc]  # of Celery's AMQP
-        tenant_of = TenantRules(self.app).tenant_of
+        tenant_of = TenantRules(self.app).of_call
         dedup_rules = DedupRules(self.app)
         declared: set[str] = set()
 
@@ -118,11 +114,8 @@ class DQAmqp:
             buffered, ours = isinstance(producer, BufferingProducer), _is_ours(producer)
             if call is not None and call.published is not None:
                 call.routed = {key: value for key, value in options.items() if key not in OF_ONE_CALL}
-            tenant = options.pop("tenant", None)
-            if tenant is None:
-                tenant = tenant_of(name, message)
-            else:
-                tenant = check_tenant(tenant, where=f"{name}: tenant")
+            args, kwargs, _ = arguments_of(message)
+            tenant = tenant_of(name, options.pop("tenant", None), args, kwargs, message.headers)
             if tenant:
                 options["tenant"] = tenant
             priority = options.get("priority")
@@ -138,7 +131,6 @@ class DQAmqp:
             if call is not None and call.counts and (buffered or ours):
                 options[COUNTDOWN] = True
             request = None
-            args, kwargs, _ = arguments_of(message)
             found = dedup_rules.find(
                 name, options.pop("dedup", None), message.headers.get("id"), args, kwargs
             )

@@ -12,7 +12,7 @@ from typing import Any
 from kombu import serialization
 
 from celery_dq.app.publishing.pipeline import Call, Proceed
-from celery_dq.compat.celery_calls import in_task, registered_tasks, running_task
+from celery_dq.compat.celery_calls import arguments_of, in_task, running_task, task_named
 from celery_dq.dedup.key import AsSent, Key, MakeKey
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.rule import Dedup, override, rule_of
@@ -28,7 +28,6 @@ __all__ = [
     "DedupRequests",
     "DedupRules",
     "DedupStage",
-    "arguments_of",
     "as_sent_by",
     "conclude_verdict",
     "dedup_request_for",
@@ -117,9 +116,7 @@ class DedupRules:
         return self._find(name, None) is not None
 
     def _find(self, name: str, option: Any) -> tuple[Dedup, MakeKey] | None:
-        app = self._app
-        tasks = app.tasks if app.finalized or app.autofinalize else registered_tasks(app)
-        task = tasks.get(name)
+        task = task_named(self._app, name)
         known = self._compiled.get(name)
         if known is None or known[0] is not task:
             rule = rule_of(task) if task is not None else None
@@ -175,15 +172,6 @@ def as_sent_by(serializer: str) -> AsSent:
             return value
 
     return as_sent
-
-
-def arguments_of(message: Any) -> tuple[Any, Any, Any]:
-    """Return the arguments of a message that Celery has made, and its callbacks."""
-    body = message[2]
-    if isinstance(body, dict):  # task protocol 1
-        return body["args"], body["kwargs"], body
-    args, kwargs, embed = body
-    return args, kwargs, embed
 
 
 def dedup_request_for(

@@ -24,8 +24,6 @@ from kombu.pools import ProducerPool
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.buffer_stage import LazyPoolProducer
-from celery_dq.app.publishing.dedup_stage import DedupCallRequest
-from celery_dq.app.publishing.message_template import MessageTemplate
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.app.timeouts import Deadline, LimitedCall
 from celery_dq.clock import Clock, SystemClock
@@ -35,12 +33,10 @@ from celery_dq.errors import TooFewReplicas
 from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.errors import BrokerUnavailable
-from celery_dq.producer.sender import Addressed
 from celery_dq.protocols import FOLLOWS
-from celery_dq.transport.message_record import with_dedup
+from celery_dq.transport.packer import PackedMessage, StampedMessage
 from celery_dq.transport.redis.channel import Channel
 from celery_dq.transport.redis.store.server_errors import MessageRefused, PushInterrupted
-from celery_dq.transport.stamped_message import StampedMessage
 
 __all__ = ["CircuitBreaker", "DirectPublisher", "DirectStage"]
 
@@ -175,11 +171,11 @@ class DirectStage:
         breaker = None if own or call.in_task or self._app.loader.worker_initialized else self.breaker
         return self._guarded(call.name, breaker, self._limit_of(call), proceed, call)
 
-    def send_plain(self, template: MessageTemplate, message: Addressed) -> bool:
+    def send_plain(self, name: str, message: PackedMessage) -> bool:
         """Publish a packed message of a plain call, which no task makes, with the default options.
 
         Args:
-            template: its template.
+            name: the name of the task.
             message: the message.
 
         Returns:
@@ -192,9 +188,7 @@ class DirectStage:
         if timeout_s:
             policy = self._policy
             limited = LimitedCall(time.monotonic() + timeout_s * 2 / 3)
-        return self._guarded(
-            template.name, self.breaker, limited, self.publisher.publish, template.queue, message, policy
-        )
+        return self._guarded(name, self.breaker, limited, self.publisher.publish, message, policy)
 
     def _guarded(
         self,
@@ -292,27 +286,19 @@ class DirectPublisher:
     def __init__(self, app: Any) -> None:
         self._app = app
 
-    def publish(
-        self,
-        queue: str,
-        message: Addressed,
-        policy: dict[str, Any] | None = None,
-        request: DedupCallRequest | None = None,
-    ) -> bool:
+    def publish(self, message: PackedMessage, policy: dict[str, Any] | None = None) -> bool:
         """Publish one message; return False when kombu has to publish it.
 
         Args:
-            queue: the queue.
             message: the message.
             policy: the retry policy of the call, which adds to the one of the app; None for the latter.
-            request: the dedup request of the call.
         """
         pool = self._app.amqp.producer_pool
         if type(pool) is not ProducerPool:
             return False
         connection = pool.connections.acquire(block=True)
         try:
-            published = _Publish(queue, message, request)
+            published = _Publish(message)
             if not published.on_open(default_channel(connection) if connection.connected else None):
                 published.with_retries(connection, self.policy(policy))
             return published.is_sent
@@ -335,13 +321,10 @@ class _Publish:
         is_sent: Whether it was sent; False when kombu has to send it.
     """
 
-    __slots__ = ("_channel", "_failed", "_queue", "_record", "_request", "_stamped", "_task_id", "is_sent")
+    __slots__ = ("_channel", "_failed", "_message", "_stamped", "is_sent")
 
-    def __init__(self, queue: str, message: Addressed, request: DedupCallRequest | None) -> None:
-        self._queue = queue
-        self._task_id = message.id.decode()
-        self._record = message.payload if request is None else with_dedup(message.payload, request.section)
-        self._request = request
+    def __init__(self, message: PackedMessage) -> None:
+        self._message = message
         self._stamped: StampedMessage | None = None
         self._failed: Exception | None = None
         self._channel: Any = None
@@ -353,13 +336,14 @@ class _Publish:
 
     def on(self, channel: Any) -> None:
         """Publish on this channel. All attempts have the first stamp, so the broker stores one copy."""
+        queue = self._message.queue
         if type(channel).basic_publish is not Channel.basic_publish or (
-            self._queue not in channel.transients.durable and channel.is_transient(self._queue)
+            queue not in channel.transients.durable and channel.is_transient(queue)
         ):
             return
         if self._stamped is None:
-            self._stamped = channel.publisher.number(self._queue, self._task_id, self._record, self._request)
-        channel.publisher.push(self._queue, [self._stamped])
+            self._stamped = channel.publisher.number(self._message)
+        channel.publisher.push([self._stamped])
         self.is_sent = True
 
     def on_open(self, channel: Any) -> bool:

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from celery_dq.app.publishing.amqp import OF_ONE_CALL
-from celery_dq.transport.message_record import MessageRecord
-from celery_dq.transport.stamped_message import STAMPS, stamp
+from celery_dq.transport.packer import STAMPS, Packer
 from celery_dq.transport.tenant import Rule
 
 __all__ = ["KNOWN_HEADERS", "VARIABLE", "MessageTemplate", "learn_template"]
@@ -69,6 +68,7 @@ class MessageTemplate(NamedTuple):
 
 def learn_template(
     app: Any,
+    packer: Packer,
     lane: str,
     message: dict[str, Any],
     exchange: str,
@@ -80,6 +80,7 @@ def learn_template(
 
     Args:
         app: the app that made the call.
+        packer: packs its messages.
         lane: the lane of the buffer to which the message goes; "" when it goes to no partition.
         message: the message, with the headers that Celery has given it.
         exchange: its exchange.
@@ -107,7 +108,7 @@ def learn_template(
         return None
     envelopes = []
     for which in range(4):
-        template = _envelope(message, queue, some_args=bool(which & 1), some_kwargs=bool(which & 2))
+        template = _envelope(packer, message, queue, some_args=bool(which & 1), some_kwargs=bool(which & 2))
         if template is None:
             return None
         envelopes.append(template)
@@ -127,17 +128,17 @@ def learn_template(
     )
 
 
-def _envelope(message: dict[str, Any], queue: str, *, some_args: bool, some_kwargs: bool) -> str | None:
+def _envelope(
+    packer: Packer, message: dict[str, Any], queue: str, *, some_args: bool, some_kwargs: bool
+) -> str | None:
     """The envelope of the message with placeholders, in the order that ``MessageTemplate`` documents."""
     headers = dict(message["headers"], id=_ID, root_id=_ID)
     headers["argsrepr"] = _ARGS if some_args else "()"
     headers["kwargsrepr"] = _KWARGS if some_kwargs else "{}"
     headers[_MORE] = 0
     properties = dict(message["properties"], correlation_id=_ID, reply_to=_REPLY)
-    properties.pop(STAMPS, None)
-    sample = dict(message, headers=headers, properties=properties)
-    packed = stamp(sample, queue, "", int, 0).outgoing.record
-    text = MessageRecord.unpack(packed).envelope.decode("utf-8", "surrogatepass").replace("%", "%%")
+    parts = packer.parts(dict(message, headers=headers, properties=properties), queue)
+    text = parts.envelope.decode("utf-8", "surrogatepass").replace("%", "%%")
     # Further headers follow the last one, each with a comma before it.
     text = text.replace(f',"{_MORE}":0', f'"{_MORE}"')
     places = [_ID, *([_ARGS] if some_args else ()), *([_KWARGS] if some_kwargs else ()), _MORE, _REPLY]

@@ -17,7 +17,6 @@ from celery_dq.compat.celery_calls import in_task
 from celery_dq.dedup.key import MakeKey
 from celery_dq.dedup.rule import Dedup
 from celery_dq.producer.buffering_producer import BufferingProducer, Published
-from celery_dq.transport.tenant import check_tenant
 
 __all__ = ["CALL_OPTION", "Call", "CallPipeline", "CelerysWay", "Proceed", "Stage"]
 
@@ -152,14 +151,9 @@ class CelerysWay:
             # Celery takes a third of its time for a message to make them.
             options["argsrepr"] = options["kwargsrepr"] = ""
         if not options.get("task_id") and self._ids.name_tenants:
-            options["task_id"] = self._ids.new(self._tenant_of(call).encode())
+            tenant = self._rules.of_call(call.name, options.get("tenant"), call.args or (), call.kwargs or {})
+            options["task_id"] = self._ids.new(tenant.encode())
         if self._own is not None:
             return self._own(call.name, call.args, call.kwargs, **options)
         # Looked up at each call, because monitoring tools replace the class's method at any time.
         return type(app).send_task(app, call.name, call.args, call.kwargs, **options)
-
-    def _tenant_of(self, call: Call) -> str:
-        tenant = call.options.get("tenant")
-        if tenant is None:
-            return self._rules.of_arguments(call.name, call.args or (), call.kwargs or {})
-        return check_tenant(tenant, where=f"{call.name}: tenant")

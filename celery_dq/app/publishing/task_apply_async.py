@@ -40,6 +40,7 @@ from celery_dq.compat.celery_calls import (
 )
 from celery_dq.compat.kombu_messages import json_encoder_is_kombus, publish_prepared
 from celery_dq.producer.sender import Addressed
+from celery_dq.transport.packer import PackedMessage
 
 __all__ = ["TaskApplyAsync", "TemplateChoice", "replace_apply_async"]
 
@@ -50,6 +51,9 @@ Answer: TypeAlias = Literal["plain", "observed", "celery"]
 _SETTINGS = ("task_default_queue", "task_send_sent_event")
 #: Options of a plain call that do not change its template.
 _FILLED = frozenset(("headers", "tenant"))
+
+#: Makes a named tuple without a call of its own ``__new__``.
+_addressed = tuple.__new__
 
 _before, _after, _sent = signals.before_task_publish, signals.after_task_publish, signals.task_sent
 
@@ -221,23 +225,23 @@ class TaskApplyAsync:
             if task.typing:
                 task.__header__(*(args or ()), **(kwargs or {}))
             filled = self._templates.fill(self._template, args, kwargs, task_id, tenant, headers)
-            if filled is not None and self._sent(task, filled[1]):
-                return result_of(self._app, filled[0], task.AsyncResult, task.ignore_result)
+            if filled is not None and self._sent(task, filled):
+                return result_of(self._app, filled.id, task.AsyncResult, task.ignore_result)
         # Looked up on the class, where monitoring tools replace the method.
         return type(task).apply_async(
             task, args, kwargs, task_id, producer, link, link_error, shadow, **options
         )
 
-    def _sent(self, task: Any, message: Addressed) -> bool:
+    def _sent(self, task: Any, message: PackedMessage) -> bool:
         """Buffer or publish a message; False when the call has to go Celery's way."""
         if self._block.get(self._wanted):
             if self._put is None:
                 if not self._buffer_choice.possible(task.ignore_result):
                     return False
                 self._put = dq_of(self._app).buffer.producer.put
-            self._put(message)
+            self._put(_addressed(Addressed, (self._template.lane, message.id.encode(), message.record)))
             return True
-        return self._direct is not None and self._direct.send_plain(self._template, message)
+        return self._direct is not None and self._direct.send_plain(self._template.name, message)
 
 
 def replace_apply_async(

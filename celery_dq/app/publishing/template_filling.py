@@ -21,12 +21,14 @@ from celery.app.amqp import task_message
 from celery.utils.saferepr import saferepr
 from kombu.utils import json as kombu_json
 
+from celery_dq.app.api.api import dq_of
+from celery_dq.app.publishing.dedup_stage import DedupCallRequest, DedupRequests
 from celery_dq.app.publishing.message_template import KNOWN_HEADERS, VARIABLE, MessageTemplate, learn_template
 from celery_dq.app.publishing.results import Ids
 from celery_dq.app.tenant_rules import TenantRules
-from celery_dq.producer.sender import Addressed
+from celery_dq.clock import SystemClock
 from celery_dq.transport import envelope
-from celery_dq.transport.message_record import TEXT, pack_joined
+from celery_dq.transport.packer import PackedMessage, Packer
 from celery_dq.transport.tenant import check_tenant
 
 __all__ = ["EMBED", "Kind", "MessageTemplates", "only_adds", "plain_args", "plain_kwargs", "represent"]
@@ -42,8 +44,6 @@ _KIND = frozenset(
 _FILLED = frozenset(
     ("task_id", "tenant", "headers", "result_cls", "task_type", "add_to_parent", "retry", "retry_policy")
 )
-#: Makes a named tuple without a call of its own ``__new__``.
-_addressed = tuple.__new__
 #: Characters from which on Celery shortens a representation.
 MAX_REPR = 500
 
@@ -162,6 +162,7 @@ class MessageTemplates:
 
     def __init__(self, app: Any) -> None:
         self._app = app
+        self._packer = Packer(dq_of(app).options, SystemClock())
         self._ids = Ids(app)
         self.bodies = BodyWriter()
         #: Checked names of tenants, to their encoded form.
@@ -198,8 +199,9 @@ class MessageTemplates:
         task_id: Any = None,
         tenant: Any = None,
         headers: Any = None,
-    ) -> tuple[str, Addressed] | None:
-        """Make the id and the message of a call from its template; None when it has to go Celery's way."""
+        requests: DedupRequests | None = None,
+    ) -> PackedMessage | None:
+        """Make the message of a call from its template; None when it has to go Celery's way."""
         args_text = plain_args(args) if args else "()"
         kwargs_text = plain_kwargs(kwargs) if kwargs else "{}"
         if args_text is None or kwargs_text is None:
@@ -212,7 +214,8 @@ class MessageTemplates:
         owner = (
             b"" if tenant is None and template.rule is None else self._owner(template, args, kwargs, tenant)
         )
-        if task_id is None:
+        named = task_id is not None
+        if not named:
             task_id = self._ids.new(owner)
         more = ""
         if headers:
@@ -220,11 +223,12 @@ class MessageTemplates:
                 more = envelope.more_headers(headers)
             except (TypeError, ValueError, RecursionError):
                 return None  # on Celery's way the transport raises its own error
+        request = None if requests is None else requests.request_for(args, kwargs, named=named)
         reply = self._app.thread_oid
-        return task_id, self._record(template, task_id, args_text, kwargs_text, reply, owner, more, body)
+        return self._packed(template, task_id, args_text, kwargs_text, reply, owner, more, body, request)
 
-    @staticmethod
-    def _record(
+    def _packed(
+        self,
         template: MessageTemplate,
         task_id: str,
         args_text: str,
@@ -233,7 +237,8 @@ class MessageTemplates:
         owner: bytes,
         more: str,
         body: str,
-    ) -> Addressed:
+        request: DedupCallRequest | None = None,
+    ) -> PackedMessage:
         if args_text == "()":
             if kwargs_text == "{}":
                 filled = template.envelopes[0] % (_quoted(task_id), more, _quoted(reply))
@@ -245,10 +250,10 @@ class MessageTemplates:
         else:
             texts = (_quoted(args_text), _quoted(kwargs_text))
             filled = template.envelopes[3] % (_quoted(task_id), *texts, more, _quoted(reply))
-        # The body is ASCII.
-        content = (filled + body).encode("utf-8", "surrogatepass")
-        record = pack_joined(owner, template.task, template.priority, TEXT, content, len(content) - len(body))
-        return _addressed(Addressed, (template.lane, task_id.encode(), record))
+        priority = template.priority
+        return self._packer.fill(
+            template.queue, task_id, owner, template.task, priority, filled, body, request
+        )
 
     # -- observed calls
 
@@ -285,7 +290,7 @@ class MessageTemplates:
         headers: dict[str, Any],
         properties: dict[str, Any],
         target: tuple[str, str],
-    ) -> Addressed | None:
+    ) -> PackedMessage | None:
         """Pack a message that Celery has made; None when it differs from the template.
 
         Args:
@@ -318,7 +323,7 @@ class MessageTemplates:
         owner = self._tenants.get(tenant)
         if owner is None:
             owner = self._checked(tenant, template.name, named=True)
-        return self._record(
+        return self._packed(
             template, str(task_id), str(args_text), str(kwargs_text), str(reply), owner, text, body
         )
 
@@ -357,7 +362,7 @@ class MessageTemplates:
         """
         if len(self.by_kind) < 10_000:  # a program may put any value into the options of a call
             self.by_kind[kind] = learn_template(
-                self._app, lane, message, exchange, queue, routed, self._rules.rule
+                self._app, self._packer, lane, message, exchange, queue, routed, self._rules.rule
             )
 
 

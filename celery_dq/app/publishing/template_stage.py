@@ -36,6 +36,7 @@ from celery_dq.compat.kombu_messages import publish_prepared
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import Addressed
 from celery_dq.protocols import DEDUP_PROPERTY
+from celery_dq.transport.packer import PackedMessage
 
 __all__ = ["TemplateProducer", "TemplateStage"]
 
@@ -115,46 +116,42 @@ class TemplateStage:
     ) -> Any:
         """Send a call from its template, and return its result; None when it has to go Celery's way."""
         options = call.options
-        requests = self._requests.get(kind)
-        if call.producer is None and (call.dedup and call.dedup[1]) is not (requests and requests.key):
+        requests = None if call.producer is not None else self._requests.get(kind)
+        if (call.dedup and call.dedup[1]) is not (requests and requests.key):
             return None  # the task's rule has changed since the template was made
         if observed:
             return None if call.dedup is not None else self._observed(template, call, proceed)
-        headers = options.get("headers")
-        filled = self.templates.fill(
-            template, call.args, call.kwargs, options.get("task_id"), options.get("tenant"), headers
-        )
-        if filled is None:
+        task_id, tenant, headers = map(options.get, ("task_id", "tenant", "headers"))
+        message = self.templates.fill(template, call.args, call.kwargs, task_id, tenant, headers, requests)
+        if message is None:
             return None
-        task_id, message = filled
         if call.producer is not None:
-            dq_of(self._app).buffer.producer.put(message)
-        else:
-            request = None
-            if requests is not None:
-                request = requests.request_for(call.args, call.kwargs, named=call.named)
-            if not self._publisher.publish(template.queue, message, options.get("retry_policy"), request):
-                return None
-            if requests is not None and request is not None:
-                call.request = request
-                conclude_verdict(template.name, task_id, requests.rule, request)
+            self._buffer(template, message)
+        elif not self._publisher.publish(message, options.get("retry_policy")):
+            return None
+        if requests is not None:
+            call.request = message.dedup
+            conclude_verdict(template.name, message.id, requests.rule, call.request)
         task = options.get("task_type")
         if task is not None and call.dedup is None:
             replace_apply_async(task, self, self.templates, self.choice, self._buffer_choice)
-        return result_of(self._app, task_id, options.get("result_cls"), options.get("ignore_result"))
+        return result_of(self._app, message.id, options.get("result_cls"), options.get("ignore_result"))
+
+    def _buffer(self, template: MessageTemplate, message: PackedMessage) -> None:
+        dq_of(self._app).buffer.producer.put(Addressed(template.lane, message.id.encode(), message.record))
 
     # -- an observed call
 
     def _observed(self, template: MessageTemplate, call: Call, proceed: Proceed) -> Any:
         """Send a call with Celery's own sender, which calls its observers, on a :class:`TemplateProducer`."""
         options = call.options
-        deliver: Callable[[Addressed], Any]
+        deliver: Callable[[PackedMessage], Any]
         otherwise: Callable[..., Any]
         if call.producer is not None:
-            deliver, otherwise = dq_of(self._app).buffer.producer.put, publish_prepared(call.producer)
+            deliver, otherwise = partial(self._buffer, template), publish_prepared(call.producer)
         else:
             policy = options.get("retry_policy")
-            deliver = partial(self._publisher.publish, template.queue, policy=policy)
+            deliver = partial(self._publisher.publish, policy=policy)
             otherwise = partial(self._publish_prepared, self._publisher.policy(policy))
         producer = TemplateProducer(self.templates, template, deliver, otherwise)
         if self.choice.send_task_is_replaced:
@@ -192,7 +189,7 @@ class TemplateProducer(BufferingProducer):
         self,
         templates: MessageTemplates,
         template: MessageTemplate,
-        deliver: Callable[[Addressed], Any],
+        deliver: Callable[[PackedMessage], Any],
         otherwise: Callable[..., Any],
     ) -> None:
         super().__init__(lambda *_: None, "redis")

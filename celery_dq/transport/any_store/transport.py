@@ -8,10 +8,7 @@ import uuid
 from itertools import count
 from typing import Any, NamedTuple
 
-from celery_dq.context import AppContext
 from celery_dq.errors import CorruptRecord, StoreUnreachable
-from celery_dq.options import Options
-from celery_dq.options.resolve import resolve
 from celery_dq.per_process import PerProcess
 from celery_dq.protocols import WorkerCapacity
 from celery_dq.shown import shown_logger
@@ -21,7 +18,7 @@ from celery_dq.transport.fetcher import QueueSubscription
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.message import Message, QoS
 from celery_dq.transport.message_record import MessageRecord
-from celery_dq.transport.stamped_message import StampedMessage, stamp
+from celery_dq.transport.packer import StampedMessage
 from celery_dq.transport.threaded_channel import BindingTable, QueueDirectory, ThreadedChannel
 from celery_dq.transport.threaded_transport import ThreadedTransport
 
@@ -59,9 +56,7 @@ class StoreChannel(ThreadedChannel):
     # -- publishing ------------------------------------------------------------
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
-        now_us = int(self._transport.clock.wall() * 1e6)
-        stamped = stamp(message, queue, self._sequence, lambda: next(self._numbers), now_us)
-        self._transport.push(queue, stamped)
+        self._transport.push(self._transport.packer.stamp(message, queue, self._sequence, self._numbers))
         self.published([queue])
 
     # -- consuming -------------------------------------------------------------
@@ -143,8 +138,6 @@ class StoreTransport(ThreadedTransport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        self._app_context = AppContext.of(client)
-        self.options: Options = resolve({}) if self._app_context is None else self._app_context.options
         self._store: QueueStore[Any] = self.open_store()
         self._open = PerProcess(self._connect)
         self.in_flight = InFlightMessages(self.clock, self.options.lease_us / 1e6)
@@ -172,7 +165,7 @@ class StoreTransport(ThreadedTransport):
     @property
     def worker(self) -> WorkerCapacity | None:
         """The capacity of the worker in this process; None without a worker."""
-        return None if self._app_context is None else self._app_context.capacity
+        return self._app_context.capacity
 
     def establish_connection(self) -> Any:
         """Open the store; raises its errors."""
@@ -191,9 +184,9 @@ class StoreTransport(ThreadedTransport):
             self._open = PerProcess(self._connect)
             opened.client.close()
 
-    def push(self, queue: str, stamped: StampedMessage) -> None:
+    def push(self, stamped: StampedMessage) -> None:
         """Store a message, once."""
-        call = self._store.partition(queue).push([stamped.outgoing], producer=stamped.sequence)
+        call = self._store.partition(stamped.queue).push([stamped.outgoing], producer=stamped.sequence)
         call.run(self._open.get().client)
 
     # -- consuming -----------------------------------------------------------------
@@ -202,8 +195,7 @@ class StoreTransport(ThreadedTransport):
         """Make the fetcher, with a consumer name of its own."""
         lease_s = self.options.lease_us / 1e6
         self.in_flight = InFlightMessages(self.clock, lease_s)
-        worker = self._app_context.worker if self._app_context is not None else ""
-        consumer = f"{worker or socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+        consumer = f"{self._app_context.worker or socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
         return StoreFetcher(
             self._store, consumer, lease_s, self.in_flight, self._started_tags, self.clock, self.wake_delivery
         )

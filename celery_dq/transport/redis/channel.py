@@ -23,6 +23,7 @@ from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
 from celery_dq.transport.in_flight.message import Message, QoS
 from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.packer import STAMPS
 from celery_dq.transport.redis.consuming.delivery import ChannelDelivery
 from celery_dq.transport.redis.consuming_channel import ConsumingChannel, waits_for_redis
 from celery_dq.transport.redis.declared_ahead import DeclaredAhead
@@ -35,7 +36,6 @@ from celery_dq.transport.redis.store.server_checks import connection_refusals_na
 from celery_dq.transport.redis.store.server_errors import refusals_as_outage, refusals_named
 from celery_dq.transport.redis.store.transient import TransientQueues
 from celery_dq.transport.redis.store.whole_queue import purge, waiting_count, with_messages
-from celery_dq.transport.stamped_message import STAMPS
 from celery_dq.transport.threaded_channel import queue_arguments, warn_of_ignored
 
 if TYPE_CHECKING:
@@ -280,9 +280,9 @@ class Channel(ConsumingChannel):
         stamped = self.publisher.stamp(queue, message)
         batch: RedisPublishBatch | None = kwargs.get("_publish_batch")
         if batch is not None:
-            batch.add((queue, stamped))
+            batch.add(stamped)
         else:
-            self.publisher.push(queue, [stamped])
+            self.publisher.push([stamped])
 
     def create_publish_batch(self, max_size: int) -> RedisPublishBatch:
         """Return a batch for ``Producer.batch()`` of kombu, which is flushed after *max_size* messages."""

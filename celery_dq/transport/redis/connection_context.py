@@ -9,10 +9,9 @@ from typing import Any
 
 import redis
 
-from celery_dq.context import AppContext, ProcessState
+from celery_dq.context import ProcessState
 from celery_dq.errors import ConfigurationError
 from celery_dq.keys import PartitionKeys, queue_registry, transient_prefix
-from celery_dq.options.resolve import resolve
 from celery_dq.options.sections import Options
 from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
 from celery_dq.shown import shell_word, shown_logger
@@ -39,6 +38,7 @@ from celery_dq.transport.redis.store.server_checks import check_server
 from celery_dq.transport.redis.store.server_errors import PartitionsChanging
 from celery_dq.transport.redis.store.slot_map import SlotMap
 from celery_dq.transport.redis.store.whole_queue import namesake_of
+from celery_dq.transport.threaded_transport import app_context_of
 
 logger = shown_logger(__name__)
 
@@ -60,7 +60,7 @@ class ConnectionContext:
 
     def __init__(self, connection: Any) -> None:
         refuse_key_prefix(connection.transport_options)
-        app_context = _app_context_of(connection)
+        app_context = app_context_of(connection)
         #: The worker's side, in this process; a child does not use a connection that it has inherited.
         self.app_context = app_context
         self.state: ProcessState = app_context.in_this_process()
@@ -335,13 +335,3 @@ class ConnectionContext:
 
 def _shown(name: str) -> str:
     return repr(name) if len(name) <= 60 else f"{name[:60]!r}…"
-
-
-def _app_context_of(connection: Any) -> AppContext:
-    context = AppContext.of(connection)
-    if context is None:
-        # In plain kombu, the connection keeps the context, because it outlives its transports.
-        context = connection.__dict__.get("_dq_context")
-    if context is None:
-        context = connection.__dict__["_dq_context"] = AppContext("dq", lambda: resolve({}))
-    return context

@@ -11,14 +11,14 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.shown import shown_logger
 from celery_dq.transport import envelope
 from celery_dq.transport.in_flight.message import QoS as SettlingQoS
-from celery_dq.transport.stamped_message import STAMPS, PublishBatch
+from celery_dq.transport.packer import STAMPS, PublishBatch
 from celery_dq.transport.stored_message import StoredMessage
 from celery_dq.transport.threaded_channel import ThreadedChannel
 from celery_dq.transport.zookeeper.dead_letters import ZooKeeperDeadLetters, dead_letter_record
 from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ItemOutcome
 from celery_dq.transport.zookeeper.publisher import Item, transactions
 from celery_dq.transport.zookeeper.queues import ANSWER_S, ZooKeeperQueues
-from celery_dq.transport.zookeeper.record import ZooKeeperRecord, record_of
+from celery_dq.transport.zookeeper.record import ZooKeeperRecord
 from celery_dq.znodes import served_in_order
 from celery_dq.zookeeper.multi_read import read_all
 
@@ -129,7 +129,8 @@ class Channel(ThreadedChannel):
     # -- publishing ------------------------------------------------------------
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
-        item = self._item(queue, record_of(message))
+        parts = self._transport.packer.parts(message, queue, whole=True)
+        item = self._item(queue, ZooKeeperRecord.of(parts))
         batch: ZooKeeperPublishBatch | None = kwargs.get("_publish_batch")
         if batch is not None:
             batch.add(item)

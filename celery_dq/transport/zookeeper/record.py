@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 from celery_dq.curator.framing import frame, unframe
 from celery_dq.errors import CorruptRecord
-from celery_dq.transport import envelope
-from celery_dq.transport.message_times import LATEST_US, due_us
-from celery_dq.transport.stamped_message import STAMPS
-from celery_dq.transport.tenant import MAX_PRIORITY, check_priority
+from celery_dq.transport.message_record import MessageRecord
+from celery_dq.transport.message_times import LATEST_US
+from celery_dq.transport.tenant import MAX_PRIORITY
 from celery_dq.zookeeper.transaction import Step, create, delete
 
 VERSION = 1
@@ -26,8 +25,6 @@ TEXT = 1
 _HEADER = struct.Struct(">BBBqI")
 #: Maximum bytes of data in one transaction. The rest of ZooKeeper's limit is left for paths and headers.
 BATCH_BYTES = 900_000
-#: Properties that are not stored; the transport sets the others at delivery.
-_NOT_STORED = (STAMPS, "delivery_tag", "body_encoding", "priority")
 #: Name of the child that is created and deleted in one transaction.
 MARK = "taken"
 
@@ -47,6 +44,12 @@ class ZooKeeperRecord:
     due_ms: int
     envelope: bytes
     body: str | bytes
+
+    @classmethod
+    def of(cls, parts: MessageRecord) -> ZooKeeperRecord:
+        """Make a record of the parts of a message."""
+        # Round up: a task must not start before its ETA.
+        return cls(parts.priority, -(-parts.due_us // 1000), parts.envelope, parts.body)
 
     def pack(self) -> bytes:
         """Return the data of the node."""
@@ -82,28 +85,6 @@ class ZooKeeperRecord:
             return cls(priority, due_ms, item[start : start + length], body)
         except Exception as exc:
             raise CorruptRecord.of("a stored message", exc) from exc
-
-
-def record_of(message: dict[str, Any]) -> ZooKeeperRecord:
-    """Make a record of a message.
-
-    Args:
-        message: The dictionary that kombu's ``prepare_message`` returned.
-
-    Raises:
-        InvalidMessage: A header or property cannot be written as JSON, or priority or ETA are unusable.
-    """
-    headers, properties = message["headers"], message["properties"]
-    body = message["body"]
-    kept = {key: value for key, value in properties.items() if key not in _NOT_STORED}
-    packed = envelope.pack(headers, kept, message["content-type"], message["content-encoding"])
-    return ZooKeeperRecord(
-        check_priority(properties.get("priority")),
-        # Round up: a task must not start before its ETA.
-        -(-due_us(headers.get("eta")) // 1000),
-        packed,
-        body if isinstance(body, str) else bytes(body),
-    )
 
 
 class DeliveryCount(NamedTuple):

@@ -17,9 +17,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from celery_dq.context import AppContext
 from celery_dq.errors import AccessDenied, MissingLibrary, ZooKeeperUnreachable
-from celery_dq.options import Options
 from celery_dq.protocols import DiscardHandler
 
 try:
@@ -35,7 +33,6 @@ except ImportError as error:
     # kombu hides the text of a ValueError, which MissingLibrary is.
     raise ImportError(str(MissingLibrary.needed_by("dq-zookeeper://", "kazoo", "zookeeper"))) from error
 
-from celery_dq.options.resolve import resolve
 from celery_dq.transport.broker_url import take_apart
 from celery_dq.transport.threaded_transport import ThreadedTransport
 from celery_dq.transport.zookeeper.address import (
@@ -89,9 +86,7 @@ class Transport(ThreadedTransport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         take_apart(client)
-        self._app_context = AppContext.of(client)
-        self._options: Options = resolve({}) if self._app_context is None else self._app_context.options
-        nodes = BrokerNodes(self._options.environment)
+        nodes = BrokerNodes(self.options.environment)
         hosts = host_list(client.hostname or "localhost", client.port, client.virtual_host)
         self.session = Session(hosts, **session_options(client))
         self.queues = ZooKeeperQueues(self.session, nodes)
@@ -170,7 +165,7 @@ class Transport(ThreadedTransport):
     def subscribe(self, channel: Any, queue: str) -> ZooKeeperSubscription:
         """Make the subscription of a channel to a queue; nothing is taken yet."""
         wake = self.start_fetcher().wake  # with its own messages in flight
-        leaderships = None if self._app_context is None else self._app_context.leaderships
+        leaderships = self._app_context.leaderships
         return ZooKeeperSubscription(
             queue,
             channel,
@@ -184,12 +179,12 @@ class Transport(ThreadedTransport):
 
     def max_deliveries(self, queue: str) -> int:
         """How many consumers of a message may be lost before it is a dead letter; 0 means no limit."""
-        return self._options.queue(queue).max_deliveries
+        return self.options.queue(queue).max_deliveries
 
     @property
     def worker(self) -> DiscardHandler | None:
         """The worker's handler of messages that will not run; None if this process is not a worker."""
-        return None if self._app_context is None else self._app_context.discard_handler
+        return self._app_context.discard_handler
 
     def claim_one(self, fetcher: ZooKeeperFetcher, queue: str) -> list[ClaimedItem]:
         """Take one message of *queue*, if one is available."""

@@ -13,7 +13,10 @@ sends them again, under a producer id of their own.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import count
 from typing import Any, TypeVar
 
 import redis
@@ -23,8 +26,8 @@ from celery_dq.compat.kombu_messages import library_errors
 from celery_dq.errors import TooFewReplicas
 from celery_dq.options.sections import Options
 from celery_dq.per_process import OwnerProcess, current_pid
-from celery_dq.protocols import DedupRequest
 from celery_dq.shown import shown_logger
+from celery_dq.transport.packer import PackedMessage, Packer, PublishBatch, StampedMessage
 from celery_dq.transport.partition_replies import OutgoingRecord, PushReply
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import MOVING, ROUTINGS, PartitionMap, PartitionMaps
@@ -34,7 +37,6 @@ from celery_dq.transport.redis.store.replies import read_push_reply
 from celery_dq.transport.redis.store.script_calls import ScriptCall, ask_script, run_on
 from celery_dq.transport.redis.store.server_errors import PartitionsChanging, PushInterrupted, refusals_named
 from celery_dq.transport.redis.store.slot_map import NodeClosedConnection
-from celery_dq.transport.stamped_message import PublishBatch, StampedMessage, stamp
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -75,6 +77,7 @@ class RedisPublisher:
         self._pool = pool
         self._options = options
         self._clock = clock
+        self._packer = Packer(options, clock)
         self._queues = queues
         self._queue_of = queue_of
         self._maps = maps
@@ -86,7 +89,7 @@ class RedisPublisher:
     def _begin(self) -> None:
         self._owner = OwnerProcess()
         self._sequence = uuid.uuid4().hex
-        self._numbers: dict[str, int] = {}
+        self._numbers: defaultdict[str, Iterator[int]] = defaultdict(partial(count, 1))
         #: Partition, and whether its tenants move there, to the key of the marker of this sequence.
         self._markers: dict[tuple[Partition, bool], str] = {}
 
@@ -97,28 +100,21 @@ class RedisPublisher:
             self.close()
 
     def stamp(self, queue: str, message: dict[str, Any]) -> StampedMessage:
-        """Stamp *message* with the next number of this producer; see :func:`stamp`."""
+        """Pack *message*, and stamp it with the next number of this producer; see :class:`Packer`."""
         self._reset_after_fork()
+        return self._packer.stamp(message, queue, self._sequence, self._numbers[queue])
 
-        def number() -> int:
-            number = self._numbers[queue] = self._numbers.get(queue, 0) + 1
-            return number
-
-        return stamp(message, queue, self._sequence, number, int(self._clock.wall() * 1_000_000))
-
-    def number(
-        self, queue: str, task_id: str, record: bytes, request: DedupRequest | None = None
-    ) -> StampedMessage:
-        """Stamp a message whose record is packed. The `request` receives the verdict on its dedup key."""
+    def number(self, message: PackedMessage) -> StampedMessage:
+        """Stamp a packed message."""
         self._reset_after_fork()
-        number = self._numbers[queue] = self._numbers.get(queue, 0) + 1
-        return StampedMessage(self._sequence, OutgoingRecord(number, task_id, record), request)
+        queue, task_id, record, request = message
+        outgoing = OutgoingRecord(next(self._numbers[queue]), task_id, record)
+        return StampedMessage(queue, self._sequence, outgoing, request, self._packer.marker_ttl_ms)
 
-    def push(self, queue: str, messages: Sequence[StampedMessage]) -> None:
-        """Send *messages*, all of one producer, and wait for the answers, which their dedup requests receive.
+    def push(self, messages: Sequence[StampedMessage]) -> None:
+        """Send *messages*, all of one queue and producer, and wait for the answers, for their dedup requests.
 
         Args:
-            queue: Name of the target queue.
             messages: Stamped messages.
 
         Raises:
@@ -131,8 +127,9 @@ class RedisPublisher:
             TooFewReplicas: The messages are stored, but on fewer replicas than required; sending again is
                 safe.
         """
+        first = messages[0]
         outgoing = [message.outgoing for message in messages]
-        replies = self.deliver(queue, messages[0].sequence, outgoing, messages[0].marker_ttl_ms)
+        replies = self.deliver(first.queue, first.sequence, outgoing, first.marker_ttl_ms)
         for place, message in enumerate(messages):
             if message.dedup is not None:
                 reply = PushReply("accepted", message.outgoing.id) if replies is None else replies[place]
@@ -143,7 +140,7 @@ class RedisPublisher:
         name: str,
         sequence: str,
         messages: Sequence[OutgoingRecord],
-        marker_ttl_ms: int | None = None,
+        marker_ttl_ms: int,
     ) -> list[PushReply] | None:
         """Send messages that their caller has numbered to the partitions of their tenants.
 
@@ -153,7 +150,7 @@ class RedisPublisher:
             name: Name of the target queue.
             sequence: Producer id of the messages.
             messages: Numbers, task ids and packed records.
-            marker_ttl_ms: Lifetime of the producer's marker, in milliseconds; None for the setting.
+            marker_ttl_ms: Lifetime of the producer's marker, in milliseconds.
 
         Returns:
             A reply for each message; None when each was accepted under its task id, as nearly all are.
@@ -180,7 +177,7 @@ class RedisPublisher:
         name: str,
         sequence: str,
         messages: Sequence[OutgoingRecord],
-        marker_ttl_ms: int | None,
+        marker_ttl_ms: int,
         tried: list[PartitionMap],
     ) -> list[PushReply] | None:
         """Send messages by the maps that were tried before, and then by the present one.
@@ -218,7 +215,7 @@ class RedisPublisher:
         queue: PartitionedQueue,
         sequence: str,
         messages: Sequence[OutgoingRecord],
-        marker_ttl_ms: int | None,
+        marker_ttl_ms: int,
         tried: list[PartitionMap],
     ) -> list[PushReply] | None:
         """Send messages to the partitions of their tenants, as far as this process knows them.
@@ -241,7 +238,7 @@ class RedisPublisher:
         queue: PartitionedQueue,
         sequence: str,
         messages: Sequence[OutgoingRecord],
-        marker_ttl_ms: int | None,
+        marker_ttl_ms: int,
         tried: list[PartitionMap],
     ) -> list[PushReply] | None:
         routed: dict[tuple[int, bool], tuple[Queue, list[int]]] = {}
@@ -266,23 +263,22 @@ class RedisPublisher:
         home: Queue,
         sequence: str,
         messages: Sequence[OutgoingRecord],
-        marker_ttl_ms: int | None,
+        marker_ttl_ms: int,
         moving: bool,
     ) -> ScriptCall[list[PushReply]]:
         # Numbers that a partition has seen under another map, or of other tenants, say nothing about these.
         homes = home.partition.homes.text
         producer = sequence if homes == "1" else f"{sequence}.{homes}{MOVING * moving}"
-        ttl_ms = marker_ttl_ms or self._options.producer_marker_ttl_us // 1000
         marker = self._markers.get((home.partition, moving)) if sequence == self._sequence else ""
         if not marker:
             marker = home.partition.keys.producer(producer)
             if sequence == self._sequence:
                 self._markers[home.partition, moving] = marker
-        self._pushed_with[marker] = ttl_ms
+        self._pushed_with[marker] = marker_ttl_ms
         return home.partition.push(
             messages,
             producer=producer,
-            marker_ttl_ms=ttl_ms,
+            marker_ttl_ms=marker_ttl_ms,
             head_start_us=home.head_start_us,
             wall_us=int(self._clock.wall() * 1_000_000),
             moving=moving,
@@ -394,7 +390,7 @@ BATCH_ATTEMPTS = 4
 class RedisPublishBatch(PublishBatch):
     """A batch with one push for many messages of a queue."""
 
-    _waiting: list[tuple[str, StampedMessage]]
+    _waiting: list[StampedMessage]
 
     def flush(self) -> None:
         """Send all messages in order, in one push per run of messages of one queue and producer.
@@ -404,33 +400,28 @@ class RedisPublishBatch(PublishBatch):
         """
         with library_errors(self.channel.connection.client):
             while self._waiting:
-                queue, first = self._waiting[0]
-                run = 1
-                while (
-                    run < len(self._waiting)
-                    and run < 1000
-                    and self._waiting[run][0] == queue
-                    and self._waiting[run][1].sequence == first.sequence
-                ):
+                waiting, run = self._waiting[:1000], 1
+                queue, sequence = waiting[0][:2]
+                while run < len(waiting) and waiting[run][:2] == (queue, sequence):
                     run += 1
-                self._push(queue, [stamped for _, stamped in self._waiting[:run]])
+                self._push(waiting[:run])
                 del self._waiting[:run]
 
-    def _push(self, queue: str, messages: list[StampedMessage]) -> None:
+    def _push(self, messages: list[StampedMessage]) -> None:
         # Kombu can retry a publish, but not a batch, which it discards when it opens a new channel.
-        if not any(self._answered(queue, messages) for _ in range(BATCH_ATTEMPTS - 1)):
-            self.channel.publisher.push(queue, messages)
+        if not any(self._answered(messages) for _ in range(BATCH_ATTEMPTS - 1)):
+            self.channel.publisher.push(messages)
 
-    def _answered(self, queue: str, messages: list[StampedMessage]) -> bool:
+    def _answered(self, messages: list[StampedMessage]) -> bool:
         try:
-            self.channel.publisher.push(queue, messages)
+            self.channel.publisher.push(messages)
         except self.channel.connection_errors as exc:
             logger.info(
                 "A batch of %d messages for queue %s was not answered (%s); it is sent again.",
                 len(messages),
-                queue,
+                messages[0].queue,
                 exc,
-                extra={"event": "batch_sent_again", "queue": queue},
+                extra={"event": "batch_sent_again", "queue": messages[0].queue},
             )
             return False
         return True
