@@ -1,13 +1,14 @@
 """The declaration of a setting, and the check of its value.
 
-A setting is declared once, as a field of a *section*, a frozen dataclass: ``setting("dq_lease", …)``. The
-check of the user's value, the table of the documentation and the field follow from that.
+A setting is declared once, as a field of a *section*, a frozen dataclass: ``lease_us: int =
+setting("dq_lease", …)``. The check of the user's value, the table of the documentation and the field follow
+from that. The kind of the value follows from the type of the field, and from the unit in its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any, TypeVar
@@ -41,6 +42,9 @@ class Kind(Enum):
     WHOLE = "a whole number"
     DURATION = "a duration"
     TABLE = "a dict"
+
+
+_KINDS = {"str": Kind.TEXT, "Literal": Kind.TEXT, "bool": Kind.FLAG, "int": Kind.WHOLE}
 
 
 @dataclass(frozen=True)
@@ -138,29 +142,21 @@ class Setting:
 
 
 def setting(
-    name: str,
-    kind: Kind,
-    default: Any,
-    meaning: str,
-    *,
-    unset: Any = None,
-    hashed: bool = True,
-    **rules: Any,
+    name: str, default: Any, meaning: str, *, unset: Any = None, hashed: bool = True, **rules: Any
 ) -> Any:
     """Declare a field of a section together with its setting.
 
     Args:
         name: See :class:`Setting`, as the other arguments.
-        kind: See there.
         default: See there; also the default of the field.
         meaning: See there.
         unset: Default of a field whose value has another form than its setting, such as a tuple from a dict.
         hashed: Whether the field is a part of the section's hash.
-        rules: ``low``, ``high``, ``choices``, ``optional`` and ``zero_is_off``.
+        rules: ``low``, ``high``, ``choices`` and ``zero_is_off``.
     """
-    declared = Setting(name, kind, default, meaning, **rules)
+    declared = {"name": name, "default": default, "meaning": meaning, **rules}
     default = default if unset is None else unset
-    return field(default=default, hash=None if hashed else False, metadata={Setting: declared})
+    return field(default=default, hash=None if hashed else False, metadata={"setting": declared})
 
 
 def section(kind: type[Any], *names: str) -> Any:
@@ -173,20 +169,28 @@ def section(kind: type[Any], *names: str) -> Any:
     return field(default_factory=kind, metadata={"section": kind, "names": names})
 
 
-def fields_of_settings(kind: type[Any]) -> dict[str, Setting]:
+def fields_of_settings(kind: type[Any]) -> Mapping[str, Setting]:
     """Return the settings of a section by the name of the field, without those of sections in it."""
-    return {each.name: each.metadata[Setting] for each in fields(kind) if Setting in each.metadata}
+    return {each.name: _setting_of(each) for each in fields(kind) if "setting" in each.metadata}
+
+
+def _setting_of(option: Field[Any]) -> Setting:
+    kind, _, none = str(option.type).partition(" | ")
+    # A field of another type is made of a dict.
+    value = Kind.DURATION if option.name.endswith("_us") else _KINDS.get(kind.partition("[")[0], Kind.TABLE)
+    return Setting(kind=value, optional=bool(none), **option.metadata["setting"])
 
 
 def settings_of(kind: type[Any]) -> tuple[Setting, ...]:
     """Return the settings of a section and of the sections in it, in the order of the fields."""
     found: list[Setting] = []
+    own = fields_of_settings(kind)
     for option in fields(kind):
-        if Setting in option.metadata:
-            found.append(option.metadata[Setting])
+        if option.name in own:
+            found.append(own[option.name])
         elif inner := option.metadata.get("section"):
-            own = fields_of_settings(inner)
-            found += [own[name] for name in option.metadata["names"] or own]
+            inner_settings = fields_of_settings(inner)
+            found += [inner_settings[name] for name in option.metadata["names"] or inner_settings]
     return tuple(found)
 
 

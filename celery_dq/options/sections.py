@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_dq.duration import SECOND_US
 from celery_dq.options.quota import UNLIMITED, Quota
-from celery_dq.options.schema import Kind, section, setting, settings_of
+from celery_dq.options.schema import section, setting, settings_of
 from celery_dq.options.singleton import SingletonOptions
 
 __all__ = ["QUEUE_SETTINGS", "SETTINGS", "STRICT_HEAD_START_US", "Options", "QueueOptions"]
@@ -45,16 +45,13 @@ class QueueOptions:
     names_quota: bool = False
     priority_aging_us: int | None = setting(
         "dq_priority_aging",
-        Kind.DURATION,
         None,
         "Waiting time that equals one step of priority, so that low ones are not starved; None is strict.",
         low=1_000,
         high=366 * _DAY_US,
-        optional=True,
     )
     max_deliveries: int = setting(
         "dq_max_deliveries",
-        Kind.WHOLE,
         5,
         "Number of lost workers after which a message becomes a dead letter; other deliveries do not count.",
         low=1,
@@ -62,7 +59,6 @@ class QueueOptions:
     )
     partitions: int = setting(
         "dq_partitions",
-        Kind.WHOLE,
         1,
         "Number of partitions of the queue; each tenant lives in one of them.",
         low=1,
@@ -70,20 +66,16 @@ class QueueOptions:
     )
     spread_above_per_s: int | None = setting(
         "dq_spread_above_per_s",
-        Kind.WHOLE,
         None,
         "Rate of a tenant's own quota, per second, for each partition in which it then lives; None spreads "
         "none.",
         low=1,
         high=100_000,
-        optional=True,
     )
     allocated: bool | None = setting(
         "dq_allocated",
-        Kind.FLAG,
         None,
         "Whether dq_allocation holds for the queue; None holds for a queue with several partitions.",
-        optional=True,
     )
 
     @property
@@ -103,14 +95,12 @@ class AllocationOptions:
 
     enabled: bool = setting(
         "dq_allocation",
-        Kind.FLAG,
         False,
         "Whether workers share the partitions of their queues, each partition with one worker, through the "
         "ZooKeeper of dq_election.",
     )
     join_delay_us: int = setting(
         "dq_allocation_join_delay",
-        Kind.DURATION,
         3 * SECOND_US,
         "How long partitions stay where they are after a worker has joined, so that workers that start "
         "together cause one change.",
@@ -124,48 +114,38 @@ class BufferOptions:
     """Options of the buffered producer."""
 
     enabled: bool = setting(
-        "dq_buffer", Kind.FLAG, False, "Whether calls without their own option `buffered` are buffered."
+        "dq_buffer", False, "Whether calls without their own option `buffered` are buffered."
     )
     folder: str | None = setting(
         "dq_buffer_folder",
-        Kind.TEXT,
         None,
         "Folder of buffered messages until the broker has them; '' keeps them in memory only.",
-        optional=True,
     )
     in_workers: bool = setting(
         "dq_buffer_in_workers",
-        Kind.FLAG,
         False,
         "Whether calls from tasks and from beat are buffered too.",
     )
     linger_us: int = setting(
         "dq_buffer_linger",
-        Kind.DURATION,
         5_000,
         "Time that a message waits for further messages of its batch.",
         low=0,
         high=_MINUTE_US,
     )
-    batch_size: int = setting(
-        "dq_buffer_batch_size", Kind.WHOLE, 500, "Messages in a batch.", low=1, high=1_000
-    )
+    batch_size: int = setting("dq_buffer_batch_size", 500, "Messages in a batch.", low=1, high=1_000)
     max_messages: int = setting(
-        "dq_buffer_max_messages", Kind.WHOLE, 100_000, "Messages in memory; more go to disk only.", low=1
+        "dq_buffer_max_messages", 100_000, "Messages in memory; more go to disk only.", low=1
     )
-    max_bytes: int = setting(
-        "dq_buffer_max_bytes", Kind.WHOLE, _GIB // 16, "Bytes of messages in memory.", low=64 * 1024
-    )
+    max_bytes: int = setting("dq_buffer_max_bytes", _GIB // 16, "Bytes of messages in memory.", low=64 * 1024)
     max_spill_bytes: int = setting(
         "dq_buffer_max_spill_bytes",
-        Kind.WHOLE,
         _GIB,
         "Limit of dq_buffer_folder in bytes, all processes together.",
         low=4 * 1024 * 1024,
     )
     max_block_us: int = setting(
         "dq_buffer_max_block",
-        Kind.DURATION,
         SECOND_US,
         "Time that a call waits for room before it raises BufferFull; 0 raises at once.",
         low=0,
@@ -173,14 +153,12 @@ class BufferOptions:
     )
     sync_every: int = setting(
         "dq_buffer_sync_every",
-        Kind.WHOLE,
         0,
         "A call waits for the disk rather than being this many messages ahead of it; 1: each call; 0 is off.",
         low=0,
     )
     sync_interval_us: int = setting(
         "dq_buffer_sync_interval",
-        Kind.DURATION,
         0,
         "Time after which buffered messages are synced to disk; 0 is off.",
         low=1_000,
@@ -189,7 +167,6 @@ class BufferOptions:
     )
     close_timeout_us: int = setting(
         "dq_buffer_close_timeout",
-        Kind.DURATION,
         2 * SECOND_US,
         "Time that a process may take at its end to send the remaining messages.",
         low=0,
@@ -203,7 +180,6 @@ class PublishingOptions:
 
     timeout_us: int = setting(
         "dq_publish_timeout",
-        Kind.DURATION,
         10 * SECOND_US,
         "Time that a call which is not buffered may take, retries included; 0 sets no limit.",
         low=100_000,
@@ -212,14 +188,12 @@ class PublishingOptions:
     )
     breaker_failures: int = setting(
         "dq_breaker_failures",
-        Kind.WHOLE,
         3,
         "Failed calls in a row after which further calls fail at once for dq_breaker_pause; 0 is off.",
         low=0,
     )
     breaker_pause_us: int = setting(
         "dq_breaker_pause",
-        Kind.DURATION,
         SECOND_US,
         "Time for which calls fail at once, until one of them tries the broker again.",
         low=1_000,
@@ -238,22 +212,18 @@ class MetricsOptions:
 
     port: int | None = setting(
         "dq_metrics_port",
-        Kind.WHOLE,
         None,
         "Port on which each worker serves metrics for Prometheus; None is off.",
         low=1,
         high=65_535,
-        optional=True,
     )
     host: str = setting(
         "dq_metrics_host",
-        Kind.TEXT,
         "127.0.0.1",
         "Address on which a worker serves metrics; '0.0.0.0' is all. The metrics ask for no password.",
     )
     tenants: int = setting(
         "dq_metrics_tenants",
-        Kind.WHOLE,
         0,
         "Number of tenants with the largest backlogs that have metrics of their own; 0 is none.",
         low=0,
@@ -261,7 +231,6 @@ class MetricsOptions:
     )
     timeout_us: int = setting(
         "dq_metrics_timeout",
-        Kind.DURATION,
         5 * SECOND_US,
         "Time after which a request for metrics is answered without the broker's.",
         low=100_000,
@@ -275,13 +244,11 @@ class WebOptions:
 
     read_only: bool = setting(
         "dq_web_read_only",
-        Kind.FLAG,
         False,
         "Whether the dashboard refuses every change, whatever the permissions of its user.",
     )
     show_arguments: bool = setting(
         "dq_web_show_arguments",
-        Kind.FLAG,
         False,
         "Whether the dashboard shows arguments and unknown headers to users with 'view_arguments'.",
     )
@@ -299,16 +266,14 @@ class Options:
 
     environment: str = setting(
         "dq_environment",
-        Kind.TEXT,
         "online",
         "Namespace of all stored data.",
         choices=("online", "sandbox"),
     )
-    app: str = setting("dq_app", Kind.TEXT, "", "Celery app of a Django project, such as 'shop.celery:app'.")
-    key_prefix: str = setting("dq_key_prefix", Kind.TEXT, "", "Prefix of all keys in Redis.")
+    app: str = setting("dq_app", "", "Celery app of a Django project, such as 'shop.celery:app'.")
+    key_prefix: str = setting("dq_key_prefix", "", "Prefix of all keys in Redis.")
     lease_us: int = setting(
         "dq_lease",
-        Kind.DURATION,
         15 * SECOND_US,
         "Silence after which a worker counts as dead and its messages return to their places.",
         low=SECOND_US,
@@ -317,52 +282,43 @@ class Options:
     defaults: QueueOptions = section(QueueOptions, "max_deliveries", "priority_aging_us")
     queues: tuple[QueueOptions, ...] = setting(
         "dq_queues",
-        Kind.TABLE,
         {},
         f"Per queue: the parts of a quota, {', '.join(_QUEUE_OPTIONS)}.",
         unset=(),
     )
     default_quota: Quota = setting(
         "dq_default_quota",
-        Kind.TABLE,
         {},
         "Quota of each tenant, in queues without a quota of their own.",
         unset=UNLIMITED,
     )
     dead_letter_failures: bool = setting(
         "dq_dead_letter_failures",
-        Kind.FLAG,
         False,
         "Whether tasks that failed for good (retries exhausted, rejected) are kept as dead letters.",
     )
     otel: bool = setting(
         "dq_otel",
-        Kind.FLAG,
         False,
         "Whether the buffer and workers make spans of OpenTelemetry; needs the extra ``otel``.",
     )
     dead_letter_retention_us: int | None = setting(
         "dq_dead_letter_retention",
-        Kind.DURATION,
         None,
         "Age after which the heartbeat of a worker deletes a dead letter; None keeps it.",
         low=_MINUTE_US,
         high=3_660 * _DAY_US,
-        optional=True,
     )
     dead_letter_limit: int | None = setting(
         "dq_dead_letter_limit",
-        Kind.WHOLE,
         None,
         "Number of dead letters of a queue beyond which the heartbeat of a worker deletes the oldest ones. "
         "Each of N partitions keeps limit / N of them, rounded up, so a busy partition deletes earlier.",
         low=1,
         high=100_000_000,
-        optional=True,
     )
     confirm_replicas: int = setting(
         "dq_confirm_replicas",
-        Kind.WHOLE,
         0,
         "Number of replicas that must confirm a message before its publish counts as done; 0 asks none.",
         low=0,
@@ -370,7 +326,6 @@ class Options:
     )
     watchdog_us: int = setting(
         "dq_watchdog",
-        Kind.DURATION,
         _MINUTE_US,
         "Time with backlog, free slots and no claim after which a worker reconnects, then exits; 0 is off.",
         low=5 * SECOND_US,
@@ -379,7 +334,6 @@ class Options:
     )
     claim_ahead_us: int = setting(
         "dq_claim_ahead",
-        Kind.DURATION,
         50_000,
         "Work, in measured service time, that a worker claims beyond its free slots; 0 claims none.",
         low=0,
@@ -387,13 +341,11 @@ class Options:
     )
     allow_eviction: bool = setting(
         "dq_allow_eviction",
-        Kind.FLAG,
         False,
         "Whether to run on a Redis whose maxmemory-policy may delete messages.",
     )
     producer_marker_ttl_us: int = setting(
         "dq_producer_marker_ttl",
-        Kind.DURATION,
         _HOUR_US,
         "How long the broker keeps an idle producer's last sequence, to recognise a resent batch.",
         low=_MINUTE_US,
@@ -401,13 +353,11 @@ class Options:
     )
     dedup_url: str = setting(
         "dq_dedup_url",
-        Kind.TEXT,
         "",
         "Redis with the dedup locks of workers on another broker; '' is that of the broker or the results.",
     )
     tombstone_ttl_us: int = setting(
         "dq_tombstone_ttl",
-        Kind.DURATION,
         3 * _HOUR_US,
         "How long the cancellation of a task that is not published yet is kept.",
         low=SECOND_US,
@@ -415,27 +365,23 @@ class Options:
     )
     probe_file: str = setting(
         "dq_probe_file",
-        Kind.TEXT,
         "",
         "File that a worker keeps for 'celery dq alive' and 'ready'; %n and %h as in --logfile. '' is none.",
     )
     singletons: tuple[SingletonOptions, ...] = setting(
         "dq_singleton_queues",
-        Kind.TABLE,
         {},
         "Queues that one elected worker at a time consumes, in order; per queue: hand_over, grace, career.",
         unset=(),
     )
     election: str = setting(
         "dq_election",
-        Kind.TEXT,
         "",
         "Server of the elections: zookeeper://host:2181,host:2181/chroot or redis://host/db; '' is the "
         "broker.",
     )
     election_session_us: int = setting(
         "dq_election_session",
-        Kind.DURATION,
         10 * SECOND_US,
         "Silence after which a leader is replaced; the leader stops its work after 0.6 of that time.",
         low=SECOND_US,
@@ -443,7 +389,6 @@ class Options:
     )
     election_options: tuple[tuple[str, Any], ...] = setting(
         "dq_election_options",
-        Kind.TABLE,
         {},
         "Credentials and TLS for ZooKeeper: auth, sasl, tls; see celery_dq.zookeeper.session.",
         unset=(),
@@ -451,13 +396,11 @@ class Options:
     )
     beat_scheduler: str = setting(
         "dq_beat_scheduler",
-        Kind.TEXT,
         "celery.beat:Scheduler",
         "The scheduler that celery_dq.beat:ElectedScheduler wraps, as 'module:name'.",
     )
     beat_name: str = setting(
         "dq_beat_name",
-        Kind.TEXT,
         "",
         "Name of the schedule: elected beats with one name have one leader; '' is the app's name.",
     )

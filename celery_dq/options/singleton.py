@@ -9,7 +9,6 @@ from typing import Any, Literal
 from celery_dq.duration import SECOND_US
 from celery_dq.errors import ConfigurationError
 from celery_dq.options.schema import (
-    Kind,
     checked,
     fields_of_settings,
     refuse_unknown,
@@ -35,19 +34,17 @@ class SingletonOptions:
     name: str
     hand_over: Literal["finish", "abort"] = setting(
         "hand_over",
-        Kind.TEXT,
         "finish",
         "Whether a hand-over lets the running message end, or aborts it.",
         choices=("finish", "abort"),
     )
     grace_us: int = setting(
         "grace",
-        Kind.DURATION,
         0,
         "How long a successor waits after a leader that did not hand over, for effects without fencing.",
         high=3_600 * SECOND_US,
     )
-    career: str = setting("career", Kind.TEXT, "", "A subclass of Career, as 'module:name'.")
+    career: str = setting("career", "", "A subclass of Career, as 'module:name'.")
 
 
 def read_singletons(table: Any) -> Iterable[SingletonOptions]:
