@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from celery_dq.errors import ConfigurationError
 from celery_dq.per_process import PerProcess
@@ -53,6 +53,20 @@ class ProcessState:
         self.worker = ""
 
 
+class _OfProcess(Generic[_T]):
+    """An attribute of the state of the running process, as one of the context."""
+
+    def __set_name__(self, owner: type[AppContext], name: str) -> None:
+        self._name = name
+
+    def __get__(self, context: AppContext, owner: type[AppContext]) -> _T:
+        value: _T = getattr(context.in_this_process(), self._name)
+        return value
+
+    def __set__(self, context: AppContext, value: _T) -> None:
+        setattr(context.in_this_process(), self._name, value)
+
+
 class AppContext(str):
     """The context of an app for its transport: options, worker capacity, and the state of the process.
 
@@ -69,6 +83,23 @@ class AppContext(str):
     """
 
     queue_named: Callable[[Any], Any]
+
+    #: The capacity of the worker in this process; None in a producer and in a pool child.
+    capacity = _OfProcess[WorkerCapacity | None]()
+    #: Returns the kombu queues that the worker consumes over a connection; None without a worker.
+    consumed_queues = _OfProcess[Callable[[Any], Iterable[Any]] | None]()
+    #: The discard handler of the worker in this process when it has no capacity object; else None.
+    discard_handler = _OfProcess[DiscardHandler | None]()
+    #: The leaderships that the worker in this process is a candidate for; None without any.
+    leaderships = _OfProcess[Leaderships | None]()
+    #: The partitions that the worker in this process serves; None where they are not allocated.
+    allocation = _OfProcess[PartitionAllocation | None]()
+    #: The dedup coordinator inside the worker of this process; None where verdicts come from outside.
+    coordinator = _OfProcess[Any]()
+    #: Celery's name of the worker in this process; "" without one.
+    worker = _OfProcess[str]()
+    #: The state that the transport keeps for this process across reconnects; None after a fork.
+    process = _OfProcess[Any]()
 
     _resolve: Callable[[], Any]
     _options: Any
@@ -105,78 +136,6 @@ class AppContext(str):
         if self._options is None:
             self._options = self._resolve()
         return self._options
-
-    @property
-    def capacity(self) -> WorkerCapacity | None:
-        """The capacity of the worker in this process; None in a producer and in a pool child."""
-        return self._state.get().capacity
-
-    @capacity.setter
-    def capacity(self, capacity: WorkerCapacity | None) -> None:
-        self._state.get().capacity = capacity
-
-    @property
-    def consumed_queues(self) -> Callable[[Any], Iterable[Any]] | None:
-        """Returns the kombu queues that the worker consumes over a connection; None without a worker."""
-        return self._state.get().consumed_queues
-
-    @consumed_queues.setter
-    def consumed_queues(self, consumed_queues: Callable[[Any], Iterable[Any]] | None) -> None:
-        self._state.get().consumed_queues = consumed_queues
-
-    @property
-    def discard_handler(self) -> DiscardHandler | None:
-        """The discard handler of the worker in this process when it has no capacity object; else None."""
-        return self._state.get().discard_handler
-
-    @discard_handler.setter
-    def discard_handler(self, handler: DiscardHandler | None) -> None:
-        self._state.get().discard_handler = handler
-
-    @property
-    def leaderships(self) -> Leaderships | None:
-        """The leaderships that the worker in this process is a candidate for; None without any."""
-        return self._state.get().leaderships
-
-    @leaderships.setter
-    def leaderships(self, leaderships: Leaderships | None) -> None:
-        self._state.get().leaderships = leaderships
-
-    @property
-    def allocation(self) -> PartitionAllocation | None:
-        """The partitions that the worker in this process serves; None where they are not allocated."""
-        return self._state.get().allocation
-
-    @allocation.setter
-    def allocation(self, allocation: PartitionAllocation | None) -> None:
-        self._state.get().allocation = allocation
-
-    @property
-    def coordinator(self) -> Any:
-        """The dedup coordinator inside the worker of this process; None where verdicts come from outside."""
-        return self._state.get().coordinator
-
-    @coordinator.setter
-    def coordinator(self, coordinator: Any) -> None:
-        self._state.get().coordinator = coordinator
-
-    @property
-    def worker(self) -> str:
-        """Celery's name of the worker in this process; "" without one."""
-        return self._state.get().worker
-
-    @worker.setter
-    def worker(self, worker: str) -> None:
-        self._state.get().worker = worker
-
-    @property
-    def process(self) -> Any:
-        """The state that the transport keeps for this process across reconnects; None after a fork."""
-        return self._state.get().process
-
-    @process.setter
-    def process(self, state: Any) -> None:
-        self._state.get().process = state
 
     def in_this_process(self) -> ProcessState:
         """Return the state of this process, for objects that no other process may use."""
