@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from redis.exceptions import TryAgainError
@@ -18,16 +18,20 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        level: ``ok``, ``warning`` or ``error``.
+        level: ``ok``, ``warning`` or ``error``, by the first letter of the code.
         code: ``E001`` and so on. Codes are stable: Django's ``SILENCED_SYSTEM_CHECKS`` names them.
         problem: the result in one sentence.
         remedy: the action to take; "" when there is none.
     """
 
-    level: Literal["ok", "warning", "error"]
+    level: Literal["ok", "warning", "error"] = field(init=False)
     code: str
     problem: str
     remedy: str = ""
+
+    def __post_init__(self) -> None:
+        level = {"I": "ok", "W": "warning", "E": "error"}[self.code[0]]
+        object.__setattr__(self, "level", level)
 
 
 def reason_of(error: BaseException) -> str:

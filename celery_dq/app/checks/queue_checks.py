@@ -8,8 +8,6 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
-import redis
-
 from celery_dq.app.api.api import DQ, dq_of
 from celery_dq.app.api.broker import BrokerAccess, OpenQueue
 from celery_dq.app.checks.finding import Finding
@@ -21,7 +19,6 @@ from celery_dq.shown import shell_word, shown_name
 from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
-from celery_dq.transport.redis.store.server_errors import BrokerRefused
 from celery_dq.worker.singleton import singleton_queues
 from celery_dq.worker.start_checks import queues_of_settings, routed_queues
 
@@ -38,18 +35,14 @@ def unused_queues(app: Any, channel: Any) -> Iterator[Finding]:
     """Whether the broker has queues that never had a message, and that no setting names."""
     dq = dq_of(app)
     named = queues_of_settings(app, dq.options)
-    try:
-        known = [*dq.queues]
-        unused = _unused(dq, [name for name in known if name not in named])
-    except (redis.exceptions.NoPermissionError, BrokerRefused):
-        return  # the check of the rights reports it
+    known = [*dq.queues]
+    unused = _unused(dq, [name for name in known if name not in named])
     if not unused:
         return
     others = [name for name in known if name not in {each.name for each in unused}]
     listed = ", ".join(_described(each, others) for each in unused[:_MOST_NAMED])
     more = _more(unused)
     yield Finding(
-        "warning",
         "W026",
         f"These queues never had a message, and no setting names them: {listed}{more}. A typo in -Q makes "
         "such a queue.",
@@ -66,16 +59,12 @@ def unrouted_quotas(app: Any, channel: Any) -> Iterator[Finding]:
     dq = dq_of(app)
     limited = {each.name for each in dq.options.queues if each.names_quota}
     routed = routed_queues(app) | {name for task in tasks for name in _queue_of(app, task)}
-    try:
-        found = _unused(dq, sorted({*dq.queues, *limited} - routed))
-        names = _with_quotas(app, [each.name for each in found], limited)
-    except (redis.exceptions.NoPermissionError, BrokerRefused):
-        return  # the check of the rights reports it
+    found = _unused(dq, sorted({*dq.queues, *limited} - routed))
+    names = _with_quotas(app, [each.name for each in found], limited)
     if names:
         listed = ", ".join(map(repr, names[:_MOST_NAMED]))
         more = _more(names)
         yield Finding(
-            "warning",
             "W035",
             f"These queues have quotas, never had a message, and no task is routed to them: {listed}{more}. "
             "Their quotas limit nothing.",
@@ -119,19 +108,15 @@ def former_singleton_queues(app: Any, channel: Any) -> Iterator[Finding]:
     """Whether the broker has singleton queues that no setting names; ordinary workers get nothing of them."""
     dq = dq_of(app)
     expected = singleton_queues(app, dq.options)
-    try:
-        names = [name for name in dq.queues if name not in expected]
-        pipeline = channel.client.pipeline(transaction=False)
-        for name in names:
-            pipeline.hget(channel.partition(name).keys.state, "epoch")
-        epochs = pipeline.execute()
-    except (redis.exceptions.NoPermissionError, BrokerRefused):
-        return  # the check of the rights reports it
+    names = [name for name in dq.queues if name not in expected]
+    pipeline = channel.client.pipeline(transaction=False)
+    for name in names:
+        pipeline.hget(channel.partition(name).keys.state, "epoch")
+    epochs = pipeline.execute()
     found = [name for name, epoch in zip(names, epochs, strict=True) if number(epoch)]
     if found:
         more = _more(found)
         yield Finding(
-            "warning",
             "W036",
             "These queues are singleton queues in the broker, but not in the settings: "
             f"{', '.join(map(repr, found[:_MOST_NAMED]))}{more}. Ordinary workers get no messages of them.",
@@ -156,16 +141,12 @@ def _described(queue: Any, others: list[str]) -> str:
 def partitions(app: Any, channel: Any) -> Iterator[Finding]:
     """Whether the partitions of each queue agree with the settings and with each other, and are consumed."""
     broker = BrokerAccess(app, dq_of(app).context)
-    try:
-        names = broker.queue_names()
-    except (redis.exceptions.NoPermissionError, BrokerRefused):
-        return  # the check of the rights reports it
+    names = broker.queue_names()
     with broker.open_all(names) as queues:
         for name, queue in zip(names, queues, strict=True):
             count, wanted = queue.homes.count, broker.options.queue(name).partitions
             if wanted not in (1, count) and _is_declared(queue):
                 yield Finding(
-                    "warning",
                     "W022",
                     f"dq_queues[{name!r}]['partitions'] is {wanted}, and the broker has {count} partitions "
                     f"of queue {name!r}, which all clients use.",
@@ -182,24 +163,20 @@ def partitions(app: Any, channel: Any) -> Iterator[Finding]:
 def unreadable_fields(app: Any, channel: Any) -> Iterator[Finding]:
     """Whether something else has written to the keys of a queue, so that scripts could not read a field."""
     broker = BrokerAccess(app, dq_of(app).context)
-    try:
-        names = broker.queue_names()
-        with broker.open_all(names) as queues:
-            every = [
-                (name, partition)
-                for name, queue in zip(names, queues, strict=True)
-                for partition in queue.partitions
-            ]
-            read = [_unreadable_in(partition) for _, partition in every]
-            fields = run_rounds(channel.client, read)
-            found = [(name, each.keys, *own) for (name, each), own in zip(every, fields, strict=True)]
-    except (redis.exceptions.NoPermissionError, BrokerRefused):
-        return  # the check of the rights reports it
+    names = broker.queue_names()
+    with broker.open_all(names) as queues:
+        every = [
+            (name, partition)
+            for name, queue in zip(names, queues, strict=True)
+            for partition in queue.partitions
+        ]
+        read = [_unreadable_in(partition) for _, partition in every]
+        fields = run_rounds(channel.client, read)
+        found = [(name, each.keys, *own) for (name, each), own in zip(every, fields, strict=True)]
     for name, keys, epoch, set_aside in found:
         if set_aside:
             listed = ", ".join(sorted(shown_name(text(each)) for each in set_aside)[:_MOST_NAMED])
             yield Finding(
-                "warning",
                 "W038",
                 f"{len(set_aside)} fields of queue {name!r} could not be read, because another "
                 f"program has written them, and were set aside: {listed}. A message of each tenant "
@@ -209,7 +186,6 @@ def unreadable_fields(app: Any, channel: Any) -> Iterator[Finding]:
             )
         if epoch is not None and not _is_number(epoch):
             yield Finding(
-                "error",
                 "E039",
                 f"The fencing token of queue {name!r} is {shown_name(text(epoch))!r}, which is not a number, "
                 "so its messages do not run.",
@@ -243,7 +219,6 @@ def _differences(name: str, queue: OpenQueue) -> Iterator[Finding]:
         if homes.respread:
             change = f"of the spread of tenant {homes.respread}"
         yield Finding(
-            "warning",
             "W023",
             f"A change of queue {name!r} {change} is not complete: "
             "some tenants may wait for the end of their moves.",
@@ -251,7 +226,6 @@ def _differences(name: str, queue: OpenQueue) -> Iterator[Finding]:
         )
     elif odd:
         yield Finding(
-            "warning",
             "W023",
             f"A change of the number of partitions of queue {name!r} was interrupted: {_named(name, odd)} do "
             f"not know that it has {homes.count}.",
@@ -265,7 +239,6 @@ def _differences(name: str, queue: OpenQueue) -> Iterator[Finding]:
         odd = [number for number, each in enumerate(stored) if each[place] != stored[0][place]]
         if odd:
             yield Finding(
-                "warning",
                 "W024",
                 f"The {what} of queue {name!r} differs between its partitions: {_named(name, odd)} have not "
                 f"that of {name}/0.",
@@ -290,7 +263,6 @@ def _paused_in_part(name: str, found: Sequence[QueueSnapshot]) -> Iterator[Findi
     odd = [number for number, end in enumerate(ends) if end != ends[0]]
     if odd:
         yield Finding(
-            "warning",
             "W024",
             f"The pause of queue {name!r} differs between its partitions: {_named(name, odd)} have not that "
             f"of {name}/0.",
@@ -309,7 +281,6 @@ def _unconsumed(name: str, found: Sequence[QueueSnapshot], lease_us: int) -> Ite
     ]
     if left and any(consumed):
         yield Finding(
-            "warning",
             "W025",
             f"Messages wait in {_named(name, left)}, where no worker has a lease, while other partitions of "
             "the queue are consumed.",
@@ -329,10 +300,7 @@ def nodes(app: Any, channel: Any) -> Iterator[Finding]:
     if channel.identity.slots is None:
         return
     counts = dict.fromkeys(map(str, channel.identity.slots.masters), 0)
-    try:
-        names = BrokerAccess(app, dq_of(app).context).queue_names()
-    except (redis.exceptions.NoPermissionError, BrokerRefused):
-        return  # the check of the rights reports it
+    names = BrokerAccess(app, dq_of(app).context).queue_names()
     for name in names:
         for partition in channel.partitions(name):
             node = node_serving(channel.client, partition.keys.slot)
@@ -340,7 +308,6 @@ def nodes(app: Any, channel: Any) -> Iterator[Finding]:
     spread = ", ".join(f"{node or 'no node'} {count}" for node, count in counts.items())
     missing = counts.get("", 0)
     yield Finding(
-        "error" if missing else "ok",
         "E032" if missing else "I032",
         f"Partitions of all queues by node: {spread}.",
         "Let a master serve each slot: redis-cli --cluster check." if missing else "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import redis
 from kombu.exceptions import OperationalError
@@ -36,7 +36,6 @@ from celery_dq.transport.redis.store.server_checks import (
     refuses_login,
     server_info,
 )
-from celery_dq.transport.redis.store.server_errors import BrokerRefused
 from celery_dq.znodes import ROOT
 
 #: Seconds within which a server must answer.
@@ -71,17 +70,15 @@ def broker(app: Any, found: list[Finding]) -> Iterator[Any]:
             if tenant_broker.serves_queues():
                 channel = stack.enter_context(tenant_broker.channel(connection))
             else:
-                found.append(
-                    Finding("ok", "I011", f"The broker {shown_url(connection.as_uri())} can be reached.")
-                )
+                found.append(Finding("I011", f"The broker {shown_url(connection.as_uri())} can be reached."))
                 if tenant_broker.is_zookeeper():
                     found.extend(_open_nodes(connection.transport.session, "broker_url"))
         except ServerError as exc:
-            found.append(Finding("error", "E010", str(exc), "Mend the server."))
+            found.append(Finding("E010", str(exc), "Mend the server."))
         except MissingLibrary:
             pass  # check_settings reports it
         except ImportError as exc:
-            found.append(Finding("error", "E004", str(exc), "Install it."))
+            found.append(Finding("E004", str(exc), "Install it."))
         except _REFUSALS as exc:
             found.append(_unreachable(app, exc))
         try:
@@ -92,10 +89,10 @@ def broker(app: Any, found: list[Finding]) -> Iterator[Any]:
 
 def _unreachable(app: Any, exc: Exception) -> Finding:
     if slot_moves(exc):
-        return Finding("error", "E011", f"The broker cannot be read: {reason_of(exc)}.", WAIT_FOR_SLOT)
+        return Finding("E011", f"The broker cannot be read: {reason_of(exc)}.", WAIT_FOR_SLOT)
     if refuses_login(exc):
         problem, _, remedy = str(exc).rpartition(": ")
-        return Finding("error", "E011", f"{problem}.", f"{remedy.capitalize()}.")
+        return Finding("E011", f"{problem}.", f"{remedy.capitalize()}.")
     problem = f"The broker cannot be reached: {reason_of(exc)}."
     remedy = f"Start it, or mend broker_url.{tls_hint(app)}"
     # The libraries raise errors of their own with the text of the ssl module.
@@ -103,7 +100,7 @@ def _unreachable(app: Any, exc: Exception) -> Finding:
         remedy = (
             "Mend broker_use_ssl: it names the trusted authority, and the certificate and key of this client."
         )
-    return Finding("error", "E011", problem, remedy)
+    return Finding("E011", problem, remedy)
 
 
 def tls_hint(app: Any) -> str:
@@ -131,23 +128,21 @@ def _fitness(server: str, client: Any) -> Iterator[Finding]:
     try:
         info = server_info(client, "server", "memory", "persistence", "replication")
     except (redis.ConnectionError, redis.TimeoutError) as exc:
-        yield Finding("error", "E011", f"{server} cannot be reached: {reason_of(exc)}.", "Start it.")
+        yield Finding("E011", f"{server} cannot be reached: {reason_of(exc)}.", "Start it.")
         return
     if info is None:
-        yield Finding("warning", "W013", UNCHECKED)
+        yield Finding("W013", UNCHECKED)
         return
     policy = info.get("maxmemory_policy", "noeviction")
-    yield Finding("ok", "I010", f"{server} runs Redis {info.get('redis_version')}, policy {policy}.")
+    yield Finding("I010", f"{server} runs Redis {info.get('redis_version')}, policy {policy}.")
     if not int(info.get("aof_enabled", 0)):
         yield Finding(
-            "warning",
             "W012",
             f"{server} keeps no append-only file: what it holds in memory is lost when it dies.",
             "Set appendonly yes on the Redis server.",
         )
     if is_cluster_node(info) and not int(info["connected_slaves"]):
         yield Finding(
-            "warning",
             "W031",
             f"{server} has no replica: its partitions stand still while it is away.",
             "Add a replica to the cluster.",
@@ -161,14 +156,11 @@ def clock_offset(app: Any, channel: Any) -> Iterator[Finding]:
         began = clock.wall()
         try:
             offset_s = (began + clock.wall()) / 2 - server_time_us(client) / 1e6
-        except redis.exceptions.NoPermissionError:
-            return  # a publisher does not need the right
         except (redis.ConnectionError, redis.TimeoutError):
             continue  # the check of the server reports it
         if abs(offset_s) > MOST_OFFSET_S:
             side = "ahead of" if offset_s > 0 else "behind"
             yield Finding(
-                "warning",
                 "W027",
                 f"The clock of this machine is {abs(offset_s):.1f} s {side} the clock of {server}: an ETA or "
                 "an expiry that this machine computes comes by as much too late or too early.",
@@ -188,7 +180,6 @@ def replicas(app: Any, channel: Any) -> Iterator[Finding]:
             continue  # the check of the server reports it
         if info is not None and int(info.get("connected_slaves", 0)) < wanted:
             yield Finding(
-                "error",
                 "E028",
                 f"dq_confirm_replicas = {wanted}, and {info.get('connected_slaves', 0)} replicas are "
                 f"connected to {server}: every publish to it fails, although its message is stored.",
@@ -200,16 +191,11 @@ def rights(app: Any, channel: Any) -> Iterator[Finding]:
     """Whether the Redis user of ``broker_url`` may do what a publisher and a worker do."""
     options = dq_of(app).options
     roles = {role.name: role for role in ROLES}
-    levels: tuple[tuple[str, Literal["error", "warning"]], ...] = (
-        ("publisher", "error"),
-        ("worker", "warning"),
-    )
-    for name, level in levels:
+    for name, code in (("publisher", "E014"), ("worker", "W014")):
         denied = denied_commands(channel.pool, roles[name], options)
         if denied:
             yield Finding(
-                level,
-                "E014" if level == "error" else "W014",
+                code,
                 f"The Redis user of broker_url may not use what a {name} sends: {', '.join(denied)}"
                 f" ({next(iter(denied.values()))}).",
                 f"Grant {' '.join('+' + each for each in denied)} on the keys and channels of celery-dq, or"
@@ -220,10 +206,7 @@ def rights(app: Any, channel: Any) -> Iterator[Finding]:
 
 def stock_messages(app: Any, channel: Any) -> Iterator[Finding]:
     """Whether messages of Celery's own Redis transport wait in the same database."""
-    try:
-        names = BrokerAccess(app, dq_of(app).context).queue_names()
-    except (redis.exceptions.NoPermissionError, BrokerRefused):
-        return  # the check of the rights reports it
+    names = BrokerAccess(app, dq_of(app).context).queue_names()
     pipeline = channel.client.pipeline(transaction=False)
     for name in names:
         for pattern in _STOCK_LISTS:
@@ -240,7 +223,6 @@ def stock_messages(app: Any, channel: Any) -> Iterator[Finding]:
         found.append(f"{unacked} delayed, or held by its workers")
     if found:
         yield Finding(
-            "warning",
             "W015",
             f"Messages of Celery's Redis transport are in the same database: {', '.join(found)}. No worker on"
             " dq-redis:// reads them.",
@@ -278,17 +260,15 @@ def election_server(app: Any) -> Iterator[Finding]:
             return  # check_settings reports it
         except (ConfigurationError, *_REFUSALS) as exc:
             yield Finding(
-                "error",
                 "E017",
                 f"dq_election cannot be reached: {reason_of(exc)}.",
                 "Start ZooKeeper, or mend dq_election.",
             )
         else:
-            yield Finding("ok", "I017", "The ZooKeeper of dq_election can be reached.")
+            yield Finding("I017", "The ZooKeeper of dq_election can be reached.")
             yield from found
             if granted_s != wanted_s:
                 yield Finding(
-                    "warning",
                     "W033",
                     f"The ZooKeeper of dq_election ends a silent session after {granted_s:g} s, not after the"
                     f" {wanted_s:g} s of dq_election_session: so long may a leader be silent.",
@@ -308,7 +288,6 @@ def _open_nodes(session: Any, setting: str) -> Iterator[Finding]:
         found = list(open_nodes(session, ROOT, PATIENCE_S, most=MOST_NODES))
         if found:
             yield Finding(
-                "warning",
                 "W037",
                 f"Nodes in the ZooKeeper of {setting} are older than its credentials, and open to every "
                 f"client: {', '.join(found[:2])}{' and more' if found[2:] else ''}.",
@@ -325,7 +304,6 @@ def _reached(url: str, setting: str, code: str, purpose: str) -> Iterator[Findin
             client.execute_command("TIME")
     except (redis.RedisError, OSError, ValueError) as exc:
         yield Finding(
-            "error",
             code,
             f"The Redis for {purpose} cannot be used: {reason_of(exc)}.",
             f"Correct the user and the password in {setting}."
@@ -333,17 +311,14 @@ def _reached(url: str, setting: str, code: str, purpose: str) -> Iterator[Findin
             else f"Start it, or mend {setting}.",
         )
     else:
-        yield Finding("ok", f"I{code[1:]}", f"The Redis for {purpose} can be reached.")
+        yield Finding(f"I{code[1:]}", f"The Redis for {purpose} can be reached.")
 
 
 def settings_quotas(app: Any, channel: Any) -> Iterator[Finding]:
     """Whether the quotas of these settings are those that workers have stored in the broker."""
     dq = dq_of(app)
     broker = BrokerAccess(app, dq.context)
-    try:
-        names = broker.queue_names()
-    except (redis.exceptions.NoPermissionError, BrokerRefused):
-        return  # the check of the rights reports it
+    names = broker.queue_names()
     with broker.open_all(names) as queues:
         quotas = run_rounds(channel.client, [settings_quota(each.partitions[0]) for each in queues])
     for name, stored in zip(names, quotas, strict=True):
@@ -353,7 +328,6 @@ def settings_quotas(app: Any, channel: Any) -> Iterator[Finding]:
         when = "" if stored.at is None else f" at {stored.at:%Y-%m-%d %H:%M:%S %Z}"
         these = f"name {options.quota}" if options.names_quota else "name no quota"
         yield Finding(
-            "warning",
             "W016",
             f"For the tenants of queue {name!r} these settings {these}, and the broker holds {stored.quota},"
             f" which {stored.by} stored{when}.",

@@ -55,8 +55,8 @@ def options(app: Any) -> Finding:
     try:
         found = dq_of(app).options
     except ConfigurationError as exc:
-        return Finding("error", "E001", str(exc), "Mend the setting.")
-    return Finding("ok", "I001", f"The dq_* settings are valid; environment {found.environment}.")
+        return Finding("E001", str(exc), "Mend the setting.")
+    return Finding("I001", f"The dq_* settings are valid; environment {found.environment}.")
 
 
 def broker_url(app: Any) -> Iterator[Finding]:
@@ -68,15 +68,14 @@ def broker_url(app: Any) -> Iterator[Finding]:
     except ImportError:
         pass  # the check of the client libraries reports it
     except ConfigurationError as exc:
-        yield Finding("error", "E002", str(exc), "Mend broker_url.")
+        yield Finding("E002", str(exc), "Mend broker_url.")
         return
     if scheme in TENANT_SCHEMES:
-        yield Finding("ok", "I002", f"The broker's scheme is {scheme}.")
+        yield Finding("I002", f"The broker's scheme is {scheme}.")
     elif scheme in PLAIN_SCHEMES:
-        yield Finding("ok", "I002", f"The broker's scheme is {scheme}; it has no tenants and quotas.")
+        yield Finding("I002", f"The broker's scheme is {scheme}; it has no tenants and quotas.")
     else:
         yield Finding(
-            "warning",
             "W002",
             f"The broker's scheme is {scheme or 'not set'}: tenant queues, quotas and app.dq.queues need one"
             f" of {', '.join(TENANT_SCHEMES)}.",
@@ -108,7 +107,7 @@ def client_libraries(app: Any) -> Iterator[Finding]:
     for is_needed, subject, module, library, extra in needs:
         if is_needed and not _can_import(module):
             error = MissingLibrary.needed_by(subject, library, extra)
-            yield Finding("error", "E004", str(error), "Install it.")
+            yield Finding("E004", str(error), "Install it.")
 
 
 def _can_import(module: str) -> bool:
@@ -123,7 +122,7 @@ def key_prefix(app: Any) -> Iterator[Finding]:
         try:
             refuse_key_prefix(app.conf.broker_transport_options)
         except ConfigurationError as exc:
-            yield Finding("error", "E033", str(exc), "Remove the option.")
+            yield Finding("E033", str(exc), "Remove the option.")
 
 
 def library_versions(app: Any) -> Iterator[Finding]:
@@ -134,7 +133,6 @@ def library_versions(app: Any) -> Iterator[Finding]:
             installed[library] = version(library)
     for library, read in unread(installed).items():
         yield Finding(
-            "warning",
             "W017",
             f"celery-dq replaces methods of {library}, and has been read against the releases {read} only.",
             "Install one of them, or run your tests with this release first: a missing name stops the "
@@ -161,7 +159,6 @@ def misspelt_options(app: Any) -> Iterator[Finding]:
         for option in sorted(own.difference(_TASK_OPTIONS, dir(Task))):
             for meant in get_close_matches(option, _TASK_OPTIONS, 1, _TYPO_RATIO):
                 yield Finding(
-                    "warning",
                     "W034",
                     f"Task {name!r} has the option {option!r}, which Celery and celery-dq do not read: "
                     f"did you mean {meant!r}?",
@@ -191,7 +188,7 @@ def _task_options(app: Any, compiled: Callable[[str], object], code: str, remedy
         try:
             compiled(name)
         except (DQError, TypeError, ValueError) as exc:  # noqa: PERF203 - each task by itself
-            yield Finding("error", code, str(exc), remedy)
+            yield Finding(code, str(exc), remedy)
 
 
 def tenants_and_quotas(app: Any) -> Iterator[Finding]:
@@ -199,7 +196,6 @@ def tenants_and_quotas(app: Any) -> Iterator[Finding]:
     ignored = "" if _scheme(app) in TENANT_SCHEMES else unenforced(dq_of(app).options, app.tasks)
     if ignored:
         yield Finding(
-            "warning",
             "W005",
             f"The broker has no tenants: {ignored}.",
             "Set broker_url to dq-redis://host:port/db, or remove them.",
@@ -212,7 +208,6 @@ def elections(app: Any) -> Iterator[Finding]:
     names = ", ".join(repr(each.name) for each in found.singletons)
     if names and not found.election and _scheme(app) not in TENANT_SCHEMES:
         yield Finding(
-            "error",
             "E006",
             f"dq_singleton_queues names {names}, and nothing can elect a leader: the broker cannot, and"
             " dq_election is not set. A worker of such a queue does not start.",
@@ -227,7 +222,7 @@ def dedup(app: Any) -> Iterator[Finding]:
     try:
         redis_of(app, dq_of(app).options)
     except ConfigurationError as exc:
-        yield Finding("error", "E007", str(exc), "Set dq_dedup_url to redis://host/db.")
+        yield Finding("E007", str(exc), "Set dq_dedup_url to redis://host/db.")
 
 
 def uses_dedup(app: Any) -> bool:
@@ -249,20 +244,18 @@ def buffer_folder(app: Any) -> Iterator[Finding]:
             check_parents(path / "broker")
     except OSError as exc:
         yield Finding(
-            "error",
             "E008",
             f"dq_buffer_folder = {folder!r} cannot be used: {exc.strerror or exc}. Buffered calls would be "
             "lost with their process.",
             "Make the folder and give it to the user of this process alone, or name another one.",
         )
         return
-    yield Finding("ok", "I008", f"dq_buffer_folder {folder} can be written.")
+    yield Finding("I008", f"dq_buffer_folder {folder} can be written.")
     most, free = dq_of(app).options.buffer.max_spill_bytes, disk_usage(nearest).free
     files = dq_of(app).buffer.folder
     used = spill_files(files).bytes if files is not None and files.exists() else 0
     if free < most - used:
         yield Finding(
-            "warning",
             "W029",
             f"dq_buffer_folder = {folder!r} has room for {free:,} bytes only, and dq_buffer_max_spill_bytes "
             f"is {most:,}. When the disk is full, calls fail.",
@@ -271,7 +264,6 @@ def buffer_folder(app: Any) -> Iterator[Finding]:
     kind = _file_system(nearest)
     if kind in _UNSAFE_FILE_SYSTEMS:
         yield Finding(
-            "warning",
             "W030",
             f"dq_buffer_folder = {folder!r} is on {kind}, {_UNSAFE_FILE_SYSTEMS[kind]}.",
             "Name a folder on a local disk.",

@@ -67,7 +67,7 @@ def read_status(app: Any, timeout_s: float = 5.0) -> Status:
         if reader.is_alive():
             problem = f"{reading.step} did not answer within {timeout_s:g} s."
             remedy = f"Look after it, or give --timeout.{tls_hint(app)}"
-            reading.errors.append(Finding("error", "E022", problem, remedy))
+            reading.errors.append(Finding("E022", problem, remedy))
     if reading.failure is not None:
         raise reading.failure
     errors = [each for each in settings if each.level == "error"] + reading.errors
@@ -109,7 +109,7 @@ class _StatusReading:
             self._read()
         except (DQError, OperationalError, redis.RedisError, OSError) as exc:
             problem = f"The queues cannot be read: {reason_of(exc)}."
-            self.errors.append(Finding("error", "E011", problem, _DOCTOR))
+            self.errors.append(Finding("E011", problem, _DOCTOR))
         except Exception as exc:  # the calling thread raises it
             self.failure = exc
 
@@ -157,7 +157,7 @@ def _warnings(
                     " If no setting names it in dq_singleton_queues: celery dq leaders "
                     f"{shell_word(queue.name)} --forget"
                 )
-            yield Finding("warning", "W018", f"{waiting}, and no worker leads this singleton queue.", start)
+            yield Finding("W018", f"{waiting}, and no worker leads this singleton queue.", start)
         elif isinstance(queue, QueueSnapshot) and (left := _unconsumed(queue)):
             them = "it"
             if len(left) < len(queue.partitions):
@@ -166,19 +166,19 @@ def _warnings(
                 them = "it" if len(left) == 1 else "them"
                 follows = "a running worker follows a new number of partitions within a quarter of dq_lease"
                 start = f"Start a worker with -Q {shell_word(queue.name)} ({follows})."
-            yield Finding("warning", "W019", f"{waiting}, and no living worker consumes {them}.", start)
+            yield Finding("W019", f"{waiting}, and no living worker consumes {them}.", start)
         if queue.dead:
             remedy = (
                 f"Look at them with 'celery dq dead list {shell_word(queue.name)}', and replay or purge them."
             )
-            yield Finding("warning", "W020", f"{queue.name!r} has dead letters ({queue.dead}).", remedy)
+            yield Finding("W020", f"{queue.name!r} has dead letters ({queue.dead}).", remedy)
     names = {queue.name for queue in queues}
     for name in sorted(vacant & expected_leaders - waits_for_leader):
         if name in names:
             problem, remedy = f"No worker leads singleton queue {name!r}.", f"Start a worker with -Q {name}."
         else:
             problem, remedy = f"No process leads {name!r}: no tick is sent.", "Start 'celery beat -S dq'."
-        yield Finding("warning", "W021", problem, remedy)
+        yield Finding("W021", problem, remedy)
 
 
 def _unconsumed(queue: QueueSnapshot) -> list[QueueSnapshot]:
