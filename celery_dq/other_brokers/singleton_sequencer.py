@@ -485,20 +485,16 @@ class SequencedSingletonStep(SingletonStep):
 
     fenced = False
 
-    def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        self._sequencer: SingletonSequencer | None = None
-        super().__init__(consumer, **kwargs)
-
     def _sections(self, consumer: Any, options: Options) -> dict[str, SingletonOptions]:
         if not options.election and consumer.conninfo.transport.driver_type == "amqp":
             # RabbitMQ implements its argument itself: one consumer at a time, without elections and tokens.
             return {section.name: section for section in options.singletons}
         return super()._sections(consumer, options)
 
-    def _prepare(
+    def _lead(
         self, consumer: Any, context: AppContext, sections: dict[str, SingletonOptions]
     ) -> WorkerLeaderships:
-        leaderships = super()._prepare(consumer, context, sections)
+        leaderships = super()._lead(consumer, context, sections)
         # Celery's own consumer must not consume them, because it ignores leaderships.
         for name in sections:
             consumer.app.amqp.queues.deselect(name)
@@ -508,18 +504,15 @@ class SequencedSingletonStep(SingletonStep):
 
     def start(self, consumer: Any) -> None:
         """Consume in the terms of the worker, and become a candidate."""
-        if self._sequencer is not None:
-            self._sequencer.start()
+        self._sequencer.start()
         super().start(consumer)
 
     def stop(self, consumer: Any) -> None:
         """Cease to consume, and begin to hand over if the worker stops."""
-        if self._sequencer is not None:
-            self._sequencer.stop()
+        self._sequencer.stop()
         super().stop(consumer)
 
     def shutdown(self, consumer: Any) -> None:
         """Hand over: the pool is drained or killed."""
-        if self._sequencer is not None:
-            self._sequencer.close()
+        self._sequencer.close()
         super().shutdown(consumer)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery import bootsteps
-
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.context import AppContext
 from celery_dq.errors import MissingLibrary
@@ -18,6 +16,7 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.in_flight.message import Message
+from celery_dq.worker.context_step import ContextStep
 from celery_dq.worker.task_events import TaskSubscriber, task_events
 
 __all__ = ["TracingStep"]
@@ -25,16 +24,17 @@ __all__ = ["TracingStep"]
 logger = shown_logger(__name__)
 
 
-class TracingStep(bootsteps.Step):
+class TracingStep(ContextStep):
     """Follows the tasks of the worker. Without ``dq_otel``, and for other brokers, it does nothing."""
 
     requires = ("celery_dq.worker.bootsteps:ConsumerStep",)
 
-    def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        super().__init__(consumer, **kwargs)
-        context = AppContext.of(consumer.conninfo)
-        if context is not None and consumer.conninfo.transport_cls in TENANT_SCHEMES and context.options.otel:
-            task_events(consumer).subscribe(TaskTracing(SystemClock(), consumer.hostname))
+    def prepare(self, consumer: Any, context: AppContext) -> bool:
+        """Follow the tasks, on a tenant broker with ``dq_otel``."""
+        if consumer.conninfo.transport_cls not in TENANT_SCHEMES or not context.options.otel:
+            return False
+        task_events(consumer).subscribe(TaskTracing(SystemClock(), consumer.hostname))
+        return True
 
 
 class TaskTracing(TaskSubscriber):

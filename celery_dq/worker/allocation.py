@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery import bootsteps
-
 from celery_dq.compat.stopping import stops
 from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError
@@ -14,6 +12,7 @@ from celery_dq.singleton.elections import require_kazoo, zookeeper_session
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.in_flight.in_flight_messages import TRUSTED_SHARE
 from celery_dq.worker import commands
+from celery_dq.worker.context_step import ContextStep
 from celery_dq.worker.singleton import singleton_queues
 
 #: Importing the module registers these commands.
@@ -25,7 +24,7 @@ CLOSE_TIMEOUT_S = 5.0
 LEAVE_TIMEOUT_S = 1.0
 
 
-class AllocationStep(bootsteps.StartStopStep):
+class AllocationStep(ContextStep):
     """Registers the worker, follows the assignment, and takes part in the election of the allocator.
 
     ``start`` and ``stop`` run at every reconnect, which does not end the registration. A worker that stops
@@ -34,13 +33,11 @@ class AllocationStep(bootsteps.StartStopStep):
 
     requires = ("celery_dq.worker.bootsteps:ConsumerStep",)
 
-    def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        super().__init__(consumer, **kwargs)
-        self._session: Any = None
-        context = AppContext.of(consumer.conninfo)
-        if context is None or not context.options.allocation.enabled:
-            return
+    def prepare(self, consumer: Any, context: AppContext) -> bool:
+        """Make the worker a member, if the settings say so."""
         options: Options = context.options
+        if not options.allocation.enabled:
+            return False
         if consumer.conninfo.transport_cls not in TENANT_SCHEMES:
             raise ConfigurationError(
                 "dq_allocation = True needs a broker with partitions, such as dq-redis://: leave it out, or "
@@ -73,21 +70,20 @@ class AllocationStep(bootsteps.StartStopStep):
             consumer.hostname,
             options.allocation.join_delay_us / 1e6,
         )
+        return True
 
     def start(self, consumer: Any) -> None:
         """Register, and become a candidate for the allocator."""
-        if self._session is not None:
-            self._follower.open()
-            self._allocator.open()
+        self._follower.open()
+        self._allocator.open()
 
     def stop(self, consumer: Any) -> None:
         """Leave, if the worker stops."""
-        if self._session is not None and stops():
+        if stops():
             self._follower.close(LEAVE_TIMEOUT_S)
 
     def shutdown(self, consumer: Any) -> None:
         """Withdraw the candidacy, and end the session."""
-        if self._session is not None:
-            self._follower.close(CLOSE_TIMEOUT_S)
-            self._allocator.close(CLOSE_TIMEOUT_S)
-            self._session.close()
+        self._follower.close(CLOSE_TIMEOUT_S)
+        self._allocator.close(CLOSE_TIMEOUT_S)
+        self._session.close()

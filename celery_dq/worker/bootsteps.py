@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery import bootsteps
 from celery.utils.log import worker_logger
 from celery.worker import state
 
@@ -17,13 +16,14 @@ from celery_dq.transport.aliases import TENANT_SCHEMES, leases_messages
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.redis.store.server_errors import BrokerRefused
 from celery_dq.worker.capacity import PoolCapacity
+from celery_dq.worker.context_step import ContextStep
 from celery_dq.worker.lifecycle import TaskLifecycle
 from celery_dq.worker.task_events import task_events
 
 logger = shown_logger(__name__)
 
 
-class ConsumerStep(bootsteps.StartStopStep):
+class ConsumerStep(ContextStep):
     """Connects Celery's consumer with the tenant broker, or with one above another store.
 
     Does nothing for other brokers. ``start`` and ``stop`` run at every reconnect; the hooks that the
@@ -32,23 +32,21 @@ class ConsumerStep(bootsteps.StartStopStep):
 
     requires = ("celery_dq.worker.task_events:TaskEventsStep",)
 
-    def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        super().__init__(consumer, **kwargs)
-        self._capacity: PoolCapacity | None = None
-        context = AppContext.of(consumer.conninfo)
-        if context is not None and leases_messages(consumer.conninfo):
-            context.worker = consumer.hostname
-            worker_logger.addFilter(_without_traceback)
-            options, events = context.options, task_events(consumer)
-            lifecycle = TaskLifecycle(consumer.pool, SystemClock(), options.dead_letter_failures)
-            events.subscribe(lifecycle)
-            self._capacity = context.capacity = PoolCapacity(
-                consumer, lifecycle, options.claim_ahead_us / 1e6
-            )
-            context.consumed_queues = lambda connection: (
-                consumer.app.amqp.queues.consume_from.values() if connection is consumer.connection else ()
-            )
-            _dead_letter_unrunnable(consumer, consumer.conninfo.transport_cls in TENANT_SCHEMES)
+    def prepare(self, consumer: Any, context: AppContext) -> bool:
+        """Install the hooks, on a broker that leases messages."""
+        if not leases_messages(consumer.conninfo):
+            return False
+        context.worker = consumer.hostname
+        worker_logger.addFilter(_without_traceback)
+        options, events = context.options, task_events(consumer)
+        lifecycle = TaskLifecycle(consumer.pool, SystemClock(), options.dead_letter_failures)
+        events.subscribe(lifecycle)
+        self._capacity = context.capacity = PoolCapacity(consumer, lifecycle, options.claim_ahead_us / 1e6)
+        context.consumed_queues = lambda connection: (
+            consumer.app.amqp.queues.consume_from.values() if connection is consumer.connection else ()
+        )
+        _dead_letter_unrunnable(consumer, consumer.conninfo.transport_cls in TENANT_SCHEMES)
+        return True
 
     def start(self, consumer: Any) -> None:
         """Reserve the slots of the pool's jobs in Celery's state again, after a lost connection.
@@ -56,20 +54,18 @@ class ConsumerStep(bootsteps.StartStopStep):
         Celery 5.5 forgets all reserved requests, later versions those that have not begun. The pool would
         seem empty.
         """
-        if self._capacity is not None:
-            for request in task_events(consumer).requests:
-                # The set is weak, so a request that ends just now in another thread leaves it by itself.
-                state.reserved_requests.add(request)
+        for request in task_events(consumer).requests:
+            # The set is weak, so a request that ends just now in another thread leaves it by itself.
+            state.reserved_requests.add(request)
 
     def stop(self, consumer: Any) -> None:
         """Release waiting requests: the connection is lost, or the worker stops."""
-        if self._capacity is not None and self._capacity.ready_requests is not None:
+        if self._capacity.ready_requests is not None:
             self._capacity.ready_requests.release_all()
 
     def shutdown(self, consumer: Any) -> None:
         """Note that the pool is drained or killed: messages that are still held may run elsewhere."""
-        if self._capacity is not None:
-            self._capacity.over = True
+        self._capacity.over = True
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:

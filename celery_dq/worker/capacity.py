@@ -32,7 +32,7 @@ class PoolCapacity:
         #: Requests that wait for the end of another; None where a task calls back before it starts, and in a
         #: worker without singleton queues.
         self.ready_requests: ReadyRequests | None = None
-        self.deliver_discard = Discards(consumer).deliver
+        self.deliver_discard = Discards(consumer).deliver_discard
         self.runs_tasks_in_loop = isinstance(consumer.pool, SoloPool)
         self._is_green = bool(consumer.pool.is_green)
         #: The worker shuts down and its pool is empty or killed: no task runs.

@@ -107,7 +107,7 @@ _LONG_AGO = "1970-01-01T00:00:00+00:00"
 
 
 class Discards:
-    """The discards of a tenant broker, or of another store.
+    """The discards of a broker of ours; see :class:`celery_dq.protocols.DiscardHandler`.
 
     Args:
         consumer: Celery's consumer.
@@ -117,7 +117,7 @@ class Discards:
         self._consumer = consumer
         self._followers = Followers(consumer)
 
-    def deliver(self, message: Message, reason: str) -> bool:
+    def deliver_discard(self, message: Message, reason: str) -> bool:
         """Let Celery do its bookkeeping for a task that must not run.
 
         Args:

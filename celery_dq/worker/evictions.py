@@ -8,8 +8,6 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from celery import bootsteps
-
 from celery_dq.context import AppContext
 from celery_dq.dedup.rule import rule_of
 from celery_dq.dedup.signals import dedup_lock_lost
@@ -17,6 +15,7 @@ from celery_dq.keys import every_evicted
 from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.store.message_ids import Delivery, delivery_of, task_id_of
+from celery_dq.worker.context_step import ContextStep
 
 logger = shown_logger(__name__)
 
@@ -26,7 +25,7 @@ PAUSE = 1.0
 PATIENCE = 15.0
 
 
-class EvictionsStep(bootsteps.StartStopStep):
+class EvictionsStep(ContextStep):
     """Sends :data:`~celery_dq.dedup.signals.dedup_lock_lost` for runs of this worker.
 
     The scripts publish every eviction. An eviction during a lost connection is counted, but not reported. The
@@ -36,21 +35,16 @@ class EvictionsStep(bootsteps.StartStopStep):
 
     requires = ("celery_dq.worker.bootsteps:ConsumerStep",)
 
-    def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        super().__init__(consumer, **kwargs)
-        self._app = consumer.app
-        self._listener: _EvictionListener | None = None
-        context = AppContext.of(consumer.conninfo)
-        if context is not None and consumer.conninfo.transport_cls in TENANT_SCHEMES:
-            self._context = context
-            options = context.options
-            self._listener = _EvictionListener(
-                every_evicted(options.environment, options.key_prefix), self._on_evicted
-            )
+    def prepare(self, consumer: Any, context: AppContext) -> bool:
+        """Make the listener, on a tenant broker."""
+        self._app, self._context, options = consumer.app, context, context.options
+        pattern = every_evicted(options.environment, options.key_prefix)
+        self._listener = _EvictionListener(pattern, self._on_evicted)
+        return consumer.conninfo.transport_cls in TENANT_SCHEMES
 
     def start(self, consumer: Any) -> None:
         """Listen on the present connection, which is a new one after a reconnect."""
-        if self._listener is not None and self._concerned:
+        if self._concerned:
             self._listener.listen(consumer.connection.default_channel.own_clients())
 
     @property
@@ -61,8 +55,7 @@ class EvictionsStep(bootsteps.StartStopStep):
 
     def shutdown(self, consumer: Any) -> None:
         """Stop listening: no task runs now."""
-        if self._listener is not None:
-            self._listener.stop()
+        self._listener.stop()
 
     def _on_evicted(self, channel: str, payload: str) -> None:
         run, _, scope = payload.partition("\0")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from celery import bootsteps, signals
+from celery import signals
 from celery.utils.nodenames import node_format
 
 from celery_dq.clock import SystemClock
@@ -17,6 +17,7 @@ from celery_dq.outage import Outage
 from celery_dq.per_process import current_pid, start_of
 from celery_dq.probe import Phase, ProbeState, ask_probe
 from celery_dq.shown import shown_logger
+from celery_dq.worker.context_step import ContextStep
 
 __all__ = ["ProbeStep"]
 
@@ -26,7 +27,7 @@ logger = shown_logger(__name__)
 INTERVAL_S = 2.0
 
 
-class ProbeStep(bootsteps.StartStopStep):
+class ProbeStep(ContextStep):
     """Writes the file from the worker's main loop. Without ``dq_probe_file`` it does nothing.
 
     The timer of the loop calls it. A loop that is blocked, as that of a solo worker by its task, writes
@@ -38,11 +39,12 @@ class ProbeStep(bootsteps.StartStopStep):
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        super().__init__(consumer, **kwargs)
-        context = AppContext.of(consumer.conninfo)
-        setting = context.options.probe_file if context is not None else ""
-        self._path = Path(node_format(setting, consumer.hostname)) if setting else None
+    def prepare(self, consumer: Any, context: AppContext) -> bool:
+        """Write the file for the first time, if the settings name one."""
+        setting = context.options.probe_file
+        if not setting:
+            return False
+        self._path = Path(node_format(setting, consumer.hostname))
         self._worker: str = consumer.hostname
         self._clock = SystemClock()
         self._timer: Any = None
@@ -51,32 +53,30 @@ class ProbeStep(bootsteps.StartStopStep):
         self._answered_at: float | None = None
         self._reported_stopping = False
         self._outage = Outage(logger, "probe_file_outage")
-        if self._path is not None:
-            other = self._other_worker()
-            if other is not None:
-                logger.warning(
-                    "Workers %s (process %d) and %s (process %d) keep one dq_probe_file, %s. Each hides the "
-                    "end of the other one: give each a name of its own (-n), and put %%n into the setting.",
-                    self._worker,
-                    os.getpid(),
-                    other.worker,
-                    other.pid,
-                    self._path,
-                    extra={"event": "probe_file_shared", "worker": self._worker, "other": other.worker},
-                )
-            try:
-                self._state("connecting").write(self._path)
-            except OSError as exc:
-                raise ConfigurationError(
-                    f"dq_probe_file = {setting!r} cannot be written ({exc.strerror or exc}): name a "
-                    "file in a folder that the worker may write to"
-                ) from exc
-            signals.worker_shutdown.connect(self._remove)
+        other = self._other_worker()
+        if other is not None:
+            logger.warning(
+                "Workers %s (process %d) and %s (process %d) keep one dq_probe_file, %s. Each hides the "
+                "end of the other one: give each a name of its own (-n), and put %%n into the setting.",
+                self._worker,
+                os.getpid(),
+                other.worker,
+                other.pid,
+                self._path,
+                extra={"event": "probe_file_shared", "worker": self._worker, "other": other.worker},
+            )
+        try:
+            self._state("connecting").write(self._path)
+        except OSError as exc:
+            raise ConfigurationError(
+                f"dq_probe_file = {setting!r} cannot be written ({exc.strerror or exc}): name a "
+                "file in a folder that the worker may write to"
+            ) from exc
+        signals.worker_shutdown.connect(self._remove)
+        return True
 
     def start(self, consumer: Any) -> None:
         """Write the file from now on at each turn of the timer: the worker consumes."""
-        if self._path is None:
-            return
         context = getattr(consumer.connection.transport, "context", None)
         identity = getattr(context, "identity", None)
         if identity is not None:
@@ -94,8 +94,7 @@ class ProbeStep(bootsteps.StartStopStep):
         if self._heartbeat is not None:
             self._heartbeat.remove_check(self._note_answer)
             self._heartbeat = None
-        if self._path is not None:
-            self._write("stopping" if stops() else "connecting")
+        self._write("stopping" if stops() else "connecting")
 
     def _note_answer(self, now: float) -> None:
         self._answered_at = now
@@ -109,7 +108,6 @@ class ProbeStep(bootsteps.StartStopStep):
         return ProbeState(self._worker, pid, phase, now, self._answered_at, self._lease_s, start_of(pid))
 
     def _write(self, phase: Phase) -> None:
-        assert self._path is not None
         self._reported_stopping = phase == "stopping"
         try:
             self._state(phase).write(self._path)
@@ -124,7 +122,7 @@ class ProbeStep(bootsteps.StartStopStep):
             self._outage.over("Worker %s writes dq_probe_file %s again.", self._worker, self._path)
 
     def _remove(self, **_: Any) -> None:
-        if self._path is not None and self._other_worker() is None:
+        if self._other_worker() is None:
             self._path.unlink(missing_ok=True)
 
     def _other_worker(self) -> ProbeState | None:
@@ -132,7 +130,6 @@ class ProbeStep(bootsteps.StartStopStep):
 
         Two workers of one host may have the same name.
         """
-        assert self._path is not None
         try:
             other = ProbeState.read(self._path)
         except (OSError, ValueError, TypeError):

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any
 
 import redis
-from celery import bootsteps, signals
+from celery import signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.utils.imports import instantiate
 from kombu.exceptions import OperationalError
@@ -30,6 +30,7 @@ from celery_dq.singleton.leaderships import WorkerLeaderships
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.worker import commands
 from celery_dq.worker.capacity import PoolCapacity
+from celery_dq.worker.context_step import ContextStep
 from celery_dq.worker.ready_requests import ReadyRequests
 from celery_dq.worker.task_events import task_events
 
@@ -44,7 +45,7 @@ ARGUMENT = "x-single-active-consumer"
 CLOSE_TIMEOUT_S = 10.0
 
 
-class SingletonStep(bootsteps.StartStopStep):
+class SingletonStep(ContextStep):
     """Makes the worker a candidate for every singleton queue that it is to consume.
 
     ``start`` and ``stop`` run at every reconnect, which does not end a leadership. ``shutdown`` runs when the
@@ -56,25 +57,22 @@ class SingletonStep(bootsteps.StartStopStep):
     #: Whether the step is for brokers that refuse a stale token.
     fenced = True
 
-    def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        super().__init__(consumer, **kwargs)
-        self._leaderships: WorkerLeaderships | None = None
-        self._elections: Elections | None = None
-        self._volunteers_for: set[str] = set()
-        context = AppContext.of(consumer.conninfo)
-        if context is not None and (consumer.conninfo.transport_cls in TENANT_SCHEMES) is self.fenced:
-            sections = self._sections(consumer, context.options)
-            if sections:
-                self._leaderships = self._prepare(consumer, context, sections)
+    def prepare(self, consumer: Any, context: AppContext) -> bool:
+        """Make the leaderships of a worker with singleton queues."""
+        if (consumer.conninfo.transport_cls in TENANT_SCHEMES) is not self.fenced:
+            return False
+        sections = self._sections(consumer, context.options)
+        if sections:
+            self._leaderships = self._lead(consumer, context, sections)
+        return bool(sections)
 
     def _sections(self, consumer: Any, options: Options) -> dict[str, SingletonOptions]:
         """Return the singleton queues that this worker may consume."""
         return singleton_queues(consumer.app, options)
 
-    def _prepare(
+    def _lead(
         self, consumer: Any, context: AppContext, sections: dict[str, SingletonOptions]
     ) -> WorkerLeaderships:
-        """Make the leaderships of a worker with singleton queues."""
         fenced = self.fenced
         kills = isinstance(consumer.pool, PreforkPool)
         for section in sections.values():
@@ -114,9 +112,8 @@ class SingletonStep(bootsteps.StartStopStep):
 
     def start(self, consumer: Any) -> None:
         """Become a candidate for the singleton queues that the worker consumes."""
-        if self._leaderships is not None:
-            for name in self._volunteers_for:
-                self._leaderships.volunteer(name)
+        for name in self._volunteers_for:
+            self._leaderships.volunteer(name)
 
     def _heed_control(self, consumer: Any, leaderships: WorkerLeaderships) -> None:
         """Follow ``celery control add_consumer`` and ``cancel_consumer``."""
@@ -139,13 +136,11 @@ class SingletonStep(bootsteps.StartStopStep):
 
     def stop(self, consumer: Any) -> None:
         """Begin to hand over, if the worker stops: each queue as soon as its running message has ended."""
-        if self._leaderships is not None and stops():
+        if stops():
             self._leaderships.close(0)
 
     def shutdown(self, consumer: Any) -> None:
         """Hand over: the pool is drained or killed."""
-        if self._leaderships is None or self._elections is None:
-            return
         # The end of the session admits a successor, so it must not end while a task may still run.
         if self._leaderships.close(CLOSE_TIMEOUT_S):
             self._elections.close()

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any
 
-from celery import bootsteps
-
 from celery_dq.context import AppContext
 from celery_dq.errors import ServerError
 from celery_dq.options import Options
@@ -21,6 +19,7 @@ from celery_dq.options.quota import UNLIMITED
 from celery_dq.shown import shell_word, shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.store.rights import ROLES, denied_commands
+from celery_dq.worker.context_step import ContextStep
 
 __all__ = ["StartChecksStep", "queues_of_settings", "routed_queues", "unenforced"]
 
@@ -33,7 +32,7 @@ MOST_TYPED = 20
 MOST_NAMES = 5
 
 
-class StartChecksStep(bootsteps.StartStopStep):
+class StartChecksStep(ContextStep):
     """Checks once, on the open connection, before a consumer starts.
 
     Raises:
@@ -42,10 +41,10 @@ class StartChecksStep(bootsteps.StartStopStep):
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
-    def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        super().__init__(consumer, **kwargs)
-        context = AppContext.of(consumer.conninfo)
-        self._options = context.options if context is not None else None
+    def prepare(self, consumer: Any, context: AppContext) -> bool:
+        """Read the settings."""
+        self._options: Options | None = context.options
+        return True
 
     def start(self, consumer: Any) -> None:
         """Make the checks that are for this broker."""
