@@ -20,7 +20,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from celery import bootsteps, states
+from celery import states
 from celery.exceptions import Retry
 from celery.worker import state
 
@@ -56,6 +56,7 @@ from celery_dq.other_brokers.singleton_message import SingletonMessage
 from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.waker import Waker
+from celery_dq.worker.context_step import ContextStep
 from celery_dq.worker.discards import Followers
 from celery_dq.worker.task_events import TaskSubscriber, task_events
 
@@ -80,6 +81,9 @@ class WorkerDedupLocks(TaskSubscriber):
         coordinator: gives the verdicts.
         request_of: returns the dedup request of a task, None when the task takes no part.
         clock: monotonic time, for retries that do not arrive.
+        lease_s: seconds that a lease holds.
+        check_soon: called from any thread, to schedule :meth:`look` in the thread that may pass tasks to the
+            pool.
     """
 
     role = "dedup_locks"
@@ -90,11 +94,14 @@ class WorkerDedupLocks(TaskSubscriber):
         coordinator: Coordinator,
         request_of: Callable[[Any], WorkerDedupRequest | None],
         clock: Clock,
+        lease_s: float,
+        check_soon: Callable[[], None],
     ) -> None:
         self._consumer = consumer
         self._coordinator = coordinator
         self._request_of = request_of
         self._clock = clock
+        self._check_soon = check_soon
         self._events = task_events(consumer)
         self._run = self._events.add_gate(self.role, self.request_lock)
         self._events.subscribe(self)
@@ -104,10 +111,19 @@ class WorkerDedupLocks(TaskSubscriber):
         self._declined = DeclinedCalls(
             coordinator, self._followers, self._run, self._outside, clock, self._look_after
         )
-        self.unasked = UnansweredCalls(consumer.hostname, self._outside, clock, self._look_after)
+        self._unasked = UnansweredCalls(consumer.hostname, self._outside, clock, self._look_after)
         #: Runs that ended during an outage: the lock, the error of the run, whether a release got no answer.
         self._ended: list[tuple[HeldDedupLock, BaseException | None, bool]] = []
-        self.heartbeat: DedupLockHeartbeat | None = None
+        subscriber = coordinator.new_client if isinstance(coordinator, OwnRedis) else None
+        self.heartbeat = DedupLockHeartbeat(
+            coordinator,
+            lease_s,
+            check_soon,
+            self.on_lock_lost,
+            subscriber,
+            self._unasked.silent,
+            self._unasked.answered,
+        )
         # Without an event loop, a waiting task may start in one thread while another thread makes a request.
         self._lock = threading.RLock()
         self._waiting: dict[HeldDedupLock, _WaitingRequest] = {}
@@ -145,20 +161,19 @@ class WorkerDedupLocks(TaskSubscriber):
 
     def _ask(self, request: Any, wanted: WorkerDedupRequest) -> Any:
         unasked = UnansweredCall(request, wanted, f"{request.id}/{uuid.uuid4().hex}")
-        if self.unasked.outage:
+        if self._unasked.outage:
             return self._wait(unasked)
         try:
             answer = self._request_verdict(unasked)
         except Exception as error:
             # A call without a verdict must not run.
-            self.unasked.not_answered(error, request)
+            self._unasked.not_answered(error, request)
             return self._wait(unasked)
         return self._obey(unasked, *answer)
 
     def _wait(self, unasked: UnansweredCall) -> None:
-        self.unasked.add(unasked)
-        if self.heartbeat is not None:
-            self.heartbeat.start()
+        self._unasked.add(unasked)
+        self.heartbeat.start()
 
     def _request_verdict(self, unasked: UnansweredCall) -> tuple[DedupResult, str]:
         """Return the verdict, and which call is ahead of one that waits."""
@@ -193,7 +208,8 @@ class WorkerDedupLocks(TaskSubscriber):
             return self._start(request, holding)
         self._outside.add(request)
         self._waiting[holding] = _WaitingRequest(request, ahead)
-        return self._hold(holding)
+        self.heartbeat.hold(holding)
+        return None
 
     def _ahead(self, key: str, result: DedupResult) -> str:
         if result.verdict is Verdict.BLOCK:
@@ -210,14 +226,6 @@ class WorkerDedupLocks(TaskSubscriber):
         self._followers.give(request, {"status": states.FAILURE, "result": exc}, request.id)
         request.acknowledge()
 
-    def _hold(self, holding: HeldDedupLock) -> None:
-        if self.heartbeat is not None:
-            self.heartbeat.hold(holding)
-
-    def _drop(self, holding: HeldDedupLock) -> None:
-        if self.heartbeat is not None:
-            self.heartbeat.drop(holding)
-
     def _decline(self, request: Any, key: str, covering: str) -> None:
         self._declined.decline(request, key, covering)
         singleton: SingletonMessage | None = getattr(request.message, "dq_singleton_message", None)
@@ -225,12 +233,10 @@ class WorkerDedupLocks(TaskSubscriber):
             # The next message begins, while this one waits for a result.
             singleton.end()
         if self._declined:
-            if self.heartbeat is not None:
-                # Its thread receives the ends of runs in other workers, and checks at each renewal as well.
-                self.heartbeat.start()
-            if self.check_soon is not None:
-                # The covering run may have ended just now.
-                self.check_soon()
+            # Its thread receives the ends of runs in other workers, and checks at each renewal as well.
+            self.heartbeat.start()
+            # The covering run may have ended just now.
+            self._check_soon()
 
     def _look_after(self, seconds: float) -> None:
         if not self._looks_again:
@@ -244,7 +250,7 @@ class WorkerDedupLocks(TaskSubscriber):
     # -- running ---------------------------------------------------------------
 
     def _start(self, request: Any, holding: HeldDedupLock) -> Any:
-        self._hold(holding)
+        self.heartbeat.hold(holding)
         self._running[request] = holding
         request.request_dict["dq_token"] = holding.token
         return self._run(request)
@@ -274,14 +280,14 @@ class WorkerDedupLocks(TaskSubscriber):
         self.forgotten(request)
 
     def _over(self, holding: HeldDedupLock, exc: BaseException | None) -> None:
-        self._drop(holding)
+        self.heartbeat.drop(holding)
         try:
-            if self.unasked.outage:
+            if self._unasked.outage:
                 self._ended.append((holding, exc, False))
             else:
                 self._leave(holding, exc)
         except SILENCE as error:
-            self.unasked.silent(error)
+            self._unasked.silent(error)
             self._ended.append((holding, exc, True))
         except Exception:
             logger.exception(
@@ -289,8 +295,7 @@ class WorkerDedupLocks(TaskSubscriber):
                 holding,
                 extra={"event": "dedup_lock_release_failed"},
             )
-        if self.check_soon is not None:
-            self.check_soon()
+        self._check_soon()
 
     def _leave(self, holding: HeldDedupLock, exc: BaseException | None, again: bool = False) -> None:
         """Release the dedup lock of a run that has ended.
@@ -306,7 +311,7 @@ class WorkerDedupLocks(TaskSubscriber):
             if self._coordinator.release(key, call, token) or again:
                 waits = HeldDedupLock(key, call, 0)
                 self._retried[waits] = self._clock.monotonic() + _seconds_until(exc) + RETRY_GRACE
-                self._hold(waits)
+                self.heartbeat.hold(waits)
                 now = self._coordinator.inspect(key)
                 if now is not None and now.heir is not None:
                     # The retry has arrived already, as the heir of the run.
@@ -317,18 +322,15 @@ class WorkerDedupLocks(TaskSubscriber):
 
     # -- starting waiting calls ------------------------------------------------
 
-    #: Called from any thread, to schedule :meth:`look` in the thread that may pass tasks to the pool.
-    check_soon: Callable[[], None] | None = None
-
     def look(self) -> None:
         """Start the waiting calls that may start, and end the declined calls that have a result."""
         with self._lock:
-            if not self.unasked.may_ask:
+            if not self._unasked.may_ask:
                 return
             try:
                 self._look()
             except SILENCE as error:
-                self.unasked.silent(error)
+                self._unasked.silent(error)
 
     def _look(self) -> None:
         while self._ended:
@@ -337,8 +339,8 @@ class WorkerDedupLocks(TaskSubscriber):
             self._leave(holding, exc, again)
             self._ended.pop(0)
         self._look_at_waiting()
-        self.unasked.over()
-        self.unasked.ask(self._request_verdict, self._obey)
+        self._unasked.over()
+        self._unasked.ask(self._request_verdict, self._obey)
         self._declined.settle()
 
     def _look_at_waiting(self) -> None:
@@ -353,7 +355,7 @@ class WorkerDedupLocks(TaskSubscriber):
             now = self._coordinator.inspect(holding.key) if token is None and not revoked else None
             if self._waiting.pop(holding, None) is None:
                 continue
-            self._drop(holding)
+            self.heartbeat.drop(holding)
             self._outside.remove(request)
             if revoked:
                 # On the way to the pool Celery does its bookkeeping of a revoked task.
@@ -369,14 +371,14 @@ class WorkerDedupLocks(TaskSubscriber):
 
     def _forget_retried(self, holding: HeldDedupLock) -> None:
         if self._retried.pop(holding, None) is not None:
-            self._drop(holding)
+            self.heartbeat.drop(holding)
             self._coordinator.withdraw(holding.key, holding.call)
 
     def forget_waiting(self) -> None:
         """Forget the calls that the pool does not have: the broker delivers their messages again."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
-            self.unasked.clear()
+            self._unasked.clear()
             self._declined.clear()
             self._outside.clear()
         for holding in waiting:
@@ -387,13 +389,13 @@ class WorkerDedupLocks(TaskSubscriber):
                 self.forgotten(request)
 
     def _release_message(self, holding: HeldDedupLock, leave: Callable[..., bool], *args: Any) -> None:
-        self._drop(holding)
-        if self.unasked.outage:
+        self.heartbeat.drop(holding)
+        if self._unasked.outage:
             return  # the lock ends with its lease
         try:
             leave(*args)
         except SILENCE as error:
-            self.unasked.silent(error)
+            self._unasked.silent(error)
         except Exception:
             logger.warning(
                 "The dedup lock of %s was not released; it ends with its lease.",
@@ -448,7 +450,7 @@ def _seconds_until(exc: Retry) -> float:
     return float(when or 0.0)
 
 
-class DedupLocksStep(bootsteps.StartStopStep):
+class DedupLocksStep(ContextStep):
     """Requests the dedup lock of every task that takes part in dedup.
 
     Does nothing on a tenant broker. It connects at the first call with a key, because calls may have keys
@@ -466,53 +468,37 @@ class DedupLocksStep(bootsteps.StartStopStep):
         "celery_dq.other_brokers.singleton_sequencer:SequencedSingletonStep",
     )
 
-    def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        super().__init__(consumer, **kwargs)
-        self._locks: WorkerDedupLocks | None = None
-        self._waker = Waker(self._look)
-        self._wake_pending = False
-        self._consumer: Any = None
+    def prepare(self, consumer: Any, context: AppContext) -> bool:
+        """Make the requests, on a broker that gives no verdicts."""
         app = consumer.app
-        context = AppContext.of(consumer.conninfo)
-        if context is None or consumer.conninfo.transport_cls in TENANT_SCHEMES:
-            return
+        if consumer.conninfo.transport_cls in TENANT_SCHEMES:
+            return False
         try:
             coordinator = _coordinator(app, context, consumer.hostname)
         except ConfigurationError:
             if any(rule_of(task) is not None for task in app.tasks.values()):
                 raise
-            return  # most apps use neither dedup nor Redis
-        claims = self._locks = WorkerDedupLocks(
-            consumer, coordinator, WorkerDedupRequests(app).of, SystemClock()
-        )
-        subscriber = coordinator.new_client if isinstance(coordinator, OwnRedis) else None
-        lease_s = context.options.lease_us / 1e6
-        claims.heartbeat = DedupLockHeartbeat(
-            coordinator,
-            lease_s,
-            self._wake,
-            claims.on_lock_lost,
-            subscriber,
-            claims.unasked.silent,
-            claims.unasked.answered,
-        )
-        claims.check_soon = self._wake
+            return False  # most apps use neither dedup nor Redis
+        request_of, lease_s = WorkerDedupRequests(app).of, context.options.lease_us / 1e6
+        self._locks = WorkerDedupLocks(consumer, coordinator, request_of, SystemClock(), lease_s, self._wake)
+        self._waker = Waker(self._locks.look)
+        self._wake_pending = False
+        self._consumer: Any = None
+        return True
 
     def start(self, consumer: Any) -> None:
         """Register with the event loop, which may be a new one."""
-        if self._locks is not None and consumer.hub is not None:
+        if consumer.hub is not None:
             self._waker.attach(consumer.hub)
         self._consumer = consumer
 
     def stop(self, consumer: Any) -> None:
         """Forget the waiting calls, before a reconnect and at the end."""
-        if self._locks is not None:
-            self._locks.forget_waiting()
+        self._locks.forget_waiting()
 
     def shutdown(self, consumer: Any) -> None:
         """Stop the heartbeat. Leases expire, and the broker requeues waiting messages with the connection."""
-        if self._locks is not None and self._locks.heartbeat is not None:
-            self._locks.heartbeat.stop()
+        self._locks.heartbeat.stop()
         self._waker.close()
 
     def _wake(self) -> None:
@@ -527,10 +513,6 @@ class DedupLocksStep(bootsteps.StartStopStep):
 
     def _timed(self) -> None:
         self._wake_pending = False
-        self._look()
-
-    def _look(self) -> None:
-        assert self._locks is not None
         self._locks.look()
 
 

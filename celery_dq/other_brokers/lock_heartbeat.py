@@ -45,9 +45,9 @@ class DedupLockHeartbeat:
         lease: float,
         on_turn: Callable[[], None],
         on_lost: Callable[[HeldDedupLock], None],
-        subscriber: Callable[[], Any] | None = None,
-        on_silence: Callable[[Exception], None] | None = None,
-        on_answer: Callable[[], None] | None = None,
+        subscriber: Callable[[], Any] | None,
+        on_silence: Callable[[Exception], None],
+        on_answer: Callable[[], None],
     ) -> None:
         self._coordinator = coordinator
         self._pause = lease / RENEWALS
@@ -101,7 +101,7 @@ class DedupLockHeartbeat:
             self._listen(listening)
         except Exception as error:
             # Continue after every error, such as a restart of Redis: the leases have not expired yet.
-            if isinstance(error, SILENCE) and self._on_silence is not None:
+            if isinstance(error, SILENCE):
                 self._on_silence(error)
             else:
                 self._trouble.began(
@@ -109,7 +109,7 @@ class DedupLockHeartbeat:
                     "unless a renewal succeeds before; check the Redis of dq_dedup_url.",
                     type(error).__name__,
                     error,
-                    exc_info=None if isinstance(error, (*SILENCE, redis.ResponseError)) else error,
+                    exc_info=None if isinstance(error, redis.ResponseError) else error,
                 )
             if listening is not None:
                 with contextlib.suppress(Exception):
@@ -125,8 +125,7 @@ class DedupLockHeartbeat:
                 self._holdings.discard(holding)
                 self._on_lost(holding)
         self._trouble.over("This process renews its dedup locks again.")
-        if self._on_answer is not None:
-            self._on_answer()
+        self._on_answer()
         self._on_turn()
 
     def _listen(self, listening: Any) -> None:

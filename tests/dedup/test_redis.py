@@ -185,7 +185,9 @@ def test_a_heartbeat_learns_of_the_end_long_before_it_renews(client: Any) -> Non
     token = one.enqueue("q|k", "t/1").token
     two.enqueue("q|k", "v/1", waiting=0, follow=True)
     turns: list[bool] = []
-    heartbeat = DedupLockHeartbeat(two, 3600.0, lambda: turns.append(True), lambda _: None, lambda: client)
+    heartbeat = DedupLockHeartbeat(
+        two, 3600.0, lambda: turns.append(True), print, lambda: client, print, lambda: None
+    )
     heartbeat.start()
     wait_until(lambda: turns and client.pubsub_numsub(two.channel)[0][1] == 1)
     assert one.finish("q|k", "t/1", token)
