@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,19 +139,6 @@ class BrokerState:
     spill: SpillFiles | None = None
 
 
-class _OwnConnection(BrokerAccess):
-    """Access to the broker over one connection, instead of those of the app's pool."""
-
-    def __init__(self, app: Any, context: Any, connection: Any) -> None:
-        super().__init__(app, context)
-        self._connection = connection
-
-    @contextmanager
-    def _channel(self, schemes: tuple[str, ...], wanted: str, connection: Any = None) -> Iterator[Any]:
-        with super()._channel(schemes, wanted, connection or self._connection) as channel:
-            yield channel
-
-
 class StateReader:
     """Reads the state over a connection of its own. For one thread at a time.
 
@@ -187,7 +173,7 @@ class StateReader:
         self._read_buffer(state)
         if self._broker is None:
             self._connection = connection_with_timeout(self._app, self._timeout_s)
-            self._broker = _OwnConnection(self._app, self._dq.context, self._connection)
+            self._broker = BrokerAccess(self._app, self._dq.context, self._connection)
         broker = self._broker
         try:
             if self._is_ours:
@@ -215,11 +201,10 @@ class StateReader:
             state.spill = spill_files(buffer.folder)
 
     def _read_queues(self, state: BrokerState, broker: BrokerAccess) -> None:
-        context = self._dq.context
-        queues, names = QueuesApi(broker, context), broker.queue_names()
+        queues, names = QueuesApi(broker), broker.queue_names()
         snapshots = list(queues.snapshots(*names)) if names else []
         if self._serves_tenants:
-            verdicts = DedupApi(self._app, broker, context).verdicts(*names)
+            verdicts = DedupApi(broker).verdicts(*names)
             backlogs = [self._read_backlogs(queues, each) for each in snapshots]
             found = [QueueReading(*each) for each in zip(names, snapshots, backlogs, verdicts, strict=True)]
         else:

@@ -62,10 +62,10 @@ class DQ:
         self.context.queue_named = lambda name: app.amqp.queues.get(name)
         self._app = app
         self._broker = BrokerAccess(app, self.context)
-        self.queues = QueuesApi(self._broker, self.context)
+        self.queues = QueuesApi(self._broker)
         self.quotas = QuotasApi(self._broker)
-        self.dead_letters = DeadLettersApi(self._broker, self.context)
-        self.dedup = DedupApi(app, self._broker, self.context)
+        self.dead_letters = DeadLettersApi(self._broker)
+        self.dedup = DedupApi(self._broker)
         self.leaders = Leaders(self._broker)
         self.workers = Workers(self._broker, self.queues)
         self.history = HistoryApi(self._broker)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -59,6 +59,11 @@ class OpenQueue(NamedTuple):
     client: Client
 
     @property
+    def name(self) -> str:
+        """The name of the queue."""
+        return self.partitions[0].keys.queue
+
+    @property
     def homes(self) -> PartitionMap:
         """The map of the queue."""
         return self.partitions[0].homes
@@ -102,28 +107,28 @@ class OpenQueue(NamedTuple):
             ]
             is_set = run_all(calls, self.client)
             if not all(is_set):
-                raise MapChanged.of(self.partitions[0].keys.queue)
+                raise MapChanged.of(self.name)
 
 
 class BrokerAccess:
-    """Borrows connections from the app's pool. Thread-safe; a forked process gets new connections."""
+    """Borrows connections from the app's pool. Thread-safe; a forked process gets new connections.
+
+    Attributes:
+        app: The Celery app.
+        context: Its context.
+    """
 
     def __init__(self, app: Any, context: AppContext, connection: Any = None) -> None:
-        self._app = app
-        self._context = context
+        self.app = app
+        self.context = context
         self.audit = AuditTrail(lambda: self.options, self.channel)
         self._unreadable: set[str] = set()
         self._connection = connection
 
     @property
-    def app(self) -> Any:
-        """The Celery app."""
-        return self._app
-
-    @property
     def options(self) -> Options:
         """The app's checked settings."""
-        options: Options = self._context.options
+        options: Options = self.context.options
         return options
 
     @contextmanager
@@ -138,10 +143,10 @@ class BrokerAccess:
                 f"environment = {environment!r}: give {' or '.join(ENVIRONMENTS)}, and not the app's own, "
                 f"dq_environment = {self.options.environment!r}"
             )
-        context = AppContext(f"{self._context} in {environment}", self._options_in(environment))
-        with self._app.connection_for_write() as connection:
+        context = AppContext(f"{self.context} in {environment}", self._options_in(environment))
+        with self.app.connection_for_write() as connection:
             connection.transport_options[APP_CONTEXT] = context
-            other = BrokerAccess(self._app, context, connection)
+            other = BrokerAccess(self.app, context, connection)
             other.audit = self.audit.of_environment(lambda: other.options, other.channel)
             yield other
 
@@ -151,13 +156,7 @@ class BrokerAccess:
     @property
     def accept_content(self) -> frozenset[str]:
         """The content types that the app's workers decode."""
-        return frozenset(prepare_accept_content(self._app.conf.accept_content) or ())
-
-    @property
-    def tasks(self) -> Mapping[str, Any]:
-        """The tasks of the app, by name."""
-        tasks: Mapping[str, Any] = self._app.tasks
-        return tasks
+        return frozenset(prepare_accept_content(self.app.conf.accept_content) or ())
 
     @contextmanager
     def channel(self, connection: Any = None) -> Iterator[Any]:
@@ -179,10 +178,10 @@ class BrokerAccess:
 
     @contextmanager
     def _channel(self, schemes: tuple[str, ...], wanted: str, connection: Any = None) -> Iterator[Any]:
-        with self._app.connection_or_acquire(connection or self._connection) as borrowed:
+        with self.app.connection_or_acquire(connection or self._connection) as borrowed:
             if borrowed.transport_cls not in schemes:
                 raise ConfigurationError(_wrong_broker(borrowed, wanted))
-            policy = self._app.conf.task_publish_retry_policy or {}
+            policy = self.app.conf.task_publish_retry_policy or {}
             known = ("max_retries", "interval_start", "interval_step", "interval_max")
             borrowed.ensure_connection(**{name: policy[name] for name in known if name in policy})
             with library_errors(borrowed), refusals_named():  # as Celery does when it publishes
@@ -238,7 +237,7 @@ class BrokerAccess:
                 opened = self._with_present_map(opened)
 
     def _with_present_map(self, opened: OpenQueue) -> OpenQueue:
-        with self.open(opened.partitions[0].keys.queue) as (partitions, client):
+        with self.open(opened.name) as (partitions, client):
             follow(partitions, client)
             return OpenQueue(partitions, opened.client)
 
@@ -253,12 +252,12 @@ class BrokerAccess:
 
     def serves_queues(self) -> bool:
         """Whether the app's broker is a tenant broker. Opens nothing."""
-        url = self._app.connection_for_write()
+        url = self.app.connection_for_write()
         return url.transport_cls in TENANT_SCHEMES
 
     def is_zookeeper(self) -> bool:
         """Whether the app's broker is the one on ZooKeeper. Opens nothing."""
-        url = self._app.connection_for_write()
+        url = self.app.connection_for_write()
         return bool(url.transport_cls == ZOOKEEPER_SCHEME)
 
     def declare(self, client: Client, queue: str) -> None:
@@ -287,7 +286,7 @@ class BrokerAccess:
 
     @property
     def _registry(self) -> str:
-        options = self._context.options
+        options = self.context.options
         return queue_registry(options.environment, options.key_prefix)
 
     def queue_names(self) -> list[str]:
@@ -295,8 +294,8 @@ class BrokerAccess:
 
         A name in Redis that is not UTF-8 is left out, with a warning for the first time.
         """
-        options = self._context.options
-        names = {*self._app.amqp.queues, *(section.name for section in options.queues)}
+        options = self.context.options
+        names = {*self.app.amqp.queues, *(section.name for section in options.queues)}
         if self.is_zookeeper():
             with self.zookeeper_channel() as channel:
                 return sorted({*names, *channel.stored_queues.names()})
@@ -305,6 +304,19 @@ class BrokerAccess:
             names.update(name for name in found if self._is_unicode(name))
             # A worker of some partitions only has declared them as its queues.
             return sorted(names - _single_partitions(channel, [*names]).keys())
+
+
+class OfQueue:
+    """The API of one queue, which its name alone makes.
+
+    Args:
+        broker: Access to the broker.
+        name: The name of the queue.
+    """
+
+    def __init__(self, broker: BrokerAccess, name: str) -> None:
+        self.name = name
+        self._broker = broker
 
 
 def follow(partitions: Sequence[Partition], client: Client) -> None:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.api.queues import QueueApi
 from celery_dq.app.api.redis_dead_letters import DeadLetters
-from celery_dq.context import AppContext
 from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot, queue_snapshots
 from celery_dq.inspector.redis_values import check_text
 from celery_dq.transport.redis.store.rounds import AT_ONCE
@@ -20,9 +19,8 @@ T = TypeVar("T")
 class ByQueueName(Mapping[str, T]):
     """Something of each queue. Every name is valid: a queue comes into existence with its first message."""
 
-    def __init__(self, broker: BrokerAccess, context: AppContext) -> None:
+    def __init__(self, broker: BrokerAccess) -> None:
         self._broker = broker
-        self._context = context
 
     def __getitem__(self, name: str) -> T:
         check_text("queue", name)
@@ -50,8 +48,8 @@ class QueuesApi(ByQueueName[QueueApi]):
             # The import needs kazoo, an extra that a user of Redis may not have installed.
             from celery_dq.app.api.zookeeper_queues import ZooKeeperQueueApi
 
-            return ZooKeeperQueueApi(self._broker, self._context, name)
-        return QueueApi(self._broker, self._context, name)
+            return ZooKeeperQueueApi(self._broker, name)
+        return QueueApi(self._broker, name)
 
     def snapshots(self, *names: str, ages: bool = True) -> Iterator[QueueSnapshot | ZooKeeperQueueSnapshot]:
         """Yield the states of queues, which share round trips.
@@ -79,5 +77,5 @@ class DeadLettersApi(ByQueueName[DeadLetters]):
             # See above.
             from celery_dq.app.api.zookeeper_queues import ZooKeeperDeadLettersApi
 
-            return ZooKeeperDeadLettersApi(self._broker, self._context, name)
-        return DeadLetters(self._broker, self._context, name)
+            return ZooKeeperDeadLettersApi(self._broker, name)
+        return DeadLetters(self._broker, name)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
-from celery_dq.app.api.broker import BrokerAccess
-from celery_dq.context import AppContext
+from celery_dq.app.api.broker import BrokerAccess, OfQueue
 from celery_dq.dedup.coordinator import Coordinator, CoordinatorLockSnapshot as Coordinated
 from celery_dq.dedup.repetition import Repetition, repetition
 from celery_dq.errors import ConfigurationError, InvalidRequest
@@ -19,12 +17,8 @@ from celery_dq.transport.redis.store.rounds import AT_ONCE
 from celery_dq.transport.tenant import check_tenant
 
 
-class QueueDedup:
+class QueueDedup(OfQueue):
     """The dedup locks of one queue."""
-
-    def __init__(self, broker: BrokerAccess, name: str) -> None:
-        self.name = name
-        self._broker = broker
 
     def __repr__(self) -> str:
         return f"<dedup locks of queue {self.name!r}>"
@@ -86,24 +80,20 @@ class QueueDedup:
             return repetition(dedup_locks.sample_keys(partitions, client, sample), consumers)
 
 
-class CoordinatedDedup:
+class CoordinatedDedup(OfQueue):
     """The dedup locks of one queue of a broker that gives no verdicts. Its workers share a coordinator."""
-
-    def __init__(self, app: Any, context: AppContext, name: str) -> None:
-        self.name = name
-        self._app = app
-        self._context = context
 
     def __repr__(self) -> str:
         return f"<dedup locks of queue {self.name!r}, by a coordinator>"
 
     @contextmanager
     def _coordinator(self) -> Iterator[Coordinator]:
-        local = self._context.coordinator
+        local = self._broker.context.coordinator
         if local is not None:
             yield local
             return
-        coordinator = OwnRedis(redis_of(self._app, self._context.options), self._context.options, "")
+        options = self._broker.options
+        coordinator = OwnRedis(redis_of(self._broker.app, options), options, "")
         try:
             yield coordinator
         finally:
@@ -180,16 +170,12 @@ class CoordinatedDedup:
 class DedupApi(Mapping[str, "QueueDedup | CoordinatedDedup"]):
     """The dedup locks by queue."""
 
-    def __init__(self, app: Any, broker: BrokerAccess, context: AppContext) -> None:
-        self._app = app
+    def __init__(self, broker: BrokerAccess) -> None:
         self._broker = broker
-        self._context = context
 
     def __getitem__(self, name: str) -> QueueDedup | CoordinatedDedup:
         check_text("queue", name)
-        if self._broker.serves_queues():
-            return QueueDedup(self._broker, name)
-        return CoordinatedDedup(self._app, self._context, name)
+        return (QueueDedup if self._broker.serves_queues() else CoordinatedDedup)(self._broker, name)
 
     def verdicts(self, *names: str) -> list[dict[str, int]]:
         """How often each verdict was given in queues of a tenant broker, which share round trips."""
@@ -202,7 +188,8 @@ class DedupApi(Mapping[str, "QueueDedup | CoordinatedDedup"]):
         return found
 
     def _names(self) -> list[str]:
-        return self._broker.queue_names() if self._broker.serves_queues() else sorted(self._app.amqp.queues)
+        broker = self._broker
+        return broker.queue_names() if broker.serves_queues() else sorted(broker.app.amqp.queues)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 
 from celery_dq.app.api.audit import AuditedChange
@@ -59,7 +58,8 @@ def pause(
         else f"until {until}"
     )
     found = None
-    with _change(broker, opened, "paused", tenant, details) as change:
+    audit, client = broker.audit, opened.client
+    with audit.change(client, "paused", opened.name, tenant=tenant, details=details) as change:
         answers = broker.repeated(opened, lambda now: begin(now, change))
         replies = [each for each in answers if isinstance(each, PauseReply)]
         if len(replies) == len(answers):
@@ -74,7 +74,7 @@ def pause(
 
 def resume(broker: BrokerAccess, opened: OpenQueue, tenant: str | None) -> bool:
     """End the pause of a tenant, or with None of the whole queue; return whether there was one."""
-    with _change(broker, opened, "resumed", tenant) as change:
+    with broker.audit.change(opened.client, "resumed", opened.name, tenant=tenant) as change:
         broker.repeated(opened, lambda now: _run(now, tenant, change, lambda each: each.resume(tenant)))
     return change.count == 1
 
@@ -98,13 +98,5 @@ def _run(
         # A repetition with another map may not come to these partitions, and finds no more to change there.
         change.count |= any(isinstance(each, PauseReply) and each.changed for each in replies)
         if "moved" in replies:
-            raise MapChanged.of(opened.partitions[0].keys.queue)
+            raise MapChanged.of(opened.name)
     return replies
-
-
-def _change(
-    broker: BrokerAccess, opened: OpenQueue, action: str, tenant: str | None, details: str = ""
-) -> AbstractContextManager[AuditedChange]:
-    """Write a change to the audit stream at its end."""
-    queue = opened.partitions[0].keys.queue
-    return broker.audit.change(opened.client, action, queue, tenant=tenant, details=details)

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_dq.app.api import message_edits as edits, pauses
 from celery_dq.app.api.audit import AuditedChange
-from celery_dq.app.api.broker import BrokerAccess, OpenQueue
+from celery_dq.app.api.broker import OfQueue, OpenQueue
 from celery_dq.app.api.cancel import (
     cancel_all_of_tenant,
     cancel_everywhere,
@@ -24,7 +24,6 @@ from celery_dq.app.api.move import movable, move_chosen
 from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.api.task_body import check_changes
 from celery_dq.app.api.tenant_moves import outboxes_delivered
-from celery_dq.context import AppContext
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector import messages, queues, tenants
 from celery_dq.inspector.backlogs import QueueBacklogs, queue_backlogs
@@ -38,13 +37,8 @@ from celery_dq.transport.redis.store.replies import Cancellation, Edited
 from celery_dq.transport.tenant import check_priority, check_single_tenant, check_tenant
 
 
-class QueueApi:
+class QueueApi(OfQueue):
     """One queue. A method makes one or a few round trips, and caches nothing."""
-
-    def __init__(self, broker: BrokerAccess, context: AppContext, name: str) -> None:
-        self.name = name
-        self._broker = broker
-        self._context = context
 
     def __repr__(self) -> str:
         return f"<queue {self.name!r}>"
@@ -188,7 +182,7 @@ class QueueApi:
             ``dq_tombstone_ttl``.
         """
         check_text("task_id", task_id)
-        ttl_ms = self._context.options.tombstone_ttl_us // 1000
+        ttl_ms = self._broker.options.tombstone_ttl_us // 1000
         with (
             self._broker.open(self.name, declare=True) as opened,
             self._change(opened, "cancelled", details=task_id, bulk=False) as change,
@@ -263,7 +257,7 @@ class QueueApi:
     ) -> Iterator[AuditedChange]:
         """Write a change to the audit stream at its end. It finds what a killed mover had taken out, too."""
         change = self._broker.audit.change(opened.client, action, self.name, tenant=tenant, details=details)
-        with change as audited, outboxes_delivered(opened, self._context.options, wants_all=bulk):
+        with change as audited, outboxes_delivered(opened, self._broker.options, wants_all=bulk):
             yield audited
 
     # Pausing.
@@ -335,7 +329,7 @@ class QueueApi:
             InvalidRequest: Another change is not complete, or the number is out of range.
             TenantMoving: Tasks still run after the time. The same call goes on with the change.
         """
-        options = self._context.options
+        options = self._broker.options
         return set_partitions(self._broker, options, self.name, count, timeout, on_progress)
 
     # Editing.
@@ -399,7 +393,7 @@ class QueueApi:
                 content type is not in ``accept_content``.
         """
         check_changes(changes, ("args", "kwargs"))
-        accept, tasks = self._broker.accept_content, self._broker.tasks
+        accept, tasks = self._broker.accept_content, self._broker.app.tasks
         edit = partial(edits.edit_arguments, changes=changes, accept=accept, tasks=tasks)
         return self._edit("edited", task_id, ", ".join(sorted(changes)), edit)
 
@@ -450,7 +444,7 @@ class QueueApi:
             check_text("task_id", task_id)
         if to == self.name:
             raise InvalidRequest(f"move: {to!r} is the source itself; name another queue")
-        head_start = self._context.options.queue(to).head_start_us
+        head_start = self._broker.options.queue(to).head_start_us
         name = None if tenant is None else check_tenant(tenant)
         with self._broker.open_all([self.name, to], declare=not dry_run) as (source, destination):
             if dry_run:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -32,7 +32,7 @@ from celery_dq.inspector.live_quotas import (
     refuse_default_spread,
 )
 from celery_dq.inspector.queues import Pause, paused_tenants
-from celery_dq.inspector.redis_values import Client, check_seconds
+from celery_dq.inspector.redis_values import check_seconds
 from celery_dq.inspector.tenants import (
     QuotaOrigin,
     SettingsQuota,
@@ -123,7 +123,7 @@ class QuotasApi:
         check_seconds("timeout", timeout)
         with (
             self._broker.open(queue) as opened,
-            self._change(opened.client, queue, "quota_removed", name) as change,
+            self._broker.audit.change(opened.client, "quota_removed", queue, tenant=name) as change,
         ):
             self._broker.repeated(opened, lambda found: self._set_own(found, name, None, change, timeout))
 
@@ -171,7 +171,7 @@ class QuotasApi:
         with self._open_to_store(queue) as opened:
             base = quota_in_force(opened.partitions[0], opened.client, None)
             quota = _parse(parts, base, f"default quota of {queue!r}")
-            with self._change(opened.client, queue, "default_set") as change:
+            with self._broker.audit.change(opened.client, "default_set", queue) as change:
                 change.details = str(quota)
                 self._broker.repeated(opened, lambda found: self._set_default(found, quota, change))
             return quota
@@ -179,7 +179,7 @@ class QuotasApi:
     def remove_default(self, queue: str) -> Quota:
         """Let the settings hold again for tenants without a quota of their own."""
         with self._broker.open(queue) as opened:
-            with self._change(opened.client, queue, "default_removed") as change:
+            with self._broker.audit.change(opened.client, "default_removed", queue) as change:
                 self._broker.repeated(opened, lambda found: self._set_default(found, None, change))
             return quota_in_force(opened.partitions[0], opened.client, None)
 
@@ -215,7 +215,7 @@ class QuotasApi:
         options = self._broker.options.queue(queue)
         quota = options.quota if options.names_quota else None
         with self._open_to_store(queue) as opened:
-            with self._change(opened.client, queue, "settings_applied") as change:
+            with self._broker.audit.change(opened.client, "settings_applied", queue) as change:
                 by = f"{self._author} (celery dq quotas apply)"
                 change.details = str(quota or "no quota")
                 self._broker.repeated(opened, lambda found: _apply_settings(found, quota, by))
@@ -263,7 +263,7 @@ class QuotasApi:
         for queue, group in groupby(changes, key=lambda change: change.queue):
             with (
                 self._open_to_store(queue) as opened,
-                self._change(opened.client, queue, "quotas_made") as audited,
+                self._broker.audit.change(opened.client, "quotas_made", queue) as audited,
             ):
                 changed, chosen, now = [], list(group), opened
                 self._check_spreads(opened, chosen)
@@ -331,7 +331,7 @@ class QuotasApi:
             yield opened
 
     def _set(self, opened: OpenQueue, tenant: str, parts: dict[str, Any], timeout_s: float) -> Quota:
-        client, queue = opened.client, opened.partitions[0].keys.queue
+        client, queue = opened.client, opened.name
         base = stored_quota(opened.of(tenant)[0], client, tenant)
         where = f"quota of tenant {tenant!r} in {queue!r}"
         above_per_s = self._broker.options.queue(queue).spread_above_per_s if parts else None
@@ -347,7 +347,7 @@ class QuotasApi:
             pause(self._broker, opened, tenant, None)
             quota = replace(quota, paused=base.paused)
         if quota != base or pauses is None or len(parts) > 1:
-            with self._change(client, queue, "quota_set", tenant) as change:
+            with self._broker.audit.change(client, "quota_set", queue, tenant=tenant) as change:
                 change.details = str(quota)
                 opened = self._set_own(opened, tenant, quota, change, timeout_s)
         if pauses is False:
@@ -367,7 +367,7 @@ class QuotasApi:
         self, opened: OpenQueue, tenant: str, quota: Quota | None, change: AuditedChange, timeout_s: float
     ) -> OpenQueue:
         """Set the own quota of a tenant, or with None remove it; return the queue with its new map."""
-        before, queue, client = opened.homes, opened.partitions[0].keys.queue, opened.client
+        before, queue, client = opened.homes, opened.name, opened.client
         spread = 1 if quota is None else quota.spread
         changes_spread = spread != len(before.partitions(tenant))
         if changes_spread:
@@ -392,21 +392,15 @@ class QuotasApi:
     def _set_default(self, opened: OpenQueue, quota: Quota | None, change: AuditedChange) -> None:
         """Set the live default of each partition, or remove it; a repetition completes an interruption."""
         if quota is not None:
-            refuse_default_spread(quota, f"default quota of {opened.partitions[0].keys.queue!r}")
+            refuse_default_spread(quota, f"default quota of {opened.name!r}")
         packed = None if quota is None else quota.pack()
         by = self._author
         calls = [each.set_default_quota(packed, by=by) for each in opened.partitions]
         is_set = run_all(calls, opened.client)
         if not all(is_set):
-            raise MapChanged.of(opened.partitions[0].keys.queue)
+            raise MapChanged.of(opened.name)
         change.count += 1
         place_held_back(*opened)
-
-    def _change(
-        self, client: Client, queue: str, action: str, tenant: str | None = None
-    ) -> AbstractContextManager[AuditedChange]:
-        """Write a change to the audit stream at its end."""
-        return self._broker.audit.change(client, action, queue, tenant=tenant)
 
     def _check_spreads(self, opened: OpenQueue, changes: Iterable[QuotaChange]) -> None:
         for change in changes:
@@ -436,7 +430,7 @@ class QuotasApi:
 def _apply_settings(opened: OpenQueue, quota: Quota | None, by: str) -> None:
     brought = run_one(opened.client, apply_settings(*opened, quota, by, force=True))
     if any(each.status == "moved" for each in brought):
-        raise MapChanged.of(opened.partitions[0].keys.queue)
+        raise MapChanged.of(opened.name)
 
 
 def _parse(parts: dict[str, Any], base: Quota, where: str) -> Quota:

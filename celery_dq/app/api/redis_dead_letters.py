@@ -11,11 +11,10 @@ from typing import Any
 import redis
 
 from celery_dq.app.api.audit import AuditedChange, check_entry_id
-from celery_dq.app.api.broker import BrokerAccess, OpenQueue
+from celery_dq.app.api.broker import OfQueue, OpenQueue
 from celery_dq.app.api.move import Mover
 from celery_dq.app.api.progress import OnProgress, ignore_progress, paced
 from celery_dq.app.api.task_body import check_changes, shown_arguments, with_arguments
-from celery_dq.context import AppContext
 from celery_dq.duration import parse_rate
 from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.inspector.dead_letters import (
@@ -71,13 +70,8 @@ class ReplayedPart:
     entry_id: str = ""
 
 
-class DeadLetters:
+class DeadLetters(OfQueue):
     """The dead letters of one queue."""
-
-    def __init__(self, broker: BrokerAccess, context: AppContext, name: str) -> None:
-        self.name = name
-        self._broker = broker
-        self._context = context
 
     def __len__(self) -> int:
         with self._broker.open(self.name) as opened:
@@ -374,7 +368,7 @@ class DeadLetters:
                     "give an earlier time"
                 )
             record = record._replace(due_us=due_us, counted=False, envelope=_with_eta(record.envelope, eta))
-        accept, tasks = self._broker.accept_content, self._broker.tasks
+        accept, tasks = self._broker.accept_content, self._broker.app.tasks
         packed, body = with_arguments(record.envelope, record.body, changes, accept, tasks)
         return record._replace(envelope=packed, body=body)
 
@@ -388,7 +382,7 @@ class DeadLetters:
             if record is None:
                 return None
             home = _home_of(opened, record, message_id)
-        head_start = self._context.options.queue(self.name).head_start_us
+        head_start = self._broker.options.queue(self.name).head_start_us
         new_id = partition.replay(message_id, record=edit, head_start_us=head_start).run(client)
         if new_id is not None and home is not partition:
             # Its tenant was changed, or the queue has got more partitions since it died.
@@ -403,7 +397,7 @@ def _home_of(opened: OpenQueue, record: bytes, message_id: str) -> Partition:
         tenant, key = placing_of(record, task_id)
     except CorruptRecord:
         tenant, key = "", task_id
-    opened.homes.check_set(opened.partitions[0].keys.queue, tenant)
+    opened.homes.check_set(opened.name, tenant)
     return opened.partitions[opened.homes.place(tenant, key)]
 
 

@@ -405,7 +405,7 @@ class ZooKeeperDeadLettersApi(DeadLetters):
         def changed(record: ZooKeeperRecord) -> ZooKeeperRecord:
             if "priority" in changes:
                 record = replace(record, priority=check_priority(changes["priority"]))
-            accept, tasks = self._broker.accept_content, self._broker.tasks
+            accept, tasks = self._broker.accept_content, self._broker.app.tasks
             packed, body = with_arguments(record.envelope, record.body, changes, accept, tasks)
             return replace(record, envelope=packed, body=body)
 
