@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from celery_dq.errors import ConfigurationError
@@ -31,6 +32,21 @@ _PARTITION = re.compile(
 def quota_field(tenant: str) -> str:
     """Return the field of the hash ``quotas`` that holds the quota of ``tenant``."""
     return f"t:{tenant}"
+
+
+class _Key(property):
+    """A key with a common prefix and the name of its attribute. The text says what the key holds."""
+
+    def __init__(self, holds: str) -> None:
+        self._holds = holds
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        super().__init__(lambda keys: keys.prefix + name)
+        self.__doc__ = self._holds
+
+    if TYPE_CHECKING:
+
+        def __get__(self, keys: Any, owner: Any = None) -> str: ...  # type: ignore[override]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,143 +123,58 @@ class PartitionKeys:
         """
         return self.prefix + "state"
 
-    @property
-    def messages(self) -> str:
-        """HASH: message id -> record; for a settled message only a zero byte and its consumer."""
-        return self.prefix + "messages"
+    messages = _Key("HASH: message id -> record; for a settled message only a zero byte and its consumer.")
 
     def tenant(self, tenant: str) -> str:
         """ZSET: message id -> score, of the waiting messages of ``tenant``, unless one is in ``single``."""
         return f"{self.prefix}tenant:{tenant}"
 
-    @property
-    def single(self) -> str:
-        """HASH: tenant -> score (8 bytes, a double) and id of its only waiting message."""
-        return self.prefix + "single"
-
-    @property
-    def turn(self) -> str:
-        """ZSET: tenant -> start tag in virtual time; these may be served now."""
-        return self.prefix + "turn"
-
-    @property
-    def throttled(self) -> str:
-        """ZSET: tenant -> µs of its next allowed time."""
-        return self.prefix + "throttled"
-
-    @property
-    def at_concurrency(self) -> str:
-        """ZSET: tenant -> 0; at its concurrency, with backlog."""
-        return self.prefix + "at_concurrency"
-
-    @property
-    def paused(self) -> str:
-        """ZSET: tenant -> 0; paused, with backlog."""
-        return self.prefix + "paused"
-
-    @property
-    def resource_sets(self) -> str:
-        """ZSET: set of resources with a backlog -> sequence time since when."""
-        return self.prefix + "resource_sets"
+    single = _Key("HASH: tenant -> score (8 bytes, a double) and id of its only waiting message.")
+    turn = _Key("ZSET: tenant -> start tag in virtual time; these may be served now.")
+    throttled = _Key("ZSET: tenant -> µs of its next allowed time.")
+    at_concurrency = _Key("ZSET: tenant -> 0; at its concurrency, with backlog.")
+    paused = _Key("ZSET: tenant -> 0; paused, with backlog.")
+    resource_sets = _Key("ZSET: set of resources with a backlog -> sequence time since when.")
 
     def rotation(self, resource: str) -> str:
         """ZSET: set with a backlog, or the resource itself -> sequence time of its last turn."""
         return f"{self.prefix}rotation:{resource}"
 
-    @property
-    def finish_tags(self) -> str:
-        """ZSET: tenant -> finish tag ahead of virtual time, of tenants not in ``turn`` (see ``floor``)."""
-        return self.prefix + "finish_tags"
-
-    @property
-    def limiter(self) -> str:
-        """ZSET: tenant -> theoretical arrival time of its rate limit, µs; collected once it has passed."""
-        return self.prefix + "limiter"
-
-    @property
-    def running(self) -> str:
-        """HASH: tenant -> slots taken, with counts of claims while it has a backlog; no field means none."""
-        return self.prefix + "running"
-
-    @property
-    def quotas(self) -> str:
-        """HASH: ``t:<tenant>``, ``default`` or ``config`` -> packed quota."""
-        return self.prefix + "quotas"
-
-    @property
-    def quota_info(self) -> str:
-        """HASH: field of ``quotas`` -> ``<µs> <by>``, when and by which worker or user it was set."""
-        return self.prefix + "quota_info"
-
-    @property
-    def config_before(self) -> str:
-        """ZSET: packed quota of settings -> µs when it was replaced; expires."""
-        return self.prefix + "config_before"
-
-    @property
-    def pauses(self) -> str:
-        """ZSET: tenant -> µs since when it is paused, with backlog or without."""
-        return self.prefix + "pauses"
-
-    @property
-    def pause_ends(self) -> str:
-        """ZSET: tenant -> µs when its pause ends by itself."""
-        return self.prefix + "pause_ends"
-
-    @property
-    def arriving(self) -> str:
-        """ZSET: tenant that moves to this partition, and is not served yet -> µs since when."""
-        return self.prefix + "arriving"
-
-    @property
-    def arrived(self) -> str:
-        """SET: tenants that have moved to this partition, until the end of the change."""
-        return self.prefix + "arrived"
-
-    @property
-    def outbox(self) -> str:
-        """LIST: number, tenant, then a packed entry for each of its messages that move elsewhere now."""
-        return self.prefix + "outbox"
-
-    @property
-    def imported(self) -> str:
-        """HASH: number of another partition -> number of the last outbox from there."""
-        return self.prefix + "imported"
-
-    @property
-    def delayed(self) -> str:
-        """ZSET: message id -> due time, µs."""
-        return self.prefix + "delayed"
-
-    @property
-    def discards(self) -> str:
-        """ZSET: message id -> start tag among the tenants' discards, of messages that will not run."""
-        return self.prefix + "discards"
-
-    @property
-    def discard_tags(self) -> str:
-        """ZSET: tenant -> start tag of its next discard; collected once the discards have passed it."""
-        return self.prefix + "discard_tags"
-
-    @property
-    def reasons(self) -> str:
-        """HASH: message id -> why it was discarded."""
-        return self.prefix + "reasons"
-
-    @property
-    def deliveries(self) -> str:
-        """HASH: message id -> deliveries that ended in a crash; no field means none."""
-        return self.prefix + "deliveries"
-
-    @property
-    def unreadable(self) -> str:
-        """HASH: ``state|<field>`` or ``waiting|<tenant>`` -> what a script found there and could not read."""
-        return self.prefix + "unreadable"
-
-    @property
-    def leases(self) -> str:
-        """ZSET: consumer -> deadline, µs."""
-        return self.prefix + "leases"
+    finish_tags = _Key(
+        "ZSET: tenant -> finish tag ahead of virtual time, of tenants not in ``turn`` (see ``floor``)."
+    )
+    limiter = _Key(
+        "ZSET: tenant -> theoretical arrival time of its rate limit, µs; collected once it has passed."
+    )
+    running = _Key(
+        "HASH: tenant -> slots taken, with counts of claims while it has a backlog; no field means none."
+    )
+    quotas = _Key("HASH: ``t:<tenant>``, ``default`` or ``config`` -> packed quota.")
+    quota_info = _Key(
+        "HASH: field of ``quotas`` -> ``<µs> <by>``, when and by which worker or user it was set."
+    )
+    config_before = _Key("ZSET: packed quota of settings -> µs when it was replaced; expires.")
+    pauses = _Key("ZSET: tenant -> µs since when it is paused, with backlog or without.")
+    pause_ends = _Key("ZSET: tenant -> µs when its pause ends by itself.")
+    arriving = _Key("ZSET: tenant that moves to this partition, and is not served yet -> µs since when.")
+    arrived = _Key("SET: tenants that have moved to this partition, until the end of the change.")
+    outbox = _Key(
+        "LIST: number, tenant, then a packed entry for each of its messages that move elsewhere now."
+    )
+    imported = _Key("HASH: number of another partition -> number of the last outbox from there.")
+    delayed = _Key("ZSET: message id -> due time, µs.")
+    discards = _Key(
+        "ZSET: message id -> start tag among the tenants' discards, of messages that will not run."
+    )
+    discard_tags = _Key(
+        "ZSET: tenant -> start tag of its next discard; collected once the discards have passed it."
+    )
+    reasons = _Key("HASH: message id -> why it was discarded.")
+    deliveries = _Key("HASH: message id -> deliveries that ended in a crash; no field means none.")
+    unreadable = _Key(
+        "HASH: ``state|<field>`` or ``waiting|<tenant>`` -> what a script found there and could not read."
+    )
+    leases = _Key("ZSET: consumer -> deadline, µs.")
 
     def reap_grace(self, consumer: str) -> str:
         """STRING: µs until when this consumer, which renewed its lease late, reaps no other consumer."""
@@ -253,93 +184,38 @@ class PartitionKeys:
         """HASH: message id -> packed claim number, score, claimed at, flags, tenant."""
         return f"{self.prefix}held:{consumer}"
 
-    @property
-    def wake(self) -> str:
-        """LIST: at most one wake-up, for the consumers that wait for work."""
-        return self.prefix + "wake"
-
-    @property
-    def woken(self) -> str:
-        """CHANNEL: number of consumers, when ``wake`` has got a wake-up; on a Redis Cluster only."""
-        return self.prefix + "woken"
-
-    @property
-    def leader(self) -> str:
-        """HASH: token, who, since, until (µs), clean; the last term of an election without ZooKeeper."""
-        return self.prefix + "leader"
-
-    @property
-    def candidates(self) -> str:
-        """ZSET: candidate for the leadership -> time of its last look, in seconds."""
-        return self.prefix + "candidates"
-
-    @property
-    def vacant(self) -> str:
-        """LIST: at most one wake-up, for the candidates that wait to be elected."""
-        return self.prefix + "vacant"
-
-    @property
-    def tombstones(self) -> str:
-        """ZSET: task id -> expiry, µs; cancelled before it was published."""
-        return self.prefix + "tombstones"
+    wake = _Key("LIST: at most one wake-up, for the consumers that wait for work.")
+    woken = _Key("CHANNEL: number of consumers, when ``wake`` has got a wake-up; on a Redis Cluster only.")
+    leader = _Key(
+        "HASH: token, who, since, until (µs), clean; the last term of an election without ZooKeeper."
+    )
+    candidates = _Key("ZSET: candidate for the leadership -> time of its last look, in seconds.")
+    vacant = _Key("LIST: at most one wake-up, for the candidates that wait to be elected.")
+    tombstones = _Key("ZSET: task id -> expiry, µs; cancelled before it was published.")
 
     def producer(self, producer: str) -> str:
         """STRING: the last sequence that was accepted from ``producer``."""
         return f"{self.prefix}producer:{producer}"
 
-    @property
-    def dead(self) -> str:
-        """HASH: message id -> record, of the dead letters."""
-        return self.prefix + "dead"
-
-    @property
-    def dead_info(self) -> str:
-        """HASH: message id -> JSON: reason, worker, at, deliveries, tenant, task."""
-        return self.prefix + "dead_info"
-
-    @property
-    def dead_index(self) -> str:
-        """ZSET: message id -> µs when it became a dead letter."""
-        return self.prefix + "dead_index"
-
-    @property
-    def dedup_locks(self) -> str:
-        """HASH: dedup scope -> packed since, claim number, timeout, marks, head, heir, tail."""
-        return self.prefix + "dedup_locks"
-
-    @property
-    def dedup_members(self) -> str:
-        """HASH: message id -> dedup scope, of every head, heir and tail."""
-        return self.prefix + "dedup_members"
-
-    @property
-    def blocked(self) -> str:
-        """ZSET: message id -> score with which it will wait after the head of its dedup key has ended."""
-        return self.prefix + "blocked"
-
-    @property
-    def following(self) -> str:
-        """HASH: message id of a follower -> id of the message whose result it gets."""
-        return self.prefix + "following"
+    dead = _Key("HASH: message id -> record, of the dead letters.")
+    dead_info = _Key("HASH: message id -> JSON: reason, worker, at, deliveries, tenant, task.")
+    dead_index = _Key("ZSET: message id -> µs when it became a dead letter.")
+    dedup_locks = _Key("HASH: dedup scope -> packed since, claim number, timeout, marks, head, heir, tail.")
+    dedup_members = _Key("HASH: message id -> dedup scope, of every head, heir and tail.")
+    blocked = _Key(
+        "ZSET: message id -> score with which it will wait after the head of its dedup key has ended."
+    )
+    following = _Key("HASH: message id of a follower -> id of the message whose result it gets.")
 
     def followers(self, message: str) -> str:
         """LIST: ids of the messages that get the result of this one."""
         return f"{self.prefix}followers:{message}"
 
-    @property
-    def evictions(self) -> str:
-        """ZSET: dedup scope -> µs when its head exceeds the dedup timeout."""
-        return self.prefix + "evictions"
-
-    @property
-    def verdicts(self) -> str:
-        """HASH: verdict -> how often it was given; most of ``accept`` is counted in ``state``."""
-        return self.prefix + "verdicts"
-
-    @property
-    def evicted(self) -> str:
-        """CHANNEL: claim number, ``/``, message id, zero byte, dedup scope; of a run that lost its lock."""
-        return self.prefix + "evicted"
+    evictions = _Key("ZSET: dedup scope -> µs when its head exceeds the dedup timeout.")
+    verdicts = _Key("HASH: verdict -> how often it was given; most of ``accept`` is counted in ``state``.")
+    evicted = _Key(
+        "CHANNEL: claim number, ``/``, message id, zero byte, dedup scope; of a run that lost its lock."
+    )
 
 
 def every_evicted(environment: str, key_prefix: str = "") -> str:

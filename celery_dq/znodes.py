@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from celery_dq.errors import ConfigurationError
@@ -40,6 +41,21 @@ SEQUENCE_SPAN = 2**32
 def leaderships(environment: str) -> str:
     """Return the folder with one folder per leadership."""
     return f"{ROOT}/{environment}/leaders"
+
+
+class _Node(property):
+    """A child of the folder :attr:`path` with the name of its attribute."""
+
+    def __init__(self, holds: str) -> None:
+        self._holds = holds
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        super().__init__(lambda nodes: f"{nodes.path}/{name}")
+        self.__doc__ = self._holds
+
+    if TYPE_CHECKING:
+
+        def __get__(self, nodes: Any, owner: Any = None) -> str: ...  # type: ignore[override]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +92,9 @@ class LeadershipNodes:
         """Folder of the candidates, which are ephemeral sequential children; the lowest one leads."""
         return f"{self.path}/candidates"
 
-    @property
-    def epoch(self) -> str:
-        """Persistent node with the last fencing token and its owner; without it tokens would repeat."""
-        return f"{self.path}/epoch"
+    epoch = _Node(
+        "Persistent node with the last fencing token and its owner; without it tokens would repeat."
+    )
 
     def candidate_prefix(self, guid: str) -> str:
         """Return the path before the sequence. The GUID identifies a node whose creation got no answer."""
@@ -131,15 +146,8 @@ class AllocationNodes:
         """Return the name of the worker that has this child of :attr:`running` or of a generation."""
         return unquote(node.partition("|")[0])
 
-    @property
-    def generation(self) -> str:
-        """Persistent node with the number of the generation in force. Workers watch it."""
-        return f"{self.path}/generation"
-
-    @property
-    def serverlist(self) -> str:
-        """Folder with one folder per generation, which has one child per worker."""
-        return f"{self.path}/serverlist"
+    generation = _Node("Persistent node with the number of the generation in force. Workers watch it.")
+    serverlist = _Node("Folder with one folder per generation, which has one child per worker.")
 
     def lists(self, generation: int) -> str:
         """Return the folder with the lists of one generation."""
@@ -223,30 +231,15 @@ class QueueNodes:
         """Folder of the items that may be served, the most urgent and oldest first."""
         return f"{self.path}/ready"
 
-    @property
-    def delayed(self) -> str:
-        """Folder of the items that are not due yet."""
-        return f"{self.path}/delayed"
-
-    @property
-    def locks(self) -> str:
-        """Folder of the locks: ephemeral nodes, each with the name of the item that its owner holds."""
-        return f"{self.path}/locks"
-
-    @property
-    def unreadable(self) -> str:
-        """Folder of the items that could not be read."""
-        return f"{self.path}/unreadable"
-
-    @property
-    def suspects(self) -> str:
-        """Folder of nodes that name items of lost consumers; their data name the consumer. Made on demand."""
-        return f"{self.path}/suspects"
-
-    @property
-    def dead(self) -> str:
-        """Folder of the dead letters, by message id. Made on demand."""
-        return f"{self.path}/dead"
+    delayed = _Node("Folder of the items that are not due yet.")
+    locks = _Node(
+        "Folder of the locks: ephemeral nodes, each with the name of the item that its owner holds."
+    )
+    unreadable = _Node("Folder of the items that could not be read.")
+    suspects = _Node(
+        "Folder of nodes that name items of lost consumers; their data name the consumer. Made on demand."
+    )
+    dead = _Node("Folder of the dead letters, by message id. Made on demand.")
 
     @property
     def folders(self) -> tuple[str, ...]:
