@@ -19,8 +19,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kazoo.exceptions import NoNodeError
-
 from celery_dq.allocation.assignment import RunningWorker
 from celery_dq.allocation.members import Registration
 from celery_dq.allocation.published import Generation, PublishedAssignment
@@ -153,13 +151,7 @@ class Follower:
         Raises:
             ZooKeeperUnreachable: No answer came.
         """
-        try:
-            children = self._session.ask(
-                lambda client: client.get_children_async(self._nodes.running), timeout_s
-            )
-        except NoNodeError:
-            return set()
-        return {self._nodes.worker_of(child) for child in children}
+        return set(map(self._nodes.worker_of, self._session.children(self._nodes.running, timeout_s)))
 
     def report(self) -> dict[str, Any]:
         """Return what the worker serves, for remote control."""

@@ -11,6 +11,7 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 from celery_dq.allocation.assignment import RunningWorker, pack, unpack
 from celery_dq.errors import CorruptRecord, ZooKeeperUnreachable
 from celery_dq.znodes import AllocationNodes
+from celery_dq.zookeeper.multi_read import existing
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import ask_all, check_size, create
 
@@ -150,12 +151,7 @@ class Members:
             lambda client: [client.get_async(f"{folder}/{name}", self._on_node) for name in unknown],
             timeout_s,
         )
-        for name, answer in zip(unknown, answers, strict=True):
-            if isinstance(answer, NoNodeError):
-                continue
-            if isinstance(answer, Exception):
-                raise answer
-            data, stat = answer
+        for name, (data, stat) in existing(unknown, answers):
             found[name] = self._known[name] = stat.czxid, self._member(name, data)
         members: dict[str, tuple[int, RunningWorker]] = {}
         for name in set(names) & found.keys():

@@ -22,7 +22,7 @@ from kazoo.exceptions import NoNodeError
 from celery_dq.allocation.assignment import Assignment, Served, pack, unpack
 from celery_dq.errors import CorruptRecord, NotElected
 from celery_dq.znodes import AllocationNodes
-from celery_dq.zookeeper.multi_read import read_all
+from celery_dq.zookeeper.multi_read import existing, read_all
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import (
     TransactionRefused,
@@ -117,18 +117,11 @@ class PublishedAssignment:
             ZooKeeperUnreachable: ZooKeeper does not answer.
         """
         folder = self._nodes.lists(generation)
-        try:
-            names = self._ask(lambda client: client.get_children_async(folder))
-        except NoNodeError:
-            return Assignment()
+        names = self._session.children(folder, self._session.timeout_s)
         answers = read_all(self._session, [f"{folder}/{name}" for name in names], self._session.timeout_s)
         servers = {}
-        for name, answer in zip(names, answers, strict=True):
-            if isinstance(answer, NoNodeError):
-                continue
-            if isinstance(answer, Exception):
-                raise answer
-            for queue, numbers in _served(answer[0]).items():
+        for name, (data, _) in existing(names, answers):
+            for queue, numbers in _served(data).items():
                 servers.update({(queue, number): self._nodes.worker_of(name) for number in numbers})
         return Assignment(servers)
 

@@ -32,7 +32,7 @@ from celery_dq.errors import NotElected, ZooKeeperUnreachable
 from celery_dq.leadership.election import ElectionWon, Leader
 from celery_dq.outage import Outage
 from celery_dq.znodes import LeadershipNodes, guid_of, leaderships, serial_order
-from celery_dq.zookeeper.multi_read import read_all
+from celery_dq.zookeeper.multi_read import existing, read_all
 from celery_dq.zookeeper.session import Session, SessionState
 from celery_dq.zookeeper.transaction import ask_all
 
@@ -50,11 +50,7 @@ def leadership_names(session: Session, environment: str) -> list[str]:
     Raises:
         ZooKeeperUnreachable: ZooKeeper does not answer.
     """
-    folder = leaderships(environment)
-    try:
-        found = session.ask(lambda client: client.get_children_async(folder), session.timeout_s)
-    except NoNodeError:
-        return []
+    found = session.children(leaderships(environment), session.timeout_s)
     return sorted(map(LeadershipNodes.name_of, found))
 
 
@@ -123,11 +119,8 @@ class ZooKeeperLines:
                 ],
                 timeout_s,
             )
-            for name, answer in zip(unknown, answers, strict=True):
-                if isinstance(answer, Exception) and not isinstance(answer, NoNodeError):
-                    raise answer
-                if not isinstance(answer, Exception):
-                    self._known[name] = serial_order(answer)
+            for name, answer in existing(unknown, answers):
+                self._known[name] = serial_order(answer)
             lines = {name: self._known.get(name, []) for name in names}
             self._read_names({node: nodes[name] for name in lines for node in lines[name]}, timeout_s)
             # A candidate that was gone before its name was read is in no line any more.
@@ -141,12 +134,9 @@ class ZooKeeperLines:
         self._who = {guid: who for guid, who in self._who.items() if guid in guids}
         unknown = [(guid, node) for guid, node in guids.items() if guid not in self._who]
         paths = [folders[node].candidate(node) for _, node in unknown]
-        for (guid, _), answer in zip(unknown, read_all(self._session, paths, timeout_s), strict=True):
-            if isinstance(answer, NoNodeError):
-                continue
-            if isinstance(answer, Exception):
-                raise answer
-            self._who[guid] = str(json.loads(answer[0])["who"])
+        answers = read_all(self._session, paths, timeout_s)
+        for guid, (data, _) in existing([guid for guid, _ in unknown], answers):
+            self._who[guid] = str(json.loads(data)["who"])
 
     def _watch(self, name: str) -> Callable[[Any], None]:
         def fired(_event: Any) -> None:
@@ -369,14 +359,9 @@ class ZooKeeperElection:
 
     def candidates(self) -> list[str]:
         """Return the names of all candidates, the oldest first."""
-        names = []
-        with contextlib.suppress(NoNodeError):
-            for node in self._line():
-                with contextlib.suppress(NoNodeError):
-                    path = self._nodes.candidate(node)
-                    data, _ = self._ask(lambda client, path=path: client.get_async(path))
-                    names.append(str(json.loads(data)["who"]))
-        return names
+        nodes = serial_order(self._session.children(self._nodes.candidates, self._patience_s))
+        answers = read_all(self._session, list(map(self._nodes.candidate, nodes)), self._patience_s)
+        return [str(json.loads(data)["who"]) for _, (data, _) in existing(nodes, answers)]
 
     def leader(self) -> Leader | None:
         """Return the leader in the epoch; None after a clean hand-over and before the first election."""

@@ -6,10 +6,10 @@ ten times the client's processor time. An older server refuses the request; then
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from kazoo.exceptions import EXCEPTIONS, KazooException, UnimplementedError
+from kazoo.exceptions import EXCEPTIONS, KazooException, NoNodeError, UnimplementedError
 from kazoo.protocol.serialization import GetData, MultiHeader, int_struct, multiheader_struct
 
 from celery_dq.compat.kazoo_connection import path_of, send_request
@@ -85,6 +85,15 @@ def readings(session: Session, paths: Sequence[str], answers: Sequence[Any], tim
         else:
             found += answer
     return found
+
+
+def existing(names: Iterable[str], answers: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names of nodes with the answers, without nodes that do not exist; raise any other error."""
+    for name, answer in zip(names, answers, strict=True):
+        if isinstance(answer, Exception) and not isinstance(answer, NoNodeError):
+            raise answer
+        if not isinstance(answer, Exception):
+            yield name, answer
 
 
 def read_all(session: Session, paths: Sequence[str], timeout_s: float) -> list[Any]:

@@ -262,6 +262,14 @@ class Session:
         """
         return self._answer(self.open(timeout_s), request, timeout_s)
 
+    def children(self, folder: str, timeout_s: float) -> list[str]:
+        """Return the names in a folder; none if it does not exist. The errors are those of :meth:`ask`."""
+        try:
+            names: list[str] = self.ask(lambda client: client.get_children_async(folder), timeout_s)
+        except NoNodeError:
+            return []
+        return names
+
     def _answer(self, client: Any, request: Callable[[Any], Any], timeout_s: float) -> Any:
         try:
             return request(client).get(timeout=timeout_s)
