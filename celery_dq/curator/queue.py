@@ -142,6 +142,7 @@ class _ProcessQueue:
             queue.clock,
             max_items=queue.max_items,
             background=queue.put_in_background,
+            listeners=queue.listeners,
         )
         self.ownership: ItemOwnership
         if queue.lock_path is None:
@@ -253,8 +254,8 @@ class CuratorQueue:
         self._executor = executor
         self._prefetch = prefetch
         self._final_flush_s = final_flush_s
-        self._state = PerProcess(self._new_state)
-        self._listeners: list[Listener] = []
+        self._state = PerProcess(lambda: _ProcessQueue(self))
+        self.listeners: list[Listener] = []
 
     # -- start and close
 
@@ -321,7 +322,7 @@ class CuratorQueue:
 
     def on_put(self, listener: Listener) -> None:
         """Call `listener` after each node is created in ZooKeeper, with the list of its items."""
-        self._listeners.append(listener)
+        self.listeners.append(listener)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all items put in the background are in ZooKeeper; False if `timeout_s` has passed."""
@@ -376,15 +377,6 @@ class CuratorQueue:
         return 0 if stat is None else int(stat.numChildren)
 
     # -- inside
-
-    def _new_state(self) -> _ProcessQueue:
-        own = _ProcessQueue(self)
-        own.writer.add_listener(self._notify_put)
-        return own
-
-    def _notify_put(self, items: Sequence[Any]) -> None:
-        for listener in tuple(self._listeners):
-            listener(items)
 
     def _item_taker(self) -> ItemTaker:
         own = self._state.get()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kazoo.exceptions import KazooException, NoNodeError
@@ -61,6 +61,7 @@ class Writer:
         max_items: Maximum number of nodes in the queue; None means no limit. Several producers may exceed it
             by the nodes that they put at the same moment.
         background: Whether :meth:`put` returns before the nodes are created.
+        listeners: Each is called after each node is created, with its items.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Writer:
         *,
         max_items: int | None,
         background: bool,
+        listeners: Iterable[Listener],
     ) -> None:
         self._session = session
         self._path = path
@@ -80,7 +82,7 @@ class Writer:
         self._clock = clock
         self._max_items = max_items
         self._background = background
-        self._listeners: list[Listener] = []
+        self._listeners = listeners
         self._room = threading.Lock()
         self._change = threading.Condition()
         self._backlog: deque[Put] = deque()
@@ -88,10 +90,6 @@ class Writer:
         self._closed = False
         self._given_up = False
         self._made = False
-
-    def add_listener(self, listener: Listener) -> None:
-        """Call `listener` after each node is created, with its items."""
-        self._listeners.append(listener)
 
     def put(self, puts: Sequence[Put], timeout_s: float) -> None:
         """Create nodes, in order.
