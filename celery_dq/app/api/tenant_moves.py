@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
@@ -331,12 +330,8 @@ def _last_waiting(source: Partition, tenant: str, skip: int) -> Rounds[list[str]
 
 
 def _records(key: str, ids: Sequence[bytes]) -> Rounds[list[bytes | None]]:
-    (records,) = yield partial(_put_records, key=key, ids=ids)
+    (records,) = yield lambda pipe: pipe.hmget(key, ids)
     return list(records)
-
-
-def _put_records(pipe: Any, *, key: str, ids: Sequence[bytes]) -> None:
-    pipe.hmget(key, ids)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from operator import methodcaller
 from typing import Any
 
 from celery_dq.inspector.queues import PAUSE_FIELDS
@@ -284,45 +284,29 @@ def _write(partition: Partition, stored: StoredSettings) -> Rounds[None]:
     keys = partition.keys
     tenants = set(map(_encoded, _tenants_of(stored.gone)))
     # A home that serves a tenant has no moment without its quota.
-    for key, members in (
-        (keys.quotas, set(map(_encoded, stored.gone)) - stored.quotas.keys()),
-        (keys.quota_info, set(map(_encoded, stored.gone)) - stored.infos.keys()),
-        (keys.pauses, tenants - stored.pauses.keys()),
-        (keys.pause_ends, tenants - stored.pause_ends.keys()),
-    ):
-        for some in chunks([*members]):
-            yield partial(_put_removals, key=key, part=some, is_hash=key in (keys.quotas, keys.quota_info))
-    for key, fields in ((keys.quotas, stored.quotas), (keys.quota_info, stored.infos)):
-        for part in _parts(fields):
-            yield partial(_put_hash, key=key, part=part)
-    for key, scores in (
-        (keys.pauses, stored.pauses),
-        (keys.pause_ends, stored.pause_ends),
-        (keys.tombstones, stored.tombstones),
-    ):
+    fields = set(map(_encoded, stored.gone))
+    hashes = ((keys.quotas, stored.quotas), (keys.quota_info, stored.infos))
+    zsets = ((keys.pauses, stored.pauses), (keys.pause_ends, stored.pause_ends))
+    for key, kept in hashes:
+        for some in chunks([*fields - kept.keys()]):
+            yield methodcaller("hdel", key, *some)
+    for key, pauses in zsets:
+        for some in chunks([*tenants - pauses.keys()]):
+            yield methodcaller("zrem", key, *some)
+    for key, values in hashes:
+        for part in _parts(values):
+            yield methodcaller("hset", key, mapping=part)
+    for key, scores in (*zsets, (keys.tombstones, stored.tombstones)):
         for part in _parts(scores):
-            yield partial(_put_zset, key=key, part=part)
+            yield methodcaller("zadd", key, part)
     if stored.queue_pause:
-        yield partial(_put_hash, key=keys.state, part=stored.queue_pause)
+        yield lambda pipe: pipe.hset(keys.state, mapping=stored.queue_pause)
     if stored.gone or stored.pause_ends:
         (first,) = yield lambda pipe: pipe.zrange(keys.pause_ends, 0, 0, withscores=True)
-        resume_at = {"resume_at": int(first[0][1]) if first else 0}
-        yield partial(_put_hash, key=keys.state, part=resume_at)
+        yield lambda pipe: pipe.hset(keys.state, "resume_at", int(first[0][1]) if first else 0)
 
 
 def _parts(fields: dict[bytes, Any]) -> Iterator[dict[bytes, Any]]:
     pairs = [*fields.items()]
     for start in range(0, len(pairs), CHUNK):
         yield dict(pairs[start : start + CHUNK])
-
-
-def _put_removals(pipe: Any, *, key: str, part: Sequence[bytes], is_hash: bool) -> None:
-    (pipe.hdel if is_hash else pipe.zrem)(key, *part)
-
-
-def _put_hash(pipe: Any, *, key: str, part: dict[Any, Any]) -> None:
-    pipe.hset(key, mapping=part)
-
-
-def _put_zset(pipe: Any, *, key: str, part: dict[bytes, float]) -> None:
-    pipe.zadd(key, part)
