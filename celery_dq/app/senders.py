@@ -74,18 +74,17 @@ class AppSender:
         self._step_s = options.publishing.step_s
         self._packer = Packer(options, SystemClock())
         self._partitioned = partitioned
-        self._kombu = KombuSender(self._connect, self._make_producer, self._queue, self._step_s)
+        self._kombu = KombuSender(
+            self._connect,
+            lambda connection: app.amqp.Producer(connection, auto_declare=False),
+            lambda name: app.amqp.queues.get(name),
+            self._step_s,
+        )
         self._connection: Any = None
         self._declared: set[str] = set()
 
     def _connect(self) -> Any:
         return connection_with_timeout(self._app, self._step_s)
-
-    def _make_producer(self, connection: Any) -> Any:
-        return self._app.amqp.Producer(connection, auto_declare=False)
-
-    def _queue(self, name: str) -> Any:
-        return self._app.amqp.queues.get(name)
 
     def address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
         """See :meth:`celery_dq.producer.sender.Sender.address`."""
@@ -142,7 +141,7 @@ class AppSender:
     def _declare(self, channel: Any, name: str) -> None:
         """Declare the queue, as every publish of Celery does, once per connection."""
         if name not in self._declared:
-            queue = self._queue(name)
+            queue = self._app.amqp.queues.get(name)
             if queue is not None:
                 queue(channel).declare()
             self._declared.add(name)

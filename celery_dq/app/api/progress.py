@@ -6,12 +6,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias, TypeVar
 
-__all__ = ["OnProgress", "ignore_progress", "paced"]
+from celery_dq.duration import parse_rate
+
+__all__ = ["OnProgress", "ignore_progress", "paced", "rate_per_second"]
 
 T = TypeVar("T")
 
 #: Called after each chunk with the number of messages, or other things, that the call has changed by then.
 OnProgress: TypeAlias = Callable[[int], object]
+
+
+def rate_per_second(rate: str | float | None) -> float | None:
+    """Return the number of a rate such as ``"50/s"``; None is without a limit.
+
+    Raises:
+        ConfigurationError: It is not a rate.
+    """
+    instead = "leave it out for as fast as possible"
+    return None if rate is None else parse_rate(rate, option="rate", instead=instead)
 
 
 def paced(items: Iterable[T], per_second: float | None) -> Iterator[T]:

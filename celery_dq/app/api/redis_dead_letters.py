@@ -13,9 +13,8 @@ import redis
 from celery_dq.app.api.audit import AuditedChange, check_entry_id
 from celery_dq.app.api.broker import OfQueue, OpenQueue
 from celery_dq.app.api.move import Mover
-from celery_dq.app.api.progress import OnProgress, ignore_progress, paced
+from celery_dq.app.api.progress import OnProgress, ignore_progress, paced, rate_per_second
 from celery_dq.app.api.task_body import check_changes, shown_arguments, with_arguments
-from celery_dq.duration import parse_rate
 from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.inspector.dead_letters import (
     DeadLetter,
@@ -120,11 +119,7 @@ class DeadLetters(OfQueue):
             InvalidRequest: Both `message_id` and `wanted` are given.
         """
         check_choice(message_id, wanted)
-        per_second = (
-            None
-            if rate is None
-            else parse_rate(rate, option="rate", instead="leave it out for as fast as possible")
-        )
+        per_second = rate_per_second(rate)
         with self._broker.open(self.name) as opened:
             # The ids are listed before, so that a message that dies again is not replayed twice.
             if message_id is None:

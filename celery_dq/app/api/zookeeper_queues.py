@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
 
-from celery_dq.app.api.progress import OnProgress, ignore_progress, paced
+from celery_dq.app.api.progress import OnProgress, ignore_progress, paced, rate_per_second
 from celery_dq.app.api.queues import QueueApi
 from celery_dq.app.api.redis_dead_letters import ALL, DeadLetters, check_choice
 from celery_dq.app.api.task_body import check_changes, shown_arguments, with_arguments
 from celery_dq.curator.framing import frame, unframe
-from celery_dq.duration import parse_rate
 from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetter, DeadLetterContent, DeadLetterFilter
 from celery_dq.inspector.messages import MessageSnapshot
@@ -343,11 +342,7 @@ class ZooKeeperDeadLettersApi(DeadLetters):
         """
         check_choice(message_id, wanted)
         self.check_tenant_filter(wanted.tenant)
-        per_second = (
-            None
-            if rate is None
-            else parse_rate(rate, option="rate", instead="leave it out for as fast as possible")
-        )
+        per_second = rate_per_second(rate)
         with self._broker.zookeeper_channel() as channel:
             stored = channel.dead_letters(self.name)
             if message_id is not None:
