@@ -17,7 +17,7 @@ LOOK_TIMEOUT_S = 0.4
 @inspect_command()
 def leaders(state: Any) -> list[dict[str, Any]]:
     """The queues that this worker leads, with the start of the term (UTC) and the fencing token."""
-    leaderships = _terms(state)
+    leaderships = _part(state, "leaderships")
     rows = [] if leaderships is None else leaderships.report()
     return [{**row._asdict(), "since": _moment(row.since)} for row in rows]
 
@@ -27,7 +27,7 @@ def resign(state: Any, queue: str = "") -> Any:
     """Hand a singleton queue over to the next candidate when the running message has ended."""
     if not queue:
         return {"error": "name the singleton queue to hand over, such as: celery control resign ledger"}
-    leaderships = _terms(state)
+    leaderships = _part(state, "leaderships")
     leads = {row.queue: bool(row.token) for row in leaderships.report()} if leaderships is not None else {}
     if queue not in leads:
         return {"error": f"this worker is not a candidate for queue {queue!r}"}
@@ -40,7 +40,7 @@ def resign(state: Any, queue: str = "") -> Any:
 @inspect_command()
 def allocation(state: Any) -> dict[str, Any]:
     """The partitions that this worker serves by the allocation (dq_allocation)."""
-    found = _allocation(state)
+    found = _part(state, "allocation")
     return {"all": True} if found is None else dict(found.report())
 
 
@@ -50,7 +50,7 @@ def drain(state: Any, worker: str = "") -> Any:
     if not worker:
         example = "celery control drain celery@host-7"
         return {"error": f"name the worker that is to be emptied, such as: {example}"}
-    found = _allocation(state)
+    found = _part(state, "allocation")
     if found is None:
         return {
             "error": "this worker has no allocated partitions (dq_allocation): to empty it, stop it with "
@@ -75,11 +75,6 @@ def _moment(since: float) -> str | None:
     return datetime.fromtimestamp(since, timezone.utc).isoformat(timespec="seconds") if since else None
 
 
-def _allocation(state: Any) -> Any:
-    context = AppContext.of(state.consumer.conninfo)
-    return context.allocation if context is not None else None
-
-
-def _terms(state: Any) -> Any:
-    context = AppContext.of(state.consumer.conninfo)
-    return context.leaderships if context is not None else None
+def _part(state: Any, name: str) -> Any:
+    """Return an attribute of the worker's context; None without one."""
+    return getattr(AppContext.of(state.consumer.conninfo), name, None)

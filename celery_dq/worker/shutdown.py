@@ -51,24 +51,16 @@ class PromptStopStep(bootsteps.StartStopStep):
 
     def start(self, consumer: Any) -> None:
         """Register the reader again: the loop forgets its readers at every reconnect."""
-        if consumer.hub is None:
-            if self._transport is None:
-                signals.worker_shutting_down.connect(self._interrupt)
-            self._transport = consumer.connection.transport
-            return
         signals.worker_shutting_down.connect(self._wake)
-        self._waker.attach(consumer.hub)
+        if consumer.hub is None:
+            self._transport = consumer.connection.transport
+        else:
+            self._waker.attach(consumer.hub)
 
     def shutdown(self, consumer: Any) -> None:
-        """Disconnect the signals and close the sockets: the worker ends."""
+        """Disconnect the signal and close the sockets: the worker ends."""
         signals.worker_shutting_down.disconnect(self._wake)
-        signals.worker_shutting_down.disconnect(self._interrupt)
         self._waker.close()
 
-    def _interrupt(self, **_: Any) -> None:
-        interrupt = getattr(self._transport, "interrupt", None)
-        if interrupt is not None:
-            interrupt()
-
     def _wake(self, **_: Any) -> None:
-        self._waker.wake()
+        getattr(self._transport, "interrupt", self._waker.wake)()
