@@ -182,11 +182,9 @@ class RedisElection:
 
     def candidates(self) -> list[str]:
         """Return the leader, and all candidates that have looked for a vacancy within the last session."""
-        seconds, _ = self._do("TIME")
-        leader = self.leader()
-        recent = self._do("ZRANGEBYSCORE", self._keys.candidates, int(seconds) - self.session_s, "+inf")
-        names = [_text(each) for each in recent]
-        return names if leader is None else [leader.who, *(each for each in names if each != leader.who)]
+        lines = RedisLines(self._client, lambda _: self._keys, self.session_s)
+        names: list[str] = self._guarded(lambda: lines.read([self.name]))[self.name]
+        return names
 
     def leader(self) -> Leader | None:
         """Return the current leader; None if the lease has expired or was released."""
