@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from celery_dq.errors import ConfigurationError
@@ -22,35 +23,23 @@ APP_CONTEXT = "dq"
 _T = TypeVar("_T")
 
 
+@dataclass(slots=True, eq=False)
 class ProcessState:
     """Objects that an app keeps for its transport in one process.
 
     The attributes are those of :class:`AppContext`.
     """
 
-    __slots__ = (
-        "allocation",
-        "capacity",
-        "consumed_queues",
-        "coordinator",
-        "discard_handler",
-        "leaderships",
-        "lock",
-        "process",
-        "worker",
-    )
-
-    def __init__(self) -> None:
-        # A new lock, because a thread of the parent may hold the inherited one.
-        self.lock = threading.Lock()
-        self.capacity: WorkerCapacity | None = None
-        self.consumed_queues: Callable[[Any], Iterable[Any]] | None = None
-        self.leaderships: Leaderships | None = None
-        self.allocation: PartitionAllocation | None = None
-        self.discard_handler: DiscardHandler | None = None
-        self.process: Any = None
-        self.coordinator: Any = None
-        self.worker = ""
+    # A new lock, because a thread of the parent may hold the inherited one.
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    capacity: WorkerCapacity | None = None
+    consumed_queues: Callable[[Any], Iterable[Any]] | None = None
+    leaderships: Leaderships | None = None
+    allocation: PartitionAllocation | None = None
+    discard_handler: DiscardHandler | None = None
+    process: Any = None
+    coordinator: Any = None
+    worker: str = ""
 
 
 class _OfProcess(Generic[_T]):
