@@ -18,6 +18,7 @@ from urllib.parse import unquote
 import click
 from docutils import nodes
 from docutils.statemachine import StringList
+from log_events import EVENTS
 from sphinx.util.docutils import SphinxDirective
 
 from celery_dq.beat import schedule_store
@@ -31,7 +32,6 @@ from celery_dq.keys import (
     queue_registry,
 )
 from celery_dq.leadership import redis_election
-from celery_dq.log_events import EVENTS
 from celery_dq.metrics.table import METRICS
 from celery_dq.migration import stock_broker
 from celery_dq.options.schema import Kind, Setting

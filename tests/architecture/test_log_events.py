@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from celery_dq.log_events import EVENTS
+from docs._ext.log_events import EVENTS
 from tests.architecture.parsing import parse
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -1,4 +1,4 @@
-"""The names that log records carry as ``event``, for filters and alerts.
+"""The names that log records carry as ``event``, for ``reference/log-events.rst``.
 
 Each log call at level INFO or above passes ``extra={"event": "..."}`` with one of these names. The names are
 part of the interface: the text of a message may change, but the name of its event does not.
