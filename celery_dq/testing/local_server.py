@@ -36,7 +36,7 @@ from celery_dq.testing.waiting import wait_until
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LocalServer", "Startable", "free_ports"]
+__all__ = ["LocalServer", "ServerGroup", "free_ports"]
 
 #: Number of starts with new free ports, when another process takes a port first.
 ATTEMPTS = 5
@@ -72,6 +72,34 @@ class Startable(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class ServerGroup(Startable):
+    """Several servers that start and stop together.
+
+    Attributes:
+        servers: The servers, in the order of their end.
+    """
+
+    servers: Sequence[LocalServer]
+
+    @abstractmethod
+    def _start_all(self) -> None:
+        """Start the servers, and wait until they serve together."""
+
+    def start(self) -> Self:
+        """Start the servers, and wait until they serve together."""
+        try:
+            self._start_all()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End all servers and remove their data. Idempotent."""
+        for server in self.servers:
+            server.stop()
 
 
 class LocalServer(Startable):

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 
 from celery_dq.hash_slots import SLOTS, slot_of
-from celery_dq.testing.local_server import LocalServer, Startable
+from celery_dq.testing.local_server import LocalServer, ServerGroup
 from celery_dq.testing.processes import ChildProcess, bundled_servers, find_redis_server
 from celery_dq.testing.servers import ErrorReply, RedisServer, Reply
 from celery_dq.testing.waiting import wait_until
@@ -50,14 +50,6 @@ class ClusterNode(RedisServer):
         """The name of the node in its cluster."""
         return str(self.ask("CLUSTER", "MYID"))
 
-    def is_master(self) -> bool:
-        """Return whether the node is a master, as it sees itself."""
-        return "role:master" in str(self.ask("INFO", "replication"))
-
-    def is_in_step(self) -> bool:
-        """Return whether the node is a replica whose link to its master is up."""
-        return "master_link_status:up" in str(self.ask("INFO", "replication"))
-
     def nodes(self) -> list[list[str]]:
         """Return the words of each line of ``CLUSTER NODES``."""
         return [line.split(" ") for line in str(self.ask("CLUSTER", "NODES")).splitlines()]
@@ -80,7 +72,7 @@ def _find_cluster_server() -> str:
     )
 
 
-class RedisCluster(Startable):
+class RedisCluster(ServerGroup):
     """Three masters with a third of the slots each, and a replica of each of them.
 
     Args:
@@ -106,7 +98,7 @@ class RedisCluster(Startable):
             "cluster-allow-replica-migration": "no",
             **(config or {}),
         }
-        self.nodes = tuple(ClusterNode(settings) for _ in range(2 * masters))
+        self.servers = self.nodes = tuple(ClusterNode(settings) for _ in range(2 * masters))
         self._masters = masters
 
     # -- addresses
@@ -122,31 +114,20 @@ class RedisCluster(Startable):
 
     # -- start and stop
 
-    def start(self) -> RedisCluster:
-        """Start the nodes, and wait until they agree and the replicas are in sync."""
-        try:
-            for epoch, node in enumerate(self.nodes, start=1):
-                node.start()
-                node.ask("CLUSTER", "SET-CONFIG-EPOCH", epoch)
-            first, masters = self.nodes[0], self.nodes[: self._masters]
-            for number, master in enumerate(masters):
-                start, end = (SLOTS * each // self._masters for each in (number, number + 1))
-                master.ask("CLUSTER", "ADDSLOTSRANGE", start, end - 1)
-            for node in self.nodes[1:]:
-                first.ask("CLUSTER", "MEET", "127.0.0.1", node.port, node.ports[1])
-            self._await("the nodes to meet", self._all_have_met)
-            for master, replica in zip(masters, self.nodes[self._masters :], strict=True):
-                replica.ask("CLUSTER", "REPLICATE", master.node_id)
-            self._await("the nodes to agree", self.is_whole)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def stop(self) -> None:
-        """End all nodes. Idempotent."""
-        for node in self.nodes:
-            node.stop()
+    def _start_all(self) -> None:
+        for epoch, node in enumerate(self.nodes, start=1):
+            node.start()
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", epoch)
+        first, masters = self.nodes[0], self.nodes[: self._masters]
+        for number, master in enumerate(masters):
+            start, end = (SLOTS * each // self._masters for each in (number, number + 1))
+            master.ask("CLUSTER", "ADDSLOTSRANGE", start, end - 1)
+        for node in self.nodes[1:]:
+            first.ask("CLUSTER", "MEET", "127.0.0.1", node.port, node.ports[1])
+        self._await("the nodes to meet", self._all_have_met)
+        for master, replica in zip(masters, self.nodes[self._masters :], strict=True):
+            replica.ask("CLUSTER", "REPLICATE", master.node_id)
+        self._await("the nodes to agree", self.is_whole)
 
     def flush(self) -> None:
         """Delete all keys."""

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from celery_dq.testing.local_server import LocalServer, Startable
+from celery_dq.testing.local_server import LocalServer, ServerGroup
 from celery_dq.testing.processes import ChildProcess, find_redis_server
 from celery_dq.testing.waiting import wait_until
 
@@ -25,7 +25,6 @@ __all__ = ["Address", "ErrorReply", "RedisServer", "Reply", "SentinelPair", "ask
 # (host, port), or the path of a unix socket.
 Address = tuple[str, int] | str
 Reply = str | int | None | list["Reply"]
-START_TIMEOUT_S = 30.0
 #: Milliseconds of silence after which a master counts as down during :meth:`SentinelPair.fail_over`.
 HASTE_MS = 500
 #: Timeout of a fail-over in seconds. It is long, because a sentinel that was delayed by two seconds pauses
@@ -102,7 +101,6 @@ class RedisServer(LocalServer):
     """
 
     name = "redis"
-    start_timeout_s = START_TIMEOUT_S
 
     def __init__(
         self,
@@ -157,8 +155,16 @@ class RedisServer(LocalServer):
         # Each command has its own connection, so a script selects the database.
         self.ask("EVAL", "redis.call('SELECT', ARGV[1]) return redis.call('FLUSHDB')", 0, db)
 
+    def is_master(self) -> bool:
+        """Return whether the server is a master, as it sees itself."""
+        return "role:master" in str(self.ask("INFO", "replication"))
+
+    def is_in_step(self) -> bool:
+        """Return whether the server is a replica whose link to its master is up."""
+        return "master_link_status:up" in str(self.ask("INFO", "replication"))
+
     def become_replica(self, port: int) -> None:
-        """Restart the server as a replica of the server on `port` of 127.0.0.1."""
+        """Start the server, or start it again, as a replica of the server on `port` of 127.0.0.1."""
         self._config["replicaof"] = f"127.0.0.1 {port}"
         self.restart()
 
@@ -208,7 +214,6 @@ class Sentinel(LocalServer):
     """
 
     name = "sentinel"
-    start_timeout_s = START_TIMEOUT_S
 
     def __init__(self, master: RedisServer, master_name: str, down_after_ms: int) -> None:
         super().__init__()
@@ -258,7 +263,7 @@ class Sentinel(LocalServer):
         return isinstance(replicas, list) and any("master-link-status" in str(row) for row in replicas)
 
 
-class SentinelPair(Startable):
+class SentinelPair(ServerGroup):
     """A master, its replica, and one sentinel that promotes the replica when the master is gone.
 
     Args:
@@ -271,29 +276,21 @@ class SentinelPair(Startable):
     def __init__(self, *, name: str = "mymaster", down_after_ms: int = 5000) -> None:
         self.name = name
         # The roles at the start; a fail-over swaps them.
-        self.master = RedisServer(config={"repl-diskless-sync-delay": 0})
-        self.replica: RedisServer | None = None
+        self.master, self.replica = (RedisServer(config={"repl-diskless-sync-delay": 0}) for _ in range(2))
         self._down_after_ms = down_after_ms
         self._sentinel = Sentinel(self.master, name, down_after_ms)
+        self.servers = (self._sentinel, self.replica, self.master)
 
     @property
     def sentinel_port(self) -> int:
         """The port of the sentinel on 127.0.0.1."""
         return self._sentinel.port
 
-    def start(self) -> SentinelPair:
-        """Start the three servers and wait until the replica is in sync and the sentinel knows it."""
-        try:
-            self.master.start()
-            self.replica = RedisServer(
-                config={"replicaof": f"127.0.0.1 {self.master.port}", "repl-diskless-sync-delay": 0}
-            ).start()
-            self._await_step(START_TIMEOUT_S)
-            self._sentinel.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
+    def _start_all(self) -> None:
+        self.master.start()
+        self.replica.become_replica(self.master.port)
+        self._await_step(self.master.start_timeout_s)
+        self._sentinel.start()
 
     def master_port(self) -> int:
         """Return the port of the server that is the present master of the sentinel."""
@@ -316,25 +313,16 @@ class SentinelPair(Startable):
 
         :attr:`master` and :attr:`replica` are swapped then, and another fail-over is possible.
         """
-        former, promoted = self.master, self.replica
-        if promoted is None:
-            raise RuntimeError("the pair was not started")
-        former.become_replica(promoted.port)
-        self.master, self.replica = promoted, former
+        self.master.become_replica(self.replica.port)
+        self.master, self.replica = self.replica, self.master
         self._await_step(timeout_s)
         # Without a replica a fail-over would fail, and the sentinel would retry only after ten seconds.
         wait_until(self._sentinel.counts_on_a_replica, timeout_s, what="the sentinel to see the replica")
 
     def await_promotion(self, timeout_s: float = FAIL_OVER_S) -> None:
         """Wait until the replica is a master, also according to the sentinel."""
-        replica = self.replica
-        if replica is None:
-            raise RuntimeError("the pair was not started")
         wait_until(
-            lambda: (
-                self.master_port() == replica.port
-                and "role:master" in str(replica.ask("INFO", "replication"))
-            ),
+            lambda: self.master_port() == self.replica.port and self.replica.is_master(),
             timeout_s,
             what="the promotion of the replica",
         )
@@ -343,17 +331,5 @@ class SentinelPair(Startable):
         """Return the URL of the sentinel. The transport options name the master."""
         return f"{scheme}://127.0.0.1:{self.sentinel_port}/{db}"
 
-    def stop(self) -> None:
-        """End all three servers. Idempotent."""
-        self._sentinel.stop()
-        if self.replica is not None:
-            self.replica.stop()
-        self.master.stop()
-
     def _await_step(self, timeout_s: float) -> None:
-        def in_step() -> bool:
-            return self.replica is not None and "master_link_status:up" in str(
-                self.replica.ask("INFO", "replication")
-            )
-
-        wait_until(in_step, timeout_s, what="the replica in step with its master")
+        wait_until(self.replica.is_in_step, timeout_s, what="the replica in step with its master")

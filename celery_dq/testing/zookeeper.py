@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from celery_dq.testing.local_server import LocalServer, Startable, free_ports
+from celery_dq.testing.local_server import LocalServer, ServerGroup, free_ports
 from celery_dq.testing.processes import ChildProcess
 from celery_dq.testing.waiting import wait_until
 
@@ -274,7 +274,7 @@ class ZooKeeperServer(LocalServer):
         ]
 
 
-class ZooKeeperEnsemble(Startable):
+class ZooKeeperEnsemble(ServerGroup):
     """Several servers that elect a leader. A context manager.
 
     Args:
@@ -292,8 +292,7 @@ class ZooKeeperEnsemble(Startable):
         self._route = route or (lambda number, member: member)
         self.servers: list[ZooKeeperServer] = []
 
-    def start(self) -> ZooKeeperEnsemble:
-        """Start all servers and wait until each serves."""
+    def _start_all(self) -> None:
         ports = iter(free_ports(3 * self._size))
         members = [
             Member(number, next(ports), next(ports), next(ports)) for number in range(1, self._size + 1)
@@ -306,15 +305,10 @@ class ZooKeeperEnsemble(Startable):
             )
             for member in members
         ]
-        try:
-            for server in self.servers:
-                server.launch()
-            for server in self.servers:
-                server.await_service()
-        except BaseException:
-            self.stop()
-            raise
-        return self
+        for server in self.servers:
+            server.launch()
+        for server in self.servers:
+            server.await_service()
 
     @property
     def hosts(self) -> str:
@@ -334,8 +328,3 @@ class ZooKeeperEnsemble(Startable):
     def followers(self) -> list[ZooKeeperServer]:
         """Return the present followers."""
         return [each for each in self.servers if each.alive() and each.mode == "follower"]
-
-    def stop(self) -> None:
-        """End all servers and remove their data."""
-        for server in self.servers:
-            server.stop()

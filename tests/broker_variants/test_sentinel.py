@@ -61,7 +61,6 @@ class Publisher(threading.Thread):
 
 def replicate(pair: SentinelPair) -> None:
     """Wait until the replica has all present data of the master."""
-    assert pair.replica is not None
     replica = pair.replica
 
     def offset(server: RedisServer, of: str) -> int:
