@@ -142,15 +142,15 @@ class LocalCoordinator:
         head, tail = kept.machine.head, kept.machine.tail
         if head is not None and tail is not None and tail.id == call:
             return DedupResult(Verdict.BLOCK, head.id, 0)
-        runs = head is not None and head.id == call and head.started
-        return DedupResult(
-            Verdict.ACCEPT, call, head.token if head is not None and runs else self._begin(kept, call)
-        )
+        return DedupResult(Verdict.ACCEPT, call, self._begin(kept, call))
 
     def _begin(self, kept: _Kept, call: str) -> int:
+        """Let a call run if it is the head. Returns the token of its run; 0 when it waits."""
         head = kept.machine.head
-        if head is None or head.id != call or head.started:
+        if head is None or head.id != call:
             return 0
+        if head.started:
+            return head.token
         token = next(self._tokens)
         kept.calls[call].since = now = self._clock.monotonic()
         kept.machine.start(call, token, now)
@@ -160,21 +160,11 @@ class LocalCoordinator:
         """See :meth:`Coordinator.start`."""
         with self._stripe(key):
             kept = self._find(key)
-            if kept is None or call not in kept.calls:
-                return None
-            head = kept.machine.head
-            if head is not None and head.id == call and head.started:
-                return head.token
-            return self._begin(kept, call)
+            return None if kept is None or call not in kept.calls else self._begin(kept, call)
 
     def finish(self, key: str, call: str, token: int) -> bool:
         """See :meth:`Coordinator.finish`."""
-        with self._stripe(key):
-            kept = self._kept.get(key)
-            done = kept is not None and token > 0 and kept.machine.dequeue(call, token)
-            if done and kept is not None:
-                self._over(key, kept, call)
-            return done
+        return token > 0 and self._dequeue(key, call, token)
 
     def release(self, key: str, call: str, token: int) -> bool:
         """See :meth:`Coordinator.release`."""
@@ -184,12 +174,15 @@ class LocalCoordinator:
 
     def withdraw(self, key: str, call: str) -> bool:
         """See :meth:`Coordinator.withdraw`."""
+        return self._dequeue(key, call, 0)
+
+    def _dequeue(self, key: str, call: str, token: int) -> bool:
         with self._stripe(key):
             kept = self._kept.get(key)
-            done = kept is not None and kept.machine.dequeue(call)
-            if done and kept is not None:
-                self._over(key, kept, call)
-            return done
+            if kept is None or not kept.machine.dequeue(call, token):
+                return False
+            self._over(key, kept, call)
+            return True
 
     def renew(self, holdings: Sequence[HeldDedupLock]) -> list[bool]:
         """See :meth:`Coordinator.renew`."""
