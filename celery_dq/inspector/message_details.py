@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,7 +9,7 @@ from typing import Any
 
 from celery_dq.errors import CorruptRecord
 from celery_dq.inspector.dead_letters import read_info
-from celery_dq.inspector.messages import MessageSnapshot, find_located
+from celery_dq.inspector.messages import SCORE, MessageSnapshot, find_located
 from celery_dq.inspector.redis_values import Client, moment, number
 from celery_dq.options.sections import STRICT_HEAD_START_US
 from celery_dq.transport import envelope
@@ -18,8 +17,6 @@ from celery_dq.transport.message_record import HEADER_SIZE, MessageRecord
 from celery_dq.transport.redis.store.partition import Partition
 
 __all__ = ["MessageDetails", "message_details"]
-
-_SCORE = struct.Struct(">d")
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def _in_line_since(
     score = client.zscore(keys.tenant(message.tenant), message.id)
     if score is None:
         single = client.hget(keys.single, message.tenant)
-        score = _SCORE.unpack_from(single)[0] if len(single or b"") > _SCORE.size else now_us
+        score = SCORE.unpack_from(single)[0] if len(single or b"") > SCORE.size else now_us
     wait_us = now_us - score
     if wait_us >= STRICT_HEAD_START_US / 2:
         wait_us %= STRICT_HEAD_START_US

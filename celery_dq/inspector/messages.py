@@ -22,7 +22,8 @@ from celery_dq.transport.redis.store.queue import process_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
 from celery_dq.transport.redis.store.whole_queue import likely_first
 
-_SCORE = struct.Struct(">d")
+#: The score of a message that is stored before its id: the only one of its tenant.
+SCORE = struct.Struct(">d")
 
 
 def waiting_of(
@@ -36,7 +37,7 @@ def waiting_of(
         singles, *sets = yield partial(_put_waiting_reads, keys=keys, tenants=chunk, limit=min(limit, CHUNK))
         for tenant, single, waiting in zip(chunk, singles, sets, strict=True):
             if single is not None and not waiting:
-                waiting = [(single[_SCORE.size :], _SCORE.unpack_from(single)[0])]
+                waiting = [(single[SCORE.size :], SCORE.unpack_from(single)[0])]
             if limit > CHUNK == len(waiting):
                 waiting = yield from first_of(keys.tenant(tenant), limit)
             found.append(waiting)

@@ -131,7 +131,7 @@ class MigrationReport:
 CHUNK = 200
 #: For how long the target knows the numbers of messages that it has got, in milliseconds: 30 days.
 MARKER_TTL_MS = 30 * 24 * 3_600_000
-#: Messages of one list that are not understood, after which the rest of the list is left alone.
+#: Messages of one list or queue that are not understood, after which the rest of it is left alone.
 MOST_LEFT = 10_000
 #: Characters of a message that the report shows.
 SHOWN = 80

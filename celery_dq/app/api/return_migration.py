@@ -9,6 +9,7 @@ from typing import Any
 
 from celery_dq.app.api.broker import BrokerAccess, OpenQueue
 from celery_dq.app.api.migration import (
+    MOST_LEFT,
     MigrationOptions,
     MigrationReport,
     NotMigrated,
@@ -30,8 +31,6 @@ __all__ = ["ReturnMigration"]
 
 #: For how long the messages of an interrupted migration are kept for the next run, in milliseconds: 30 days.
 LEASE_MS = 30 * 24 * 3_600_000
-#: Messages of one queue that are not understood, after which the rest of the queue is left alone.
-MOST_LEFT = 10_000
 
 
 class ReturnMigration:
