@@ -9,7 +9,7 @@ from heapq import nlargest
 from itertools import islice
 from typing import Any, NamedTuple
 
-from celery_dq.inspector.queue_counters import MOST_TENANTS, TENANTS_PER_TRIP, oldest_waiting_of
+from celery_dq.inspector.queue_counters import MOST_TENANTS, PLACES, TENANTS_PER_TRIP, oldest_waiting_of
 from celery_dq.inspector.redis_values import Client, number
 from celery_dq.inspector.tenants import BACKLOG_STATES, TenantState
 from celery_dq.transport.redis.store.partition import TENANTS_PER_COUNT, Partition
@@ -21,13 +21,7 @@ __all__ = ["QueueBacklogs", "TenantBacklog", "queue_backlogs"]
 MOST_COUNTED = 100_000
 #: Fewest tenants that one script counts, when those of many partitions share a round trip.
 FEWEST_PER_COUNT = 50
-_STATES: dict[str, TenantState] = {
-    "turn": "eligible",
-    "resource_sets": "resource_set",
-    "throttled": "throttled",
-    "at_concurrency": "at_concurrency",
-    "paused": "paused",
-}
+_STATES: dict[str, TenantState] = dict(zip(PLACES, BACKLOG_STATES, strict=True))
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.messages import message_of
 from celery_dq.inspector.redis_values import CHUNK, MOST, Client, chunks, first_of, moment, text
-from celery_dq.keys import PartitionKeys
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.queue import process_of
-from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_one, run_rounds
+from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_one, run_rounds, together
 
 
 @dataclass(frozen=True)
@@ -217,17 +216,15 @@ def _described(partition: Partition, chosen: list[tuple[str, float]]) -> Rounds[
     keys = partition.keys
     letters: list[DeadLetter] = []
     for chunk in chunks(chosen):
-        records, infos = yield partial(_put_reads, keys=keys, ids=[each for each, _ in chunk])
+        ids = [each for each, _ in chunk]
+        records, infos = yield together(
+            methodcaller("hmget", keys.dead, ids), methodcaller("hmget", keys.dead_info, ids)
+        )
         letters += [
             _dead_letter(message_id, keys.queue, at_us, raw or b"", info)
             for (message_id, at_us), raw, info in zip(chunk, records, infos, strict=True)
         ]
     return letters
-
-
-def _put_reads(pipe: Any, *, keys: PartitionKeys, ids: list[str]) -> None:
-    pipe.hmget(keys.dead, ids)
-    pipe.hmget(keys.dead_info, ids)
 
 
 def dead_letter_counts(partitions: Sequence[Partition], client: Client) -> list[int]:

@@ -7,8 +7,8 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
+from operator import methodcaller
 from typing import Any
 
 from celery_dq.inspector.messages import waiting_of
@@ -113,13 +113,9 @@ def _waiting_in(partition: Partition, limit: int) -> Rounds[list[tuple[bytes, fl
 def _records(partition: Partition, ids: list[str]) -> Rounds[list[bytes | None]]:
     records: list[bytes | None] = []
     for chunk in chunks(ids):
-        (part,) = yield partial(_put_records, key=partition.keys.messages, ids=list(chunk))
+        (part,) = yield methodcaller("hmget", partition.keys.messages, chunk)
         records += part
     return records
-
-
-def _put_records(pipe: Any, *, key: str, ids: list[str]) -> None:
-    pipe.hmget(key, ids)
 
 
 def _key_of(raw: bytes) -> str:

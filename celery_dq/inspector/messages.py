@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from itertools import islice
+from operator import methodcaller
 from typing import Any, NamedTuple, TypeVar
 
 from celery_dq.errors import CorruptRecord
@@ -19,7 +19,7 @@ from celery_dq.transport.message_record import HEADER_SIZE, MessageRecord
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.queue import process_of
-from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
+from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds, together
 from celery_dq.transport.redis.store.whole_queue import likely_first
 
 #: The score of a message that is stored before its id: the only one of its tenant.
@@ -33,8 +33,14 @@ def waiting_of(
     if limit < 1:
         return [[] for _ in tenants]
     found: list[list[tuple[bytes, float]]] = []
+    last = min(limit, CHUNK) - 1
     for chunk in chunks(tenants):
-        singles, *sets = yield partial(_put_waiting_reads, keys=keys, tenants=chunk, limit=min(limit, CHUNK))
+        # The single messages are read first: one may become the first of several meanwhile. Then it is read
+        # twice instead of missed.
+        singles, *sets = yield together(
+            methodcaller("hmget", keys.single, chunk),
+            *(methodcaller("zrange", keys.tenant(each), 0, last, withscores=True) for each in chunk),
+        )
         for tenant, single, waiting in zip(chunk, singles, sets, strict=True):
             if single is not None and not waiting:
                 waiting = [(single[SCORE.size :], SCORE.unpack_from(single)[0])]
@@ -42,14 +48,6 @@ def waiting_of(
                 waiting = yield from first_of(keys.tenant(tenant), limit)
             found.append(waiting)
     return found
-
-
-def _put_waiting_reads(pipe: Any, *, keys: PartitionKeys, tenants: Sequence[str], limit: int) -> None:
-    # Read first, because a single message may become the first of several meanwhile. Then it is read twice
-    # instead of missed.
-    pipe.hmget(keys.single, list(tenants))
-    for tenant in tenants:
-        pipe.zrange(keys.tenant(tenant), 0, limit - 1, withscores=True)
 
 
 T = TypeVar("T")
@@ -167,7 +165,9 @@ def _described(partition: Partition, ids: list[str], state: str) -> Rounds[list[
     keys = partition.keys
     found: list[MessageSnapshot | None] = []
     for chunk in chunks(ids):
-        records, deliveries = yield partial(_put_reads, keys=keys, ids=chunk)
+        records, deliveries = yield together(
+            methodcaller("hmget", keys.messages, chunk), methodcaller("hmget", keys.deliveries, chunk)
+        )
         found += [
             None
             if raw is None
@@ -175,11 +175,6 @@ def _described(partition: Partition, ids: list[str], state: str) -> Rounds[list[
             for message_id, raw, count in zip(chunk, records, deliveries, strict=True)
         ]
     return found
-
-
-def _put_reads(pipe: Any, *, keys: PartitionKeys, ids: Sequence[str]) -> None:
-    pipe.hmget(keys.messages, list(ids))
-    pipe.hmget(keys.deliveries, list(ids))
 
 
 def find(partitions: Sequence[Partition], client: Client, task_id: str) -> list[MessageSnapshot]:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial, reduce
+from functools import reduce
 from itertools import islice
-from operator import add
+from operator import add, methodcaller
 from typing import Any, Literal
 
 from celery_dq.inspector.queue_counters import COUNTER_FIELDS, PLACES, QueueCounters, oldest_waiting_s
@@ -86,13 +86,9 @@ def _pauses_in(partition: Partition) -> Rounds[list[tuple[float, str, float]]]:
     since = yield from scan_all("zset", partition.keys.pauses)
     found = []
     for names in chunks(list(since)):
-        (ends,) = yield partial(_put_ends, key=partition.keys.pause_ends, names=names)
+        (ends,) = yield methodcaller("zmscore", partition.keys.pause_ends, names)
         found += [(since[name], text(name), end or 0) for name, end in zip(names, ends, strict=True)]
     return found
-
-
-def _put_ends(pipe: Any, *, key: str, names: Sequence[bytes]) -> None:
-    pipe.zmscore(key, list(names))
 
 
 #: The state of a queue in one word.

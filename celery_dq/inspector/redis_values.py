@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from functools import partial
+from operator import methodcaller
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from celery_dq.errors import InvalidRequest
@@ -132,16 +132,11 @@ def first_of(key: str, limit: int, *, highest: bool = False) -> Rounds[list[tupl
     found: dict[bytes, float] = {}
     for start in range(0, limit, CHUNK):
         end = min(start + CHUNK, limit)
-        reading = partial(_put_range, key=key, start=start, end=end - 1, highest=highest)
-        (part,) = yield reading
+        (part,) = yield methodcaller("zrange", key, start, end - 1, desc=highest, withscores=True)
         found.update(part)
         if len(part) < end - start:
             break
     return list(found.items())
-
-
-def _put_range(pipe: Any, *, key: str, start: int, end: int, highest: bool) -> None:
-    pipe.zrange(key, start, end, desc=highest, withscores=True)
 
 
 def server_time_us_of() -> Rounds[int]:
@@ -186,12 +181,8 @@ def scan_all(kind: Literal["hash", "zset"], key: str, most: int | None = None) -
     found: dict[bytes, Any] = {}
     cursor = 0
     while most is None or len(found) < most:
-        ((cursor, part),) = yield partial(_put_scan, kind=kind, key=key, cursor=cursor)
+        ((cursor, part),) = yield methodcaller(f"{kind[0]}scan", key, cursor, count=CHUNK)
         found.update(part)
         if int(cursor) == 0:
             break
     return found
-
-
-def _put_scan(pipe: Any, *, kind: str, key: str, cursor: int) -> None:
-    (pipe.hscan if kind == "hash" else pipe.zscan)(key, cursor, count=CHUNK)

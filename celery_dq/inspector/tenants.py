@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import partial
+from operator import methodcaller
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from celery_dq.errors import InvalidRequest
@@ -22,7 +22,15 @@ from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, PartitionKeys, quota_fie
 from celery_dq.options import Quota
 from celery_dq.options.quota import UNLIMITED, quota_of_bytes
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_chosen, run_one, run_rounds
+from celery_dq.transport.redis.store.rounds import (
+    Atomic,
+    Commands,
+    Rounds,
+    run_chosen,
+    run_one,
+    run_rounds,
+    together,
+)
 
 TenantState: TypeAlias = Literal["eligible", "resource_set", "throttled", "at_concurrency", "paused", "idle"]
 
@@ -83,6 +91,8 @@ BACKLOG_STATES: tuple[TenantState, ...] = (
     "at_concurrency",
     "paused",
 )
+#: The states of tenants with a backlog, each with the place of :data:`PLACES` that holds them.
+PLACE_OF: dict[TenantState, str] = dict(zip(BACKLOG_STATES, PLACES, strict=True))
 
 
 def list_tenants(partitions: Sequence[Partition], client: Client, limit: int = 100) -> list[TenantSnapshot]:
@@ -135,11 +145,9 @@ def in_order_of_service(
 
 
 def _in_line(partition: Partition, limit: int) -> Rounds[list[InLine]]:
-    keys = partition.keys
     found: dict[str, InLine] = {}
-    places = (keys.turn, keys.resource_sets, keys.throttled, keys.at_concurrency, keys.paused)
-    for state, key in zip(BACKLOG_STATES, places, strict=True):
-        members = yield from first_of(key, limit - len(found))
+    for state, place in PLACE_OF.items():
+        members = yield from first_of(getattr(partition.keys, place), limit - len(found))
         for member, score in members:
             tenant = text(member)
             found.setdefault(tenant, InLine(tenant, state, score if state == "throttled" else 0))
@@ -180,25 +188,13 @@ def tenant_snapshot(partition: Partition, client: Client, tenant: str) -> Tenant
 
 
 def _snapshot(partition: Partition, tenant: str) -> Rounds[TenantSnapshot]:
-    keys = partition.keys
-
-    def read(pipe: Any) -> None:
-        for key in (keys.turn, keys.throttled, keys.at_concurrency, keys.paused, keys.resource_sets):
-            pipe.zscore(key, tenant)
-
-    turn, throttled, limited, paused, resource_set = yield Atomic(read)
-    state: TenantState = "idle"
-    if paused is not None:
-        state = "paused"
-    elif limited is not None:
-        state = "at_concurrency"
-    elif throttled is not None:
-        state = "throttled"
-    elif turn is not None:
-        state = "eligible"
-    elif resource_set is not None:
-        state = "resource_set"
-    until_us = throttled if state == "throttled" else 0
+    # Of a tenant that is in two places, the first state counts.
+    states: list[TenantState] = ["paused", "at_concurrency", "throttled", "eligible", "resource_set"]
+    keys = [getattr(partition.keys, PLACE_OF[state]) for state in states]
+    scores = yield Atomic(together(*(methodcaller("zscore", key, tenant) for key in keys)))
+    found = {state: score for state, score in zip(states, scores, strict=True) if score is not None}
+    state: TenantState = next(iter(found), "idle")
+    until_us = found["throttled"] if state == "throttled" else 0
     (described,) = yield from described_tenants(partition, [InLine(tenant, state, until_us)])
     return described
 
@@ -243,7 +239,7 @@ class SettingsQuota:
 
 def settings_quota(partition: Partition) -> Rounds[SettingsQuota | None]:
     """Return the quota that workers have stored from their settings; None when there is none."""
-    packed_and_info = yield Atomic(partial(_put_quotas, keys=partition.keys, fields=[CONFIG_QUOTA]))
+    packed_and_info = yield Atomic(_quotas(partition.keys, [CONFIG_QUOTA]))
     (packed,), (info,) = packed_and_info
     quota = quota_of_bytes(packed)
     return None if quota is None else SettingsQuota(quota, *_author_and_time(info))
@@ -280,7 +276,7 @@ def quota_origins(partition: Partition, tenants: Sequence[str | None]) -> Rounds
     for chunk in chunks(tenants):
         fields = [DEFAULT_QUOTA, CONFIG_QUOTA]
         fields += [DEFAULT_QUOTA if tenant is None else quota_field(tenant) for tenant in chunk]
-        quotas, infos = yield Atomic(partial(_put_quotas, keys=keys, fields=fields))
+        quotas, infos = yield Atomic(_quotas(keys, fields))
         (default, config, *own), (default_info, config_info, *own_info) = quotas, infos
         for tenant, packed, info in zip(chunk, own, own_info, strict=True):
             if packed and tenant is not None:
@@ -294,9 +290,8 @@ def quota_origins(partition: Partition, tenants: Sequence[str | None]) -> Rounds
     return origins
 
 
-def _put_quotas(pipe: Any, *, keys: PartitionKeys, fields: list[str]) -> None:
-    pipe.hmget(keys.quotas, fields)
-    pipe.hmget(keys.quota_info, fields)
+def _quotas(keys: PartitionKeys, fields: list[str]) -> Commands:
+    return together(*(methodcaller("hmget", key, fields) for key in (keys.quotas, keys.quota_info)))
 
 
 def _author_and_time(info: bytes | None) -> tuple[str, datetime | None]:
@@ -387,8 +382,6 @@ def _first(rows: list[bytes | None]) -> Quota:
     return next(filter(None, map(quota_of_bytes, rows)), UNLIMITED)
 
 
-#: The states of tenants with a backlog, each with the place of :data:`PLACES` that holds them.
-_PLACE_OF: dict[TenantState, str] = dict(zip(BACKLOG_STATES, PLACES, strict=True))
 #: Tenants that one call of :func:`tenant_page` may look at.
 MOST_LOOKS = 10_000
 
@@ -433,8 +426,8 @@ def tenant_page(
     Raises:
         InvalidRequest: `after` is not a cursor, or `state` is not the state of a backlog.
     """
-    if state is not None and state not in _PLACE_OF:
-        raise InvalidRequest(f"state = {state!r}: give one of {', '.join(_PLACE_OF)}")
+    if state is not None and state not in PLACE_OF:
+        raise InvalidRequest(f"state = {state!r}: give one of {', '.join(PLACE_OF)}")
     lines = [
         _Line(each, number)
         for each in ([state] if state is not None else BACKLOG_STATES)
@@ -466,7 +459,7 @@ class _Line:
 
     def key(self, partitions: Sequence[Partition]) -> str:
         """Return the sorted set of the tenants."""
-        key: str = getattr(partitions[self.number].keys, _PLACE_OF[self.state])
+        key: str = getattr(partitions[self.number].keys, PLACE_OF[self.state])
         return key
 
 
@@ -503,12 +496,8 @@ def _read(
 
 
 def _command(name: str, *args: Any, **options: Any) -> Rounds[list[Any]]:
-    answers: list[Any] = yield partial(_put, name=name, args=args, options=options)
+    answers: list[Any] = yield methodcaller(name, *args, **options)
     return answers
-
-
-def _put(pipe: Any, *, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    getattr(pipe, name)(*args, **options)
 
 
 def _begin(lines: Sequence[_Line], after: str) -> tuple[int, int]:

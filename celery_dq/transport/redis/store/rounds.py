@@ -43,6 +43,11 @@ class Beside(NamedTuple):
     commands: Commands | None
 
 
+def together(*commands: Commands) -> Commands:
+    """Return the commands of all of these, in their order."""
+    return lambda pipe: [each(pipe) for each in commands]
+
+
 Round: TypeAlias = "Commands | Atomic | Beside | ScriptCall[Any] | Sequence[ScriptCall[Any]]"
 #: A procedure. The answer to a round is a list; of a script call it is the parsed reply.
 Rounds: TypeAlias = Generator[Round, Any, T]
