@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.duration import parse_duration
 from celery_dq.errors import ConfigurationError, InvalidRequest
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def arguments_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,14 +30,33 @@ def read_arguments(args: str | None, kwargs: str | None) -> dict[str, Any]:
         click.BadParameter: One of them is not JSON.
     """
     given = {"args": args, "kwargs": kwargs}
-    return {name: _read_json(name, text) for name, text in given.items() if text is not None}
+    return {name: read_json(name, text) for name, text in given.items() if text is not None}
 
 
-def _read_json(name: str, given: str) -> Any:
+def read_json(name: str, given: str) -> Any:
+    """Read the JSON of the option ``--name``.
+
+    Raises:
+        click.BadParameter: It is not JSON.
+    """
     try:
         return json.loads(given)
     except (ValueError, RecursionError) as exc:
         raise click.BadParameter(f"{given!r} is not JSON: {exc}", param_hint=f"--{name}") from exc
+
+
+ABOVE_0 = click.FloatRange(0, min_open=True)
+UP_TO_A_DAY = click.FloatRange(0, 86_400)
+
+
+def seconds_option(name: str, default: float, meaning: str, kind: click.FloatRange) -> Callable[[F], F]:
+    """Decorate a command: add an option that takes a number of seconds."""
+    return click.option(name, type=kind, default=default, show_default=True, help=meaning)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first of some names for a text."""
+    return f"{', '.join(map(repr, names[:10]))}{', …' if len(names) > 10 else ''}"
 
 
 def time(text: str) -> datetime:
@@ -93,8 +114,8 @@ def require_queue(name: str, known: Iterable[str]) -> None:
     """
     names = sorted(known)
     if name not in names:
-        listed = f" Known queues: {', '.join(map(repr, names[:10]))}{', …' if len(names) > 10 else ''}."
-        raise InvalidRequest(f"There is no queue {name!r}.{nearest(name, names) or listed}")
+        known_ones = f" Known queues: {listed(names)}."
+        raise InvalidRequest(f"There is no queue {name!r}.{nearest(name, names) or known_ones}")
 
 
 def queue_and_partition(name: str, known: Iterable[str]) -> tuple[str, int | None]:

@@ -14,6 +14,7 @@ from celery_dq.app.api.queues import QueueApi
 from celery_dq.cli.arguments import (
     arguments_options,
     duration,
+    listed,
     nearest,
     queue_and_partition,
     read_arguments,
@@ -53,8 +54,7 @@ def find(dq: DQ, as_json: bool, task_id: str) -> None:
     show_table(as_json, rows, _MESSAGE_COLUMNS, f"Task {task_id} is in no queue.")
     if not rows:
         names = list(dq.queues)
-        listed = f"{', '.join(map(repr, names[:10]))}{', …' if len(names) > 10 else ''}"
-        looked = f"Looked in {counted(len(names), 'queue')} ({listed})"
+        looked = f"Looked in {counted(len(names), 'queue')} ({listed(names)})"
         # A retry or a replay that reuses the task id gets a message id with a suffix.
         looked += ", for this id and its repetitions ~1 to ~9." if dq.serves_queues() else "."
         print_line(looked, err=as_json)

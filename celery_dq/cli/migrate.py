@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -10,6 +9,7 @@ import click
 from celery_dq.app.api.api import DQ
 from celery_dq.app.api.migration import MigrationOptions, MigrationReport
 from celery_dq.app.api.return_migration import ReturnMigration
+from celery_dq.cli.arguments import read_json
 from celery_dq.cli.bulk import bulk, confirm, counted, reported_progress
 from celery_dq.cli.output import command, print_line, show, show_table
 from celery_dq.migration.stock_message import Priorities
@@ -79,12 +79,7 @@ def migrate(
 
 
 def _read_options(given: str | None) -> dict[str, Any]:
-    if given is None:
-        return {}
-    try:
-        options = json.loads(given)
-    except ValueError as exc:
-        raise click.BadParameter(f"{given!r} is not JSON: {exc}", param_hint="--stock-options") from exc
+    options = {} if given is None else read_json("stock-options", given)
     if not isinstance(options, dict):
         raise click.BadParameter(f"{given!r} is not a JSON object", param_hint="--stock-options")
     return options

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
+from celery_dq.cli.arguments import ABOVE_0, seconds_option
 from celery_dq.cli.bulk import counted
 from celery_dq.cli.output import command, show
 from celery_dq.errors import ConfigurationError, MissingLibrary
@@ -67,13 +68,7 @@ def _stop(*_: Any) -> None:
 
 
 _FILE = click.argument("file", required=False, type=click.Path(path_type=Path))
-_WITHIN = click.option(
-    "--within",
-    default=WITHIN_S,
-    show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds for which the main loop may be silent.",
-)
+_WITHIN = seconds_option("--within", WITHIN_S, "Seconds for which the main loop may be silent.", ABOVE_0)
 
 
 @click.command()

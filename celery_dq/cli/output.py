@@ -131,6 +131,18 @@ def print_line(text: str, *, err: bool = False) -> None:
     click.echo(shown_name(text), err=err)
 
 
+def show_forgotten(as_json: bool, forgotten: dict[str, bool], otherwise: str) -> None:
+    """Print which names were forgotten, and `otherwise` about those that were not there.
+
+    Raises:
+        click.UsageError: There are no names.
+    """
+    if not forgotten:
+        raise click.UsageError("--forget needs NAMES.")
+    lines = [f"{name!r}: {'forgotten' if done else otherwise}" for name, done in forgotten.items()]
+    show(as_json, {"forgotten": [name for name, done in forgotten.items() if done]}, lines)
+
+
 def show_table(as_json: bool, rows: Sequence[Any], columns: Iterable[str], nothing: str) -> None:
     """Print dataclasses as JSON, or as a table.
 

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.cli.arguments import duration, require_queue, time, unknown_tenant
+from celery_dq.cli.arguments import UP_TO_A_DAY, duration, require_queue, seconds_option, time, unknown_tenant
 from celery_dq.cli.bulk import bulk, change_many, counted, reported_progress
-from celery_dq.cli.output import COUNT, command, print_line, show, show_table
+from celery_dq.cli.output import COUNT, command, print_line, show, show_forgotten, show_table
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queues import QueueSnapshot
 from celery_dq.inspector.tenants import BACKLOG_STATES, TenantSnapshot, TenantState
@@ -44,15 +44,11 @@ def with_nodes(columns: tuple[str, ...], rows: Sequence[Any]) -> tuple[str, ...]
 @command
 def queues(dq: DQ, as_json: bool, names: tuple[str, ...], forget: bool) -> None:
     """Show the counts of queues (default: all queues), or forget unused ones."""
-    if forget and not names:
-        raise click.UsageError("--forget needs NAMES.")
     known = list(dq.queues)
     for name in names:
         require_queue(name, known)
     if forget:
-        forgotten = {name: dq.queues[name].forget() for name in names}
-        lines = [f"{name!r}: {'forgotten' if done else _OF_SETTINGS}" for name, done in forgotten.items()]
-        show(as_json, {"forgotten": [name for name, done in forgotten.items() if done]}, lines)
+        show_forgotten(as_json, {name: dq.queues[name].forget() for name in names}, _OF_SETTINGS)
         return
     # The table has no ages, and each costs a look at the tenants.
     rows = list(dq.queues.snapshots(*(names or known), ages=as_json))
@@ -206,13 +202,7 @@ _PARTITION_COLUMNS = ("name", "waiting", "held", "delayed", "consumers", "oldest
     type=click.IntRange(1, MAX_PARTITIONS),
     help="Change the number of partitions of QUEUE, and move tenants with their messages.",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, 86_400),
-    default=60.0,
-    show_default=True,
-    help="Seconds to wait for running tasks of tenants that move.",
-)
+@seconds_option("--timeout", 60.0, "Seconds to wait for running tasks of tenants that move.", UP_TO_A_DAY)
 @command
 def partitions(dq: DQ, as_json: bool, queue: str | None, count: int | None, timeout: float) -> None:
     """Show the partitions of QUEUE, by default of all queues with several; or change their number.

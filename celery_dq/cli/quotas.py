@@ -12,7 +12,7 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.app.api.quotas import QuotasApi
-from celery_dq.cli.arguments import nearest, require_queue, unknown_tenant
+from celery_dq.cli.arguments import UP_TO_A_DAY, nearest, require_queue, seconds_option, unknown_tenant
 from celery_dq.cli.bulk import bulk, confirm, counted, reported_progress
 from celery_dq.cli.output import command, print_line, show
 from celery_dq.errors import InvalidQuota, InvalidRequest, MissingLibrary
@@ -21,14 +21,6 @@ from celery_dq.inspector.tenants import QuotaOrigin
 from celery_dq.keys import ENVIRONMENTS
 from celery_dq.options.quota import MAX_CONCURRENCY, Quota
 from celery_dq.shown import shell_word
-
-_timeout = click.option(
-    "--timeout",
-    type=click.FloatRange(0, 86_400),
-    default=60.0,
-    show_default=True,
-    help="Seconds to wait for the moves of a tenant whose spread changes.",
-)
 
 
 class _QuotasGroup(click.Group):
@@ -102,7 +94,9 @@ def _row(quota: Quota, origin: QuotaOrigin) -> dict[str, Any]:
 @click.option("--weight", type=float, help="Share relative to other tenants, 0.001 to 1000.")
 @click.option("--concurrency", help="Messages that may run at once, 1 to 1000000, or 'unlimited'.")
 @click.option("--spread", type=int, help="Number of partitions of QUEUE in which TENANT lives, from 1.")
-@_timeout
+@seconds_option(
+    "--timeout", 60.0, "Seconds to wait for the moves of a tenant whose spread changes.", UP_TO_A_DAY
+)
 @click.option(
     "--paused/--no-paused", default=None, help="As 'celery dq pause' and 'resume' do without an end."
 )

@@ -8,8 +8,9 @@ from dataclasses import replace
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.cli.arguments import nearest
-from celery_dq.cli.bulk import INTERRUPTED, bulk, confirm, counted, reported_progress
+from celery_dq.app.api.progress import OnProgress
+from celery_dq.cli.arguments import nearest, seconds_option
+from celery_dq.cli.bulk import INTERRUPTED, bulk, change_many, confirm, counted
 from celery_dq.cli.output import command, print_line, show, show_table
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector.spill import QuarantinedFile
@@ -91,18 +92,16 @@ def quarantine_replay(
     chosen = _chosen(dq, names, everything)
     if everything:
         chosen = [each for each in chosen if each.messages]
-    count = sum(len(each.messages) for each in chosen)
-    if dry_run:
-        show(as_json, {"found": count, "sent": 0}, f"{counted(count, 'message')} would be sent; none was.")
-        return
-    if count and not yes:
-        confirm(f"Send {counted(count, 'message')} of {counted(len(chosen), 'file')}?")
-    sent = 0
-    with reported_progress(as_json, "sent", "message", count) as on_progress:
+
+    def send(*, dry_run: bool, on_progress: OnProgress) -> int:
+        sent = 0
         for each in chosen:
-            sent += dq.buffer.replay_quarantined(each.name)
+            sent += len(each.messages) if dry_run else dq.buffer.replay_quarantined(each.name)
             on_progress(sent)
-    show(as_json, {"sent": sent}, f"Sent {sent:,}.")
+        return sent
+
+    question = f"Send {{}} of {counted(len(chosen), 'file')}?"
+    change_many(as_json, send, word="sent", question=question, dry_run=dry_run, yes=yes)
 
 
 @quarantine.command("rm")
@@ -146,13 +145,7 @@ def _chosen(dq: DQ, names: tuple[str, ...], everything: bool) -> list[Quarantine
 
 
 @spill.command()
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0),
-    default=60.0,
-    show_default=True,
-    help="Seconds to wait for the broker.",
-)
+@seconds_option("--timeout", 60.0, "Seconds to wait for the broker.", click.FloatRange(0))
 @bulk
 @command
 def replay(dq: DQ, as_json: bool, timeout: float, dry_run: bool, yes: bool) -> None:

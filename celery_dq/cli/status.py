@@ -13,8 +13,15 @@ from celery_dq.app.api.api import DQ
 from celery_dq.app.checks.doctor import check_server, check_settings
 from celery_dq.app.checks.finding import Finding
 from celery_dq.app.checks.status import Status, read_status
-from celery_dq.cli.arguments import nearest, require_queue, since as since_type
-from celery_dq.cli.output import COUNT, command, print_line, show, show_table
+from celery_dq.cli.arguments import (
+    ABOVE_0,
+    listed,
+    nearest,
+    require_queue,
+    seconds_option,
+    since as since_type,
+)
+from celery_dq.cli.output import COUNT, command, print_line, show, show_forgotten, show_table
 from celery_dq.cli.queues import with_pauses
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queues import QueueSnapshot
@@ -29,13 +36,7 @@ _IN_USE = ("waiting", "delayed", "held", "discards", "dead", "consumers", "unrea
 
 
 @click.command()
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=5.0,
-    show_default=True,
-    help="Seconds within which all servers must answer.",
-)
+@seconds_option("--timeout", 5.0, "Seconds within which all servers must answer.", ABOVE_0)
 @command
 def status(dq: DQ, as_json: bool, timeout: float) -> None:
     """Show on one screen whether messages wait, and for what.
@@ -101,22 +102,16 @@ def leaders(dq: DQ, as_json: bool, names: tuple[str, ...], forget: bool) -> None
     NAMES are queues, or names of other elections. Exit status 1: one of NAMES never had a candidate, or a
     worker leads one that is to be forgotten.
     """
-    if forget and not names:
-        raise click.UsageError("--forget needs NAMES.")
     if forget:
-        forgotten = {name: dq.leaders.forget(name) for name in names}
-        lines = [
-            f"{name!r}: {'forgotten' if done else 'never had a leader'}" for name, done in forgotten.items()
-        ]
-        show(as_json, {"forgotten": [name for name, done in forgotten.items() if done]}, lines)
+        show_forgotten(as_json, {name: dq.leaders.forget(name) for name in names}, "never had a leader")
         return
     rows = dq.leaders(*names)
     if names and any(not row.candidates and not row.leader for row in rows):
         known = dq.leaders.known()
         for row in rows:
             if not row.candidates and not row.leader and row.name not in known:
-                listed = f" Known: {', '.join(map(repr, known[:10]))}." if known else ""
-                raise InvalidRequest(f"{row.name!r} never had a leader.{nearest(row.name, known) or listed}")
+                others = nearest(row.name, known) or (f" Known: {listed(known)}." if known else "")
+                raise InvalidRequest(f"{row.name!r} never had a leader.{others}")
     nothing = "No queue is a singleton queue, and no other election is known."
     show_table(as_json, rows, _LEADER_COLUMNS, nothing)
 
@@ -141,13 +136,7 @@ def worker_columns(rows: Sequence[WorkerSnapshot]) -> tuple[str, ...]:
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Check again and again, and show changes, until Ctrl-C.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.1),
-    default=30.0,
-    show_default=True,
-    help="Seconds between two checks of --watch.",
-)
+@seconds_option("--interval", 30.0, "Seconds between two checks of --watch.", click.FloatRange(0.1))
 @command
 def doctor(dq: DQ, as_json: bool, watch: bool, interval: float) -> None:
     """Check the settings, the tasks' tenants, and the server. Exit status 1: an error was found."""

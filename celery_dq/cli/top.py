@@ -15,6 +15,7 @@ import redis
 from kombu.exceptions import OperationalError
 
 from celery_dq.app.api.api import DQ
+from celery_dq.cli.arguments import seconds_option
 from celery_dq.cli.output import command, show
 from celery_dq.cli.top_state import TopState
 from celery_dq.clock import SystemClock
@@ -41,13 +42,7 @@ _KEY = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
 
 
 @click.command()
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.1, 3600),
-    default=2.0,
-    show_default=True,
-    help="Seconds between two readings.",
-)
+@seconds_option("--interval", 2.0, "Seconds between two readings.", click.FloatRange(0.1, 3600))
 @click.option("--once", is_flag=True, help="Print one screen, and end.")
 @command
 def top(dq: DQ, as_json: bool, interval: float, once: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
+from celery_dq.cli.arguments import ABOVE_0, seconds_option
 from celery_dq.cli.bulk import counted
 from celery_dq.cli.output import COUNT, command, print_line, show, show_table
 from celery_dq.errors import ConfigurationError, DQError, MissingLibrary
@@ -34,13 +35,7 @@ _COLUMNS = ("name", "mark", "items", "size", "put_at", "locked", "problem")
     "those that are older than the credentials in the settings are open to all.",
 )
 @click.option("--limit", default=50, show_default=True, type=COUNT, help="Nodes to show.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=10.0,
-    show_default=True,
-    help="Seconds to wait for ZooKeeper.",
-)
+@seconds_option("--timeout", 10.0, "Seconds to wait for ZooKeeper.", ABOVE_0)
 @command
 def zookeeper(
     dq: DQ,
