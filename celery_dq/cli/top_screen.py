@@ -120,7 +120,7 @@ def _tenant_table(state: TopState, rows: int) -> Table:
             _marked(snapshot.tenant or "(none)", is_chosen),
             f"{snapshot.waiting:,}",
             _age(snapshot.oldest_waiting_s),
-            _WHY.get(snapshot.state, "a resource"),
+            _WHY.get(str(snapshot.state), "a resource"),
             style="bold" if is_chosen else None,
         )
     return table

@@ -31,16 +31,21 @@ class TenantBacklog:
     Attributes:
         queue: Name of the queue.
         tenant: Name of the tenant.
-        state: Its state.
+        state: Its state; None of several tenants together.
         waiting: Number of its waiting messages, without delayed ones.
         oldest_waiting_s: How long its oldest waiting message has waited, in seconds; None without one.
     """
 
     queue: str
     tenant: str
-    state: TenantState
+    state: TenantState | None
     waiting: int
     oldest_waiting_s: float | None
+
+    @property
+    def is_throttled(self) -> bool | None:
+        """Whether it waits for its rate; None of several tenants together."""
+        return None if self.state is None else self.state == "throttled"
 
 
 @dataclass(frozen=True)

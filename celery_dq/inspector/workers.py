@@ -123,6 +123,16 @@ class LeaderSnapshot:
     since: datetime | None = None
     candidates: tuple[str, ...] = ()
 
+    @property
+    def is_present(self) -> bool:
+        """Whether there is a leader."""
+        return self.state == "leads"
+
+    @property
+    def token_in_force(self) -> int | None:
+        """The fencing token; None without a leader."""
+        return self.token if self.is_present else None
+
 
 def leader_snapshot(election: Election) -> LeaderSnapshot:
     """Read the state of the leadership of an election, without becoming a candidate."""

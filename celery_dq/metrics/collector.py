@@ -82,7 +82,7 @@ def _subjects(metric: Metric, state: BrokerState) -> Iterator[tuple[Any, tuple[s
     if metric.subject == "scrape":
         yield state, ()
     elif metric.subject == "queue":
-        yield from ((queue, (queue.name,)) for queue in state.queues)
+        yield from ((queue, (queue.snapshot.name,)) for queue in state.queues)
     elif metric.subject == "worker":
         yield from ((each, (each.queue,)) for each in state.worker)
     elif metric.subject == "tenant":
@@ -102,6 +102,8 @@ def _add(family: Any, metric: Metric, subject: Any, labels: tuple[str, ...]) -> 
             continue  # a broker on ZooKeeper does not know it
         if value is None:
             continue
+        if isinstance(value, tuple):
+            value = len(value)
         values = (*labels, label) if label else labels
         if isinstance(value, (WaitingTimes, ClaimTimes)):
             family.add_metric(values, _buckets(value), value.sum_s)

@@ -36,13 +36,11 @@ class QueueReading:
     """One queue. The attributes that a broker on ZooKeeper does not know are None.
 
     Attributes:
-        name: Name of the queue.
         snapshot: Its counts.
         backlogs: Its runnable messages and largest backlogs.
         verdicts: Numbers of dedup verdicts.
     """
 
-    name: str
     snapshot: QueueSnapshot | ZooKeeperQueueSnapshot
     backlogs: QueueBacklogs | None = None
     verdicts: dict[str, int] = field(default_factory=dict)
@@ -51,25 +49,6 @@ class QueueReading:
     def oldest_waiting_s(self) -> float | None:
         """How long the oldest waiting message has waited, in seconds; 0 without one."""
         return (self.snapshot.oldest_waiting_s or 0.0) if isinstance(self.snapshot, QueueSnapshot) else None
-
-
-@dataclass(frozen=True)
-class TenantReading:
-    """One tenant with a large backlog, or all the other ones of a queue.
-
-    Attributes:
-        queue: Name of the queue.
-        tenant: Name of the tenant, or :data:`~celery_dq.metrics.table.OTHER_TENANTS`.
-        waiting: Number of its waiting messages.
-        oldest_waiting_s: Waiting time of the oldest one, in seconds; None when it is not known.
-        is_throttled: Whether it waits for its rate; None when it is not known.
-    """
-
-    queue: str
-    tenant: str
-    waiting: int
-    oldest_waiting_s: float | None = None
-    is_throttled: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -85,29 +64,6 @@ class WorkerReading:
     queue: str
     slots: int | None
     claim_times: ClaimTimes
-
-
-@dataclass(frozen=True)
-class LeaderReading:
-    """One leadership.
-
-    Attributes:
-        name: Name of the singleton queue or of another election.
-        is_present: Whether there is a leader.
-        token: Its fencing token; None without a leader.
-        candidates: Number of candidates.
-    """
-
-    name: str
-    is_present: bool
-    token: int | None
-    candidates: int
-
-    @classmethod
-    def of(cls, leader: LeaderSnapshot) -> LeaderReading:
-        """Return the state that a snapshot shows."""
-        leads = leader.state == "leads"
-        return cls(leader.name, leads, leader.token if leads else None, len(leader.candidates))
 
 
 @dataclass
@@ -131,8 +87,8 @@ class BrokerState:
     elections_up: bool | None = None
     duration_s: float | None = None
     queues: tuple[QueueReading, ...] = ()
-    tenants: tuple[TenantReading, ...] = ()
-    leaders: tuple[LeaderReading, ...] = ()
+    tenants: tuple[TenantBacklog, ...] = ()
+    leaders: tuple[LeaderSnapshot, ...] = ()
     worker: tuple[WorkerReading, ...] = ()
     breaker_open: bool = False
     buffer: ProducerSnapshot | None = None
@@ -179,8 +135,7 @@ class StateReader:
             if self._is_ours:
                 self._read_queues(state, broker)
             if state.elections_up is not None:
-                leaders = Leaders(broker)()
-                state.leaders = tuple(map(LeaderReading.of, leaders))
+                state.leaders = tuple(Leaders(broker)())
                 state.elections_up = True
         except BaseException:
             self.close()
@@ -206,9 +161,9 @@ class StateReader:
         if self._serves_tenants:
             verdicts = DedupApi(broker).verdicts(*names)
             backlogs = [self._read_backlogs(queues, each) for each in snapshots]
-            found = [QueueReading(*each) for each in zip(names, snapshots, backlogs, verdicts, strict=True)]
+            found = [QueueReading(*each) for each in zip(snapshots, backlogs, verdicts, strict=True)]
         else:
-            found = [QueueReading(each.name, each) for each in snapshots]
+            found = [QueueReading(each) for each in snapshots]
         if self._tenants:
             state.tenants = tuple(_tenants(found, self._tenants))
         state.queues = tuple(found)
@@ -236,7 +191,7 @@ def _of_worker(context: AppContext) -> Iterator[WorkerReading]:
             yield WorkerReading(name, slots, identity.claim_times[name])
 
 
-def _tenants(queues: list[QueueReading], most: int) -> Iterator[TenantReading]:
+def _tenants(queues: list[QueueReading], most: int) -> Iterator[TenantBacklog]:
     """Yield the `most` largest backlogs of all queues, and per queue the sum of the others."""
     backlogs: list[TenantBacklog] = []
     for queue in queues:
@@ -244,13 +199,12 @@ def _tenants(queues: list[QueueReading], most: int) -> Iterator[TenantReading]:
             # Two series may not have equal labels, so a tenant with this name counts among the others.
             backlogs += [each for each in queue.backlogs.largest if each.tenant != OTHER_TENANTS]
     backlogs.sort(key=lambda each: each.waiting, reverse=True)
-    others = {each.name: each.snapshot.waiting for each in queues}
+    others = {each.snapshot.name: each.snapshot.waiting for each in queues}
     for each in backlogs[:most]:
         others[each.queue] -= each.waiting
-        is_throttled = each.state == "throttled"
-        yield TenantReading(each.queue, each.tenant, each.waiting, each.oldest_waiting_s, is_throttled)
+        yield each
     for name, waiting in others.items():
-        yield TenantReading(name, OTHER_TENANTS, max(waiting, 0))
+        yield TenantBacklog(name, OTHER_TENANTS, None, max(waiting, 0), None)
 
 
 #: Seconds for which a reading is used again, so that several scrapers cost the broker one reading.

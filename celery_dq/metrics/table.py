@@ -197,7 +197,7 @@ METRICS: tuple[Metric, ...] = (
         "Fencing token of the leader, which grows with each term; absent without a leader.",
         ("leadership",),
         "leader",
-        (("", "token"),),
+        (("", "token_in_force"),),
     ),
     Metric(
         "celery_dq_leader_candidates",
