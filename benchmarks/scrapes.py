@@ -17,7 +17,7 @@ import celery_dq
 from benchmarks.measure import Report, Series, benchmark, spending
 from benchmarks.postbox import store
 from celery_dq.metrics.server import MetricsServer
-from celery_dq.metrics.state import MAX_AGE_S
+from celery_dq.reading import FRESH_S
 from celery_dq.testing.servers import RedisServer
 
 TENANTS, QUICK_TENANTS = 60_000, 2_000
@@ -85,7 +85,7 @@ def _measure(port: int, url: str, rounds: int) -> dict[str, Series]:
     by_scrape: list[list[float]] = []
     found = {name: Series() for name in ("scrape", "redis", "longest")}
     for number in range(rounds + 1):
-        time.sleep(MAX_AGE_S + 0.1)  # until the reading before is too old to be used again
+        time.sleep(FRESH_S + 0.1)  # until the reading before is too old to be used again
         client.slowlog_reset()
         with spending(port) as spent, urllib.request.urlopen(url) as reply:
             assert b"celery_dq_up 1.0" in reply.read()

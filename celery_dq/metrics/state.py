@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from celery_dq.app.api.api import DQ
@@ -25,6 +26,7 @@ from celery_dq.inspector.workers import LeaderSnapshot
 from celery_dq.metrics.table import OTHER_TENANTS
 from celery_dq.outage import Outage
 from celery_dq.producer.buffered_producer import ProducerSnapshot
+from celery_dq.reading import Reading
 from celery_dq.shown import shown_logger
 from celery_dq.transport.redis.in_flight.consumer_identity import ClaimTimes, ConsumerIdentity
 
@@ -207,19 +209,6 @@ def _tenants(queues: list[QueueReading], most: int) -> Iterator[TenantBacklog]:
         yield TenantBacklog(name, OTHER_TENANTS, None, max(waiting, 0), None)
 
 
-#: Seconds for which a reading is used again, so that several scrapers cost the broker one reading.
-MAX_AGE_S = 1.0
-
-
-class _MetricsReading:
-    """A reading that another thread fills."""
-
-    def __init__(self, state: BrokerState, started: float) -> None:
-        self.state = state
-        self.started = started
-        self.ended = threading.Event()
-
-
 class SharedState:
     """Returns the state of the broker, not older than a second, within a deadline. Thread-safe.
 
@@ -238,23 +227,23 @@ class SharedState:
         self._clock: Clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._outage = Outage(logger, "metrics_outage", self._clock)
-        self._latest: _MetricsReading | None = None
+        #: The latest reading, and the state that its thread fills.
+        self._latest: tuple[Reading[None], BrokerState] | None = None
 
     def get(self) -> BrokerState:
         """Return a reading, which is incomplete if the servers do not answer in time. Never raises."""
         with self._lock:
-            now, latest = self._clock.monotonic(), self._latest
-            if latest is None or (latest.ended.is_set() and now - latest.started >= MAX_AGE_S):
-                latest = self._latest = _MetricsReading(self._reader.begin(), now)
-                threading.Thread(
-                    target=self._read, args=(latest,), name="dq-metrics-reading", daemon=True
-                ).start()
-        latest.ended.wait(max(latest.started + self._timeout_s - now, 0.0))
-        return latest.state
+            now = self._clock.monotonic()
+            if self._latest is None or not self._latest[0].is_fresh(now):
+                self._latest = Reading(now), self._reader.begin()
+                self._latest[0].start("dq-metrics-reading", partial(self._read, self._latest[1], now))
+            reading, state = self._latest
+        reading.ends_within(reading.began + self._timeout_s - now)
+        return state
 
-    def _read(self, reading: _MetricsReading) -> None:
+    def _read(self, state: BrokerState, began: float) -> None:
         try:
-            self._reader.read(reading.state)
+            self._reader.read(state)
         except Exception as exc:
             self._outage.began(
                 "The state of the broker cannot be read for the metrics: %s. The metric celery_dq_up or "
@@ -262,7 +251,7 @@ class SharedState:
                 (str(exc) or type(exc).__name__).rstrip("."),
             )
         else:
-            took_s = self._clock.monotonic() - reading.started
+            took_s = self._clock.monotonic() - began
             if took_s <= self._timeout_s:
                 self._outage.over("The state of the broker can be read for the metrics again.")
             else:
@@ -273,5 +262,4 @@ class SharedState:
                     self._timeout_s,
                 )
         finally:
-            reading.state.duration_s = self._clock.monotonic() - reading.started
-            reading.ended.set()
+            state.duration_s = self._clock.monotonic() - began

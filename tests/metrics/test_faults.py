@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from celery_dq.clock import ManualClock
-from celery_dq.metrics.state import MAX_AGE_S, BrokerState, SharedState
+from celery_dq.metrics.state import BrokerState, SharedState
+from celery_dq.reading import FRESH_S
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -163,7 +164,7 @@ def test_scrapes_of_a_broker_that_hangs_begin_one_reading() -> None:
     shared = SharedState(reads, 0.0, clock)
     for _ in range(3):
         assert shared.get().up is None
-        clock.advance(MAX_AGE_S)
+        clock.advance(FRESH_S)
     assert reader.begun == 1
     reader.go_on.set()
     wait_until(lambda: shared.get().up and reader.begun == 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from celery_dq.app.checks.server_checks import tls_hint
 from celery_dq.errors import DQError
 from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
 from celery_dq.inspector.workers import LeaderSnapshot, WorkerSnapshot
+from celery_dq.reading import Reading
 from celery_dq.shown import shell_word, shown_url
 
 __all__ = ["Status", "read_status"]
@@ -61,15 +61,14 @@ def read_status(app: Any, timeout_s: float = 5.0) -> Status:
     settings = check_settings(app)
     if not _UNUSABLE & {each.code for each in settings}:
         # A library may wait for a hung server for much longer: its timeout counts for each of its steps.
-        reader = threading.Thread(target=reading.run, name="dq-status", daemon=True)
-        reader.start()
-        reader.join(timeout_s)
-        if reader.is_alive():
+        reader: Reading[None] = Reading()
+        reader.start("dq-status", reading.run)
+        if reader.ends_within(timeout_s):
+            reader.result()  # it raises a fault of this program
+        else:
             problem = f"{reading.step} did not answer within {timeout_s:g} s."
             remedy = f"Look after it, or give --timeout.{tls_hint(app)}"
             reading.errors.append(Finding("E022", problem, remedy))
-    if reading.failure is not None:
-        raise reading.failure
     errors = [each for each in settings if each.level == "error"] + reading.errors
     warnings = _warnings(reading.queues, reading.leaders, reading.expected_leaders)
     return Status(
@@ -88,7 +87,6 @@ class _StatusReading:
     Attributes:
         step: The server that is asked now, as the subject of a sentence.
         errors: The errors of the servers.
-        failure: A fault of this program.
     """
 
     def __init__(self, app: Any) -> None:
@@ -101,7 +99,6 @@ class _StatusReading:
         self.leaders: tuple[LeaderSnapshot, ...] = ()
         self.workers: tuple[WorkerSnapshot, ...] = ()
         self.expected_leaders: frozenset[str] = frozenset()
-        self.failure: Exception | None = None
 
     def run(self) -> None:
         """Ask the servers; every error is kept."""
@@ -110,8 +107,6 @@ class _StatusReading:
         except (DQError, OperationalError, redis.RedisError, OSError) as exc:
             problem = f"The queues cannot be read: {reason_of(exc)}."
             self.errors.append(Finding("E011", problem, _DOCTOR))
-        except Exception as exc:  # the calling thread raises it
-            self.failure = exc
 
     def _read(self) -> None:
         # Both modules are a worker's and a beat's, and need not be loaded by Django's checks.

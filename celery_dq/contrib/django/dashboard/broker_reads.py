@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,6 +12,7 @@ import redis
 from kombu.exceptions import OperationalError
 
 from celery_dq.errors import ConfigurationError, DQError
+from celery_dq.reading import Reading
 
 
 class BrokerSilent(DQError, ConnectionError):
@@ -68,23 +68,9 @@ T = TypeVar("T")
 
 #: Seconds for which a page waits for the broker.
 DEADLINE_S = 3.0
-#: Seconds for which a result serves further viewers.
-FRESH_S = 1.0
 #: Reads that may wait for the broker at the same time, and as many changes. Each borrows a connection of the
 #: app's pool, which has ten by default and serves the publishing calls of the web process, too.
 MOST_WAITING = 4
-
-
-class _Read:
-    """One read, under way or done."""
-
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.future: Future[Any] = Future()
-
-    @property
-    def is_fresh(self) -> bool:
-        return not self.future.done() or time.monotonic() - self.began < FRESH_S
 
 
 class BrokerReads:
@@ -95,7 +81,7 @@ class BrokerReads:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reads: dict[Hashable, _Read] = {}
+        self._reads: dict[Hashable, Reading[Any]] = {}
         self._reading = threading.BoundedSemaphore(MOST_WAITING)
         self._changing = threading.BoundedSemaphore(MOST_WAITING)
 
@@ -111,17 +97,12 @@ class BrokerReads:
         Raises:
             BrokerSilent: The deadline is over, or too many calls wait for the broker.
         """
-        latest = time.monotonic() + DEADLINE_S
+        now = time.monotonic()
         with self._lock:
-            found = self._reads.get(key)
-            if is_first := found is None or not found.is_fresh:
-                self._reads = {each: kept for each, kept in self._reads.items() if kept.is_fresh}
-                found = self._reads[key] = _Read()
-        assert found is not None
-        if is_first:
-            self._start(found.future, read, self._reading)
-        result: T = self._result(found.future, latest)
-        return result
+            self._reads = {each: kept for each, kept in self._reads.items() if kept.is_fresh(now)}
+            is_first = key not in self._reads
+            found: Reading[T] = self._reads.setdefault(key, Reading(now))
+        return self._result(found, read if is_first else None, self._reading)
 
     def change(self, call: Callable[[], T]) -> T:
         """Return the result of a call that changes something. Reads that began before it serve no viewer.
@@ -130,38 +111,21 @@ class BrokerReads:
             BrokerSilent: The deadline is over, and it is not known whether the call had an effect; or too
                 many calls wait for the broker, and it was not made.
         """
-        latest = time.monotonic() + DEADLINE_S
-        future: Future[T] = Future()
-        self._start(future, call, self._changing)
         try:
-            return self._result(future, latest)
+            return self._result(Reading(), call, self._changing)
         finally:
             with self._lock:
                 self._reads.clear()
 
-    def _start(self, future: Future[Any], call: Callable[[], Any], slots: threading.BoundedSemaphore) -> None:
-        if not slots.acquire(timeout=DEADLINE_S):
-            future.set_exception(BrokerSilent(f"{MOST_WAITING} earlier requests still wait for it"))
-            return
-        # The end of the process does not wait for a daemon thread.
-        threading.Thread(
-            target=self._run, args=(future, call, slots), name="dq-dashboard", daemon=True
-        ).start()
-
     @staticmethod
-    def _run(future: Future[Any], call: Callable[[], Any], slots: threading.BoundedSemaphore) -> None:
-        try:
-            future.set_result(call())
-        except BaseException as exc:  # the waiting views raise it
-            future.set_exception(exc)
-        finally:
-            slots.release()
-
-    @staticmethod
-    def _result(future: Future[T], latest: float) -> T:
-        # `Future.result(timeout)` raises a TimeoutError, which the call itself may raise, too.
-        done = threading.Event()
-        future.add_done_callback(lambda _: done.set())
-        if not done.wait(max(latest - time.monotonic(), 0.0)):
+    def _result(reading: Reading[T], call: Callable[[], T] | None, slots: threading.BoundedSemaphore) -> T:
+        """Wait for a reading, which the first viewer starts by `call`."""
+        latest = time.monotonic() + DEADLINE_S
+        if call is not None and slots.acquire(timeout=DEADLINE_S):
+            reading.add_done_callback(lambda _: slots.release())
+            reading.start("dq-dashboard", call)
+        elif call is not None:
+            reading.set_exception(BrokerSilent(f"{MOST_WAITING} earlier requests still wait for it"))
+        if not reading.ends_within(latest - time.monotonic()):
             raise BrokerSilent(f"no answer within {DEADLINE_S:g} s")
-        return future.result()
+        return reading.result()
