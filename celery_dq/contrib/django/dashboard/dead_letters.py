@@ -16,7 +16,7 @@ from django.http import HttpResponseBase, QueryDict
 
 from celery_dq.app.api.api import DQ
 from celery_dq.app.api.redis_dead_letters import DeadLetters
-from celery_dq.contrib.django.dashboard.forms import time_before
+from celery_dq.contrib.django.dashboard.forms import time_before, whole_number
 from celery_dq.contrib.django.dashboard.messages import reason_without_text, without_arguments
 from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, PageView, required
 from celery_dq.duration import parse_rate
@@ -177,17 +177,13 @@ def preview_of_matching(dq: DQ, form: QueryDict, *, arguments: bool) -> Confirma
             "tenant": form.get("tenant", ""),
             "task": form.get("task", ""),
             "reason": form.get("reason", ""),
-            "since": _spelled(wanted.since),
-            "until": _spelled(latest),
+            "since": wanted.since.isoformat() if wanted.since else "",
+            "until": latest.isoformat() if latest else "",
             "total": str(total),
         },
         rate_of="messages",
         page="replay-steps",
     )
-
-
-def _spelled(at: datetime | None) -> str:
-    return "" if at is None else at.isoformat()
 
 
 def rate_of(form: QueryDict) -> float | None:
@@ -202,21 +198,11 @@ def rate_of(form: QueryDict) -> float | None:
         raise InvalidRequest(str(exc)) from None
 
 
-def _whole(form: QueryDict, name: str) -> int:
-    text = form.get(name, "0")
-    if not (text.isascii() and text.isdecimal() and len(text) < 12):
-        raise InvalidRequest(f"{name} = {text[:20]!r}: give a whole number")
-    return int(text)
-
-
 class DeadLettersChange(ChangeView):
     """A change of dead letters, which shows those of the queue afterwards."""
 
     section = "dead-letters"
-
-    def back(self, form: QueryDict) -> tuple[str, dict[str, str]]:
-        """Return the dead letters of the queue."""
-        return "dead-letters", {"queue": form.get("queue", "")}
+    follows = ("dead-letters", "queue")
 
 
 class ReplayStepsView(DeadLettersChange):
@@ -228,7 +214,7 @@ class ReplayStepsView(DeadLettersChange):
     def make(self, dq: DQ, form: QueryDict) -> str:
         """Send the dead letters of one step."""
         queue, wanted, rate = required(form, "queue"), LetterFilter.read(form), rate_of(form)
-        sent, looked_at = _whole(form, "sent"), _whole(form, "looked_at")
+        sent, looked_at = whole_number(form, "sent"), whole_number(form, "looked_at")
         limit = MOST_SENT if rate is None else min(max(int(rate * STEP_S), 1), MOST_SENT)
         arguments = self.arguments
         part = dq.dead_letters[queue].replay_part(
@@ -251,7 +237,7 @@ class ReplayStepsView(DeadLettersChange):
         # A step that has sent nothing needs no pause.
         pause_ms = round(1000 / rate) if rate is not None and part.sent else 0
         wait_ms = pause_ms if part.after else None
-        total = max(_whole(form, "total"), looked_at)
+        total = max(whole_number(form, "total"), looked_at)
         self._progress = Progress(queue, sent, looked_at, total, rate, wait_ms, fields)
         return f"{part.sent} dead letters of {queue!r} were sent again."
 
@@ -277,7 +263,7 @@ class DeadLettersView(PageView):
         if not given.get("queue"):
             counts = {name: len(dq.dead_letters[name]) for name in dq.dead_letters}
             return {"counts": {name: number for name, number in counts.items() if number}}
-        queue, after = required(given, "queue"), _whole(given, "after")
+        queue, after = required(given, "queue"), whole_number(given, "after")
         letters = dq.dead_letters[queue]
         wanted = LetterFilter.read(given)
         found, rank, more = find_letters(letters, wanted, after, LETTERS_PER_PAGE, arguments=arguments)

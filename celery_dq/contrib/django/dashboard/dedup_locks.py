@@ -41,6 +41,7 @@ class ReleaseView(ChangeView):
 
     permission = "release_dedup_locks"
     section = "dedup"
+    follows = ("dedup-locks", "queue")
 
     def preview(self, dq: DQ, form: QueryDict) -> Confirmation:
         """Return the lock."""
@@ -71,7 +72,3 @@ class ReleaseView(ChangeView):
         if head is None:
             return f"No call held the dedup lock of key {key!r} in {queue!r}."
         return f"Task {head} does not hold the dedup lock of key {key!r} in {queue!r} any more."
-
-    def back(self, form: QueryDict) -> tuple[str, dict[str, str]]:
-        """Return the locks of the queue."""
-        return "dedup-locks", {"queue": form.get("queue", "")}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import Any, ClassVar
+from typing import Any
 
 from django.http import QueryDict
 
 from celery_dq.app.api.api import DQ
 from celery_dq.contrib.django.dashboard.dead_letters import DeadLettersChange, hidden
 from celery_dq.contrib.django.dashboard.forms import duration_or_time
-from celery_dq.contrib.django.dashboard.messages import HIDDEN
-from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, PageView, required
+from celery_dq.contrib.django.dashboard.messages import HIDDEN, MessageChange
+from celery_dq.contrib.django.dashboard.views import Confirmation, PageView, required
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetterContent
 from celery_dq.shown import plain
@@ -56,28 +56,6 @@ def _priority(text: str) -> int:
     if text not in tuple("0123456789"):
         raise InvalidRequest(f"priority = {text[:20]!r}: give a number from 0 to 9")
     return int(text)
-
-
-class MessageChange(ChangeView):
-    """A change of one waiting or delayed task, which shows the task afterwards."""
-
-    permission = "edit_messages"
-    _OUTCOMES: ClassVar[Mapping[str, str]] = {
-        "other": "was not changed, because a worker has it, or it is cancelled, or waits for a dedup lock",
-        "none": "was not changed, because it is not in this queue any more",
-    }
-
-    def named(self, form: QueryDict) -> tuple[str, str]:
-        """Return queue and task of the form."""
-        return required(form, "queue"), required(form, "id")
-
-    def outcome(self, queue: str, task_id: str, outcome: str, done: str) -> str:
-        """Return the sentence about an outcome; `done` is the one of a change."""
-        return f"Task {task_id} in {queue!r} {self._OUTCOMES.get(outcome, done)}."
-
-    def back(self, form: QueryDict) -> tuple[str, dict[str, str]]:
-        """Return the page of the message."""
-        return "message", {"id": form.get("id", "")}
 
 
 class RescheduleView(MessageChange):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 from celery_dq.duration import parse_duration
 from celery_dq.errors import InvalidRequest
@@ -12,6 +14,18 @@ def exact(value: float) -> str:
     """Return a number in its short form, or in full if that would lose digits."""
     short = f"{value:g}"
     return short if float(short) == value and "e" not in short else repr(value)
+
+
+def whole_number(given: Mapping[str, Any], name: str, least: int = 0) -> int:
+    """Read a whole number; `least` where there is none.
+
+    Raises:
+        InvalidRequest: The text is not one, or is less than `least`, or has more than eleven digits.
+    """
+    text = given.get(name, str(least))
+    if not (text.isascii() and text.isdecimal() and len(text) < 12 and int(text) >= least):
+        raise InvalidRequest(f"{name} = {text[:20]!r}: give a whole number from {least}")
+    return int(text)
 
 
 #: Characters of a time that are read.

@@ -16,7 +16,7 @@ from celery_dq.inspector.explain import explain_state, explain_unknown
 from celery_dq.inspector.message_details import MessageDetails
 from celery_dq.inspector.messages import UNREADABLE, MessageSnapshot
 
-__all__ = ["CancelView", "MessageView", "reason_without_text", "shown", "without_arguments"]
+__all__ = ["CancelView", "MessageChange", "MessageView", "reason_without_text", "shown", "without_arguments"]
 
 WithArguments = TypeVar("WithArguments", MessageSnapshot, DeadLetter)
 
@@ -134,7 +134,26 @@ def _timeline(details: MessageDetails) -> list[Moment]:
     return [Moment(at, event, at > now) for at, event in sorted((a, e) for a, e in known if a is not None)]
 
 
-class CancelView(ChangeView):
+class MessageChange(ChangeView):
+    """A change of one task, by default a waiting or delayed one, which shows the task afterwards."""
+
+    permission = "edit_messages"
+    follows = ("message", "id")
+    _OUTCOMES: ClassVar[Mapping[str, str]] = {
+        "other": "was not changed, because a worker has it, or it is cancelled, or waits for a dedup lock",
+        "none": "was not changed, because it is not in this queue any more",
+    }
+
+    def named(self, form: QueryDict) -> tuple[str, str]:
+        """Return queue and task of the form."""
+        return required(form, "queue"), required(form, "id")
+
+    def outcome(self, queue: str, task_id: str, outcome: str, done: str) -> str:
+        """Return the sentence about an outcome; `done` is the one of a change."""
+        return f"Task {task_id} in {queue!r} {self._OUTCOMES.get(outcome, done)}."
+
+
+class CancelView(MessageChange):
     """Cancels a task that waits."""
 
     permission = "cancel_messages"
@@ -149,7 +168,7 @@ class CancelView(ChangeView):
 
     def preview(self, dq: DQ, form: QueryDict) -> Confirmation:
         """Return the task."""
-        queue, task_id = required(form, "queue"), required(form, "id")
+        queue, task_id = self.named(form)
         found = dq.queues[queue].find(task_id)
         rows = [] if found is None else [(found.task, found.tenant or "(none)", found.state)]
         return Confirmation(
@@ -164,10 +183,6 @@ class CancelView(ChangeView):
 
     def make(self, dq: DQ, form: QueryDict) -> str:
         """Cancel the task."""
-        queue, task_id = required(form, "queue"), required(form, "id")
+        queue, task_id = self.named(form)
         outcome = dq.queues[queue].cancel(task_id)
-        return f"Task {task_id} in {queue!r} {self._OUTCOMES.get(outcome, outcome)}."
-
-    def back(self, form: QueryDict) -> tuple[str, dict[str, str]]:
-        """Return the page of the message."""
-        return "message", {"id": form.get("id", "")}
+        return self.outcome(queue, task_id, outcome, outcome)

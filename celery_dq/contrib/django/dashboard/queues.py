@@ -10,10 +10,10 @@ from django.apps import apps
 from django.http import QueryDict
 
 from celery_dq.app.api.api import DQ
+from celery_dq.contrib.django.dashboard.forms import whole_number
 from celery_dq.contrib.django.dashboard.messages import shown
 from celery_dq.contrib.django.dashboard.sampler import Sampler
 from celery_dq.contrib.django.dashboard.views import PageView, required
-from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queue_counters import WaitingTimes
 from celery_dq.inspector.queues import Health, QueueSnapshot, ZooKeeperQueueSnapshot
 from celery_dq.inspector.tenants import QuotaOrigin, TenantSnapshot
@@ -76,18 +76,6 @@ class QueueRow:
         return cls(queue, queue.health, queue.living_consumers, *waits)
 
 
-def page_number(given: QueryDict) -> int:
-    """Return the number of the requested page, from 1.
-
-    Raises:
-        InvalidRequest: It is not a number from 1 to 999,999.
-    """
-    text = given.get("page", "1")
-    if not (text.isascii() and text.isdecimal() and len(text) < 7 and int(text)):
-        raise InvalidRequest(f"page = {text!r}: give a whole number from 1")
-    return int(text)
-
-
 class QueuesView(PageView):
     """All queues with their messages by reason, waiting times and workers."""
 
@@ -97,7 +85,7 @@ class QueuesView(PageView):
         """Read the queues of one page."""
         wanted = given.get("q", "").casefold()
         names = [name for name in dq.queues if wanted in name.casefold()]
-        page = page_number(given)
+        page = whole_number(given, "page", 1)
         first = (page - 1) * QUEUES_PER_PAGE
         shown = names[first : first + QUEUES_PER_PAGE]
         return {

@@ -30,9 +30,7 @@ UNDO, UNDO_S = "celery_dq.undo", 86_400
 class TenantChange(ChangeView):
     """A change of one tenant, which shows the tenant afterwards."""
 
-    def back(self, form: QueryDict) -> tuple[str, dict[str, str]]:
-        """Return the page of the tenant."""
-        return "tenant", {"queue": form.get("queue", ""), "tenant": form.get("tenant", "")}
+    follows = ("tenant", "queue", "tenant")
 
     def named(self, form: QueryDict) -> tuple[str, str]:
         """Return queue and tenant of the form."""
@@ -280,10 +278,7 @@ class QueuePauseChange(ChangeView):
     """A pause of a whole queue or its end, which shows the queue afterwards."""
 
     permission = "pause_queues"
-
-    def back(self, form: QueryDict) -> tuple[str, dict[str, str]]:
-        """Return the page of the queue."""
-        return "queue", {"queue": form.get("queue", "")}
+    follows = ("queue", "queue")
 
 
 class QueuePauseView(QueuePauseChange):

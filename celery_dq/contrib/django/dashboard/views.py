@@ -307,10 +307,12 @@ class ChangeView(DashboardView):
     """A change. Without ``confirmed`` in the form, the answer is a preview.
 
     Attributes:
+        follows: Name of the page that follows, and the fields of the form that are its parameters.
         arguments: Whether the user may see the arguments of tasks.
         undo: Signed text with which the page that follows undoes the change; None if it cannot.
     """
 
+    follows: ClassVar[tuple[str, ...]]
     arguments = False
     undo: str | None = None
     http_method_names = ["post", "options"]  # noqa: RUF012 - as Django declares it
@@ -325,7 +327,8 @@ class ChangeView(DashboardView):
 
     def back(self, form: QueryDict) -> tuple[str, dict[str, str]]:
         """Return name and parameters of the page that follows."""
-        raise NotImplementedError
+        page, *names = self.follows
+        return page, {name: form.get(name, "") for name in names}
 
     @property
     def way_back(self) -> str:
