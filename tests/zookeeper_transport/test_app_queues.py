@@ -68,6 +68,7 @@ def test_counts_and_messages(app: Any, ids: dict[str, str], connect: Connect, lo
     urgent = queue.find(ids["urgent"])
     assert (urgent.state, urgent.task, urgent.priority, urgent.expires) == ("claimed", "post", 9, LATER)
     assert (urgent.args, urgent.deliveries) == ("('b',)", 0)
+    assert queue.details(ids["urgent"]).message == urgent
     assert [each.id for each in queue.peek()] == [ids["usual"], ids["other"]]
     (later,) = queue.peek(delayed=True)
     assert (later.id, later.state, later.due) == (ids["later"], "delayed", LATER)

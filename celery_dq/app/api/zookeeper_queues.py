@@ -21,6 +21,7 @@ from celery_dq.app.api.task_body import check_changes, shown_arguments, with_arg
 from celery_dq.curator.framing import frame, unframe
 from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetter, DeadLetterContent, DeadLetterFilter
+from celery_dq.inspector.message_details import MessageDetails
 from celery_dq.inspector.messages import MessageSnapshot
 from celery_dq.inspector.queues import ZooKeeperQueueSnapshot
 from celery_dq.inspector.redis_values import check_count, check_text, moment
@@ -205,6 +206,11 @@ class ZooKeeperQueueApi(QueueApi):
         with self._queues() as queues:
             item = find_item(queues, self.name, task_id)
             return None if item is None else item.message
+
+    def details(self, task_id: str) -> MessageDetails | None:
+        """A task in this queue; None when it is not here, or has finished. Its headers are not read."""
+        found = self.find(task_id)
+        return None if found is None else MessageDetails(found)
 
     def cancel(self, task_id: str) -> Cancellation:
         """Cancel a task: remove its message.

@@ -218,8 +218,7 @@ class DqBackend(_TASKS.Backend):  # type: ignore[misc]  # its module depends on 
     def _waiting(self, app: Any, found: Any, result_id: str) -> Any:
         """Return the result of a task that the broker has. Its arguments are not known there."""
         status = _RUNNING if found.state in ("claimed", "settled") else _READY
-        queue = dq_of(app).queues[found.queue]
-        details = queue.details(result_id) if hasattr(queue, "details") else None  # not on ZooKeeper
+        details = dq_of(app).queues[found.queue].details(result_id)
         times = _times({} if details is None else details.headers)
         return self._result(self._task(found.task, result_id), result_id, status=status, **times)
 

@@ -86,7 +86,7 @@ class MessageView(PageView):
         task_id = required(given, "id").strip()
         places, everywhere = [], dq.find(task_id)
         for found in everywhere:
-            details = dq.queues[found.queue].details(task_id) if dq.serves_queues() else None
+            details = dq.queues[found.queue].details(task_id)
             places.append(_place(details or MessageDetails(found), arguments))
         if dq.serves_queues():
             explanation = dq.explain(task_id=task_id, queue=everywhere[0].queue if everywhere else None)
