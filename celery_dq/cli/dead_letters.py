@@ -153,20 +153,8 @@ def dead_show(dq: DQ, as_json: bool, queue: str, message_id: str) -> None:
         show(True, letter)
         return
     parts = {**vars(letter.letter), **vars(letter)}
-    rows = (
-        "id",
-        "queue",
-        "reason",
-        "at",
-        "worker",
-        "deliveries",
-        "task",
-        "tenant",
-        "priority",
-        "due",
-        "expires",
-    )
-    for name in rows:
+    first = ("id", "queue", "reason", "at", "worker", "deliveries", "task", "tenant")
+    for name in (*first, "priority", "due", "expires"):
         print_line(f"{name + ':':<12}{cell(parts[name])}")
     for name, value in (("args", letter.args), ("kwargs", letter.kwargs)):
         content = (

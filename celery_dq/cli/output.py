@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import wraps
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -149,7 +150,8 @@ def show_table(as_json: bool, rows: Sequence[Any], columns: Iterable[str], nothi
     Args:
         as_json: Whether to print JSON.
         rows: The dataclasses.
-        columns: Attributes that are the columns of the table, if the rows have them.
+        columns: Attributes that are the columns of the table, if the rows have them; those of a part with
+            the name of the part, such as ``service.rate``.
         nothing: Text to print instead of an empty table.
     """
     if as_json:
@@ -158,8 +160,9 @@ def show_table(as_json: bool, rows: Sequence[Any], columns: Iterable[str], nothi
     if not rows:
         print_line(nothing)
         return
-    names = [name for name in columns if hasattr(rows[0], name)]
-    cells = [names, *([cell(getattr(row, name)) for name in names] for row in rows)]
+    names = [name for name in columns if hasattr(rows[0], name.partition(".")[0])]
+    heads = [name.rpartition(".")[2] for name in names]
+    cells = [heads, *([cell(attrgetter(name)(row)) for name in names] for row in rows)]
     widths = [max(_columns(line[place]) for line in cells) for place in range(len(names))]
     for line in cells:
         padded = (text + " " * (width - _columns(text)) for text, width in zip(line, widths, strict=True))

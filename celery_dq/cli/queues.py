@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -16,9 +16,8 @@ from celery_dq.cli.bulk import bulk, change_many, counted, reported_progress
 from celery_dq.cli.output import COUNT, command, print_line, show, show_forgotten, show_table
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queues import QueueSnapshot
-from celery_dq.inspector.tenants import BACKLOG_STATES, TenantSnapshot, TenantState
+from celery_dq.inspector.tenants import BACKLOG_STATES, TenantState
 from celery_dq.inspector.workers import worker_of
-from celery_dq.options import Quota
 from celery_dq.options.sections import MAX_PARTITIONS
 
 _QUEUE_COLUMNS = (
@@ -62,6 +61,9 @@ def queues(dq: DQ, as_json: bool, names: tuple[str, ...], forget: bool) -> None:
     show_table(as_json, rows, columns, "No queue is declared yet.")
 
 
+_TENANT_COLUMNS = ("tenant", "state", "waiting", "running", "service.rate", "service.share", "until", "quota")
+
+
 @click.command()
 @click.argument("queue")
 @click.option("--like", default="", help="Those with this text in their name, in any case of its letters.")
@@ -91,40 +93,11 @@ def tenants(
     if like or state or after is not None:
         page = dq.queues[queue].tenant_page(after or "", text_in_name=like, state=state, limit=limit)
         nothing = "No tenant matches."
-    found: Sequence[TenantSnapshot] = dq.queues[queue].tenants(limit) if page is None else page.tenants
-    rows = found if as_json else [_TenantRow.of(each) for each in found]
-    columns = [each.name for each in fields(_TenantRow)]
-    show_table(as_json, rows, columns, nothing)
+    rows = dq.queues[queue].tenants(limit) if page is None else page.tenants
+    show_table(as_json, rows, _TENANT_COLUMNS, nothing)
     if page is not None:
         end = f"others follow: --after {page.after}" if page.after else "there are no others."
         print_line(f"Looked at {counted(page.looked_at, 'tenant')}; {end}", err=as_json)
-
-
-@dataclass(frozen=True)
-class _TenantRow:
-    """A tenant in the table of ``celery dq tenants``: its rate and its share, each beside the one due."""
-
-    tenant: str
-    state: TenantState
-    waiting: int
-    running: int
-    rate: str
-    share: str
-    until: datetime | None
-    quota: Quota
-
-    @classmethod
-    def of(cls, found: TenantSnapshot) -> _TenantRow:
-        return cls(
-            found.tenant,
-            found.state,
-            found.waiting,
-            found.running,
-            found.service.rate,
-            found.service.share,
-            found.until,
-            found.quota,
-        )
 
 
 @click.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from celery_dq.inspector.queue_counters import COUNTERS
 
@@ -39,34 +39,35 @@ class Metric:
     sources: tuple[tuple[str, str], ...]
 
 
-def _queue(name: str, meaning: str, source: str, kind: MetricKind = "gauge", label: str = "queue") -> Metric:
-    return Metric(name, kind, meaning, (label,), "queue", (("", source),))
+#: The labels of the metrics of an object; those of others have none.
+_LABELS: dict[str, tuple[str, ...]] = {"tenant": ("queue", "tenant"), "leader": ("leadership",)}
+_LABELS |= dict.fromkeys(("queue", "worker"), ("queue",))
+
+
+def _metric(
+    source: str, name: str, meaning: str, kind: MetricKind = "gauge", labels: tuple[str, ...] | None = None
+) -> Metric:
+    """Return the metric of one attribute, such as ``spill.bytes``."""
+    subject, _, attribute = source.partition(".")
+    own = labels or _LABELS.get(subject, ())
+    return Metric(name, kind, meaning, own, cast(Subject, subject), (("", attribute),))
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric(
+    _metric(
+        "scrape.up",
         "celery_dq_up",
-        "gauge",
         "Whether the broker has answered within dq_metrics_timeout (1) or not (0).",
-        (),
-        "scrape",
-        (("", "up"),),
     ),
-    Metric(
+    _metric(
+        "scrape.elections_up",
         "celery_dq_elections_up",
-        "gauge",
         "Whether the server of the elections has answered within dq_metrics_timeout (1) or not (0).",
-        (),
-        "scrape",
-        (("", "elections_up"),),
     ),
-    Metric(
+    _metric(
+        "scrape.duration_s",
         "celery_dq_scrape_duration_seconds",
-        "gauge",
         "Time that the reading of the broker's state took.",
-        (),
-        "scrape",
-        (("", "duration_s"),),
     ),
     # Queues.
     Metric(
@@ -77,20 +78,20 @@ METRICS: tuple[Metric, ...] = (
         "queue",
         tuple((state, f"snapshot.{state}") for state in ("waiting", "delayed", "held", "discards", "dead")),
     ),
-    _queue(
+    _metric(
+        "queue.backlogs.runnable",
         "celery_dq_queue_runnable_messages",
         "Messages that a worker with free slots would get now; throttled tenants have none.",
-        "backlogs.runnable",
     ),
-    _queue(
+    _metric(
+        "queue.snapshot.is_paused",
         "celery_dq_queue_paused",
         "Whether the whole queue is paused (1) or not (0); workers get no message of a paused queue.",
-        "snapshot.is_paused",
     ),
-    _queue(
+    _metric(
+        "queue.oldest_waiting_s",
         "celery_dq_queue_oldest_waiting_age_seconds",
         "How long the oldest waiting message has waited; 0 when none waits. Delayed messages do not count.",
-        "oldest_waiting_s",
     ),
     Metric(
         "celery_dq_queue_tenants",
@@ -102,13 +103,15 @@ METRICS: tuple[Metric, ...] = (
             (state, f"snapshot.{state}") for state in ("eligible", "throttled", "at_concurrency", "paused")
         ),
     ),
-    _queue(
+    _metric(
+        "queue.snapshot.living_consumers",
         "celery_dq_queue_consumers",
         "Living worker processes that consume the queue.",
-        "snapshot.living_consumers",
     ),
     *(
-        _queue(f"celery_dq_{each.metric}_total", each.meaning, f"snapshot.counters.{each.name}", "counter")
+        _metric(
+            f"queue.snapshot.counters.{each.name}", f"celery_dq_{each.metric}_total", each.meaning, "counter"
+        )
         for each in COUNTERS
     ),
     Metric(
@@ -128,149 +131,102 @@ METRICS: tuple[Metric, ...] = (
         (("*", "verdicts"),),
     ),
     # The worker that serves them.
-    Metric(
+    _metric(
+        "worker.slots",
         "celery_dq_queue_slots",
-        "gauge",
         "Pool slots of this worker, for each queue that it consumes; all its queues share them.",
-        ("queue",),
-        "worker",
-        (("", "slots"),),
     ),
-    Metric(
+    _metric(
+        "worker.claim_times",
         "celery_dq_claim_duration_seconds",
-        "histogram",
         "Times from sending a claim to reading its answer in this worker, delays of its loop included.",
-        ("queue",),
-        "worker",
-        (("", "claim_times"),),
+        "histogram",
     ),
     # The two names of celery-exporter that it does not export for other brokers than its own.
-    _queue(
+    _metric(
+        "queue.snapshot.waiting",
         "celery_queue_length",
         "Waiting messages, under the name that celery-exporter uses.",
-        "snapshot.waiting",
-        label="queue_name",
+        labels=("queue_name",),
     ),
-    _queue(
+    _metric(
+        "queue.snapshot.living_consumers",
         "celery_active_consumer_count",
         "Living worker processes that consume the queue, under the name that celery-exporter uses.",
-        "snapshot.living_consumers",
-        label="queue_name",
+        labels=("queue_name",),
     ),
     # Tenants, only with dq_metrics_tenants.
-    Metric(
+    _metric(
+        "tenant.waiting",
         "celery_dq_tenant_backlog_messages",
-        "gauge",
         "Waiting messages of the tenants with the largest backlogs; the others are one, __other__.",
-        ("queue", "tenant"),
-        "tenant",
-        (("", "waiting"),),
     ),
-    Metric(
+    _metric(
+        "tenant.oldest_waiting_s",
         "celery_dq_tenant_oldest_waiting_age_seconds",
-        "gauge",
         "How long the oldest waiting message of a tenant has waited.",
-        ("queue", "tenant"),
-        "tenant",
-        (("", "oldest_waiting_s"),),
     ),
-    Metric(
+    _metric(
+        "tenant.is_throttled",
         "celery_dq_tenant_throttled",
-        "gauge",
         "Whether a tenant with a backlog waits for its rate (1) or not (0).",
-        ("queue", "tenant"),
-        "tenant",
-        (("", "is_throttled"),),
     ),
     # Leaders.
-    Metric(
+    _metric(
+        "leader.is_present",
         "celery_dq_leader_present",
-        "gauge",
         "Whether a singleton queue or another election has a leader (1) or not (0).",
-        ("leadership",),
-        "leader",
-        (("", "is_present"),),
     ),
-    Metric(
+    _metric(
+        "leader.token_in_force",
         "celery_dq_leader_token",
-        "gauge",
         "Fencing token of the leader, which grows with each term; absent without a leader.",
-        ("leadership",),
-        "leader",
-        (("", "token_in_force"),),
     ),
-    Metric(
+    _metric(
+        "leader.candidates",
         "celery_dq_leader_candidates",
-        "gauge",
         "Living candidates, the leader included.",
-        ("leadership",),
-        "leader",
-        (("", "candidates"),),
     ),
     # Calls of this process.
-    Metric(
+    _metric(
+        "scrape.breaker_open",
         "celery_dq_breaker_open",
-        "gauge",
         "Whether the last unbuffered calls of this process had no answer, until one succeeds (1), or not.",
-        (),
-        "scrape",
-        (("", "breaker_open"),),
     ),
     # The buffered producer.
-    Metric(
+    _metric(
+        "buffer.pending",
         "celery_dq_buffer_messages",
-        "gauge",
         "Buffered messages of this process that the broker has not confirmed.",
-        (),
-        "buffer",
-        (("", "pending"),),
     ),
-    Metric(
+    _metric(
+        "buffer.bytes",
         "celery_dq_buffer_bytes",
-        "gauge",
         "Memory of the buffered messages of this process.",
-        (),
-        "buffer",
-        (("", "bytes"),),
     ),
-    Metric(
+    _metric(
+        "buffer.age_s",
         "celery_dq_buffer_oldest_age_seconds",
-        "gauge",
         "Age of the oldest buffered message of this process; 0 without one.",
-        (),
-        "buffer",
-        (("", "age_s"),),
     ),
-    Metric(
+    _metric(
+        "buffer.degraded",
         "celery_dq_buffer_degraded",
-        "gauge",
         "Whether the last write of this process to the spill log failed (1) or not (0).",
-        (),
-        "buffer",
-        (("", "degraded"),),
     ),
-    Metric(
+    _metric(
+        "spill.bytes",
         "celery_dq_spill_bytes",
-        "gauge",
         "Size of the spill log of all processes that share dq_buffer_folder.",
-        (),
-        "spill",
-        (("", "bytes"),),
     ),
-    Metric(
+    _metric(
+        "spill.age_s",
         "celery_dq_spill_oldest_age_seconds",
-        "gauge",
         "Time since the last write to the oldest file of the spill log; 0 without files.",
-        (),
-        "spill",
-        (("", "age_s"),),
     ),
-    Metric(
+    _metric(
+        "spill.quarantined",
         "celery_dq_spill_quarantined_files",
-        "gauge",
         "Files with damaged or refused messages beside the spill log.",
-        (),
-        "spill",
-        (("", "quarantined"),),
     ),
 )

@@ -30,14 +30,17 @@ class ByQueueName(Mapping[str, T]):
     def _of(self, name: str) -> T:
         """Return the object of a queue."""
 
+    def _names(self) -> list[str]:
+        return self._broker.queue_names()
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._broker.queue_names())
+        return iter(self._names())
 
     def __len__(self) -> int:
-        return len(self._broker.queue_names())
+        return len(self._names())
 
     def __contains__(self, name: Any) -> bool:
-        return name in self._broker.queue_names()
+        return name in self._names()
 
 
 class QueuesApi(ByQueueName[QueueApi]):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from celery_dq.app.api.broker import BrokerAccess, OfQueue
+from celery_dq.app.api.broker import OfQueue
+from celery_dq.app.api.by_queue_name import ByQueueName
 from celery_dq.dedup.coordinator import Coordinator, CoordinatorLockSnapshot as Coordinated
 from celery_dq.dedup.repetition import Repetition, repetition
 from celery_dq.errors import ConfigurationError, InvalidRequest
@@ -167,14 +168,10 @@ class CoordinatedDedup(OfQueue):
         )
 
 
-class DedupApi(Mapping[str, "QueueDedup | CoordinatedDedup"]):
+class DedupApi(ByQueueName[QueueDedup | CoordinatedDedup]):
     """The dedup locks by queue."""
 
-    def __init__(self, broker: BrokerAccess) -> None:
-        self._broker = broker
-
-    def __getitem__(self, name: str) -> QueueDedup | CoordinatedDedup:
-        check_text("queue", name)
+    def _of(self, name: str) -> QueueDedup | CoordinatedDedup:
         return (QueueDedup if self._broker.serves_queues() else CoordinatedDedup)(self._broker, name)
 
     def verdicts(self, *names: str) -> list[dict[str, int]]:
@@ -188,11 +185,4 @@ class DedupApi(Mapping[str, "QueueDedup | CoordinatedDedup"]):
         return found
 
     def _names(self) -> list[str]:
-        broker = self._broker
-        return broker.queue_names() if broker.serves_queues() else sorted(broker.app.amqp.queues)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names())
-
-    def __len__(self) -> int:
-        return len(self._names())
+        return super()._names() if self._broker.serves_queues() else sorted(self._broker.app.amqp.queues)

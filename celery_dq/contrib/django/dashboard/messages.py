@@ -21,24 +21,10 @@ __all__ = ["CancelView", "MessageChange", "MessageView", "reason_without_text", 
 WithArguments = TypeVar("WithArguments", MessageSnapshot, DeadLetter)
 
 #: Headers that Celery writes, with no value of the application in them. Other headers may hold secrets.
-KNOWN_HEADERS = frozenset(
-    [
-        "id",
-        "task",
-        "lang",
-        "root_id",
-        "parent_id",
-        "group",
-        "group_index",
-        "retries",
-        "eta",
-        "expires",
-        "timelimit",
-        "origin",
-        "ignore_result",
-        "replaced_task_nesting",
-    ]
-)
+KNOWN_HEADERS = {
+    *("id", "task", "lang", "root_id", "parent_id", "group", "group_index", "retries", "eta", "expires"),
+    *("timelimit", "origin", "ignore_result", "replaced_task_nesting"),
+}
 #: The text instead of a hidden value.
 HIDDEN = "(hidden)"
 

@@ -116,7 +116,7 @@ class DashboardView(View):
         """
         name = given.get("queue", "")
         known = dq.dedup if self.section == "dedup" else dq.queues  # the former has those of other brokers
-        if name and name not in [*known]:
+        if name and name not in known:
             raise InvalidRequest(f"There is no queue {name!r}")
 
     def _may(self, permission: str) -> bool:

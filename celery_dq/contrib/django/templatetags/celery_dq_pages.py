@@ -19,6 +19,7 @@ from celery_dq.options import Quota
 register = template.Library()
 register.simple_tag(asset_address)
 register.simple_tag(plots)
+register.filter("plain_number", exact)
 
 #: A time with its zone, as sentences of the API and the command line have it.
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{3}(?:\d{3})?)?[+-]\d\d:\d\d")
@@ -111,12 +112,6 @@ def measured(per_s: float | None) -> str:
 def percent(part: float | None) -> str:
     """Return a part of 1 in percent; a dash for None."""
     return spelled_share(part).replace("-", "–")
-
-
-@register.filter
-def plain_number(value: float) -> str:
-    """Return a number as a form has it, in no locale."""
-    return exact(value)
 
 
 @register.filter
