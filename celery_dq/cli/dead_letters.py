@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import datetime
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import click
@@ -37,15 +36,21 @@ def dead() -> None:
 
 
 def filters(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command with the options that choose dead letters."""
+    """Decorate a command: add the options that choose dead letters, which are its argument ``wanted``."""
+
+    @wraps(function)
+    def run(*args: Any, **options: Any) -> None:
+        parts = (options.pop(name) for name in ("tenant", "task", "reason", "since"))
+        function(*args, wanted=DeadLetterFilter(*parts), **options)
+
     for option in (
         click.option("--since", type=since_type, help="Those since a time, or of a time as long as 2h."),
         click.option("--reason", help="Those with this text in their reason."),
         click.option("--task", help="Those of this task name."),
         click.option("--tenant", help="Those of this tenant."),
     ):
-        function = option(function)
-    return function
+        run = option(run)
+    return run
 
 
 @dead.command("list")
@@ -53,22 +58,13 @@ def filters(function: Callable[..., None]) -> Callable[..., None]:
 @filters
 @click.option("--limit", default=50, show_default=True, type=COUNT, help="Number to show, the latest first.")
 @command
-def dead_list(
-    dq: DQ,
-    as_json: bool,
-    queue: str,
-    tenant: str | None,
-    task: str | None,
-    reason: str | None,
-    since: datetime | None,
-    limit: int,
-) -> None:
+def dead_list(dq: DQ, as_json: bool, queue: str, wanted: DeadLetterFilter, limit: int) -> None:
     """List the dead letters of QUEUE that all given options name, with their reasons.
 
     A search ends after the latest 10,000 dead letters, and says so.
     """
     columns = ("id", "reason", "at", "task", "tenant", "deliveries", "worker", "args")
-    letters, wanted = dq.dead_letters[queue], DeadLetterFilter(tenant, task, reason, since)
+    letters = dq.dead_letters[queue]
     is_search = wanted != DeadLetterFilter()
     found, looked_at = _search(letters, wanted, limit) if is_search else (letters.list(limit), 0)
     if not found:
@@ -110,16 +106,12 @@ def dead_replay(
     queue: str,
     message_id: str | None,
     everything: bool,
-    tenant: str | None,
-    task: str | None,
-    reason: str | None,
-    since: datetime | None,
+    wanted: DeadLetterFilter,
     rate: str | None,
     dry_run: bool,
     yes: bool,
 ) -> None:
     """Send the dead letter MESSAGE_ID of QUEUE again, or --all, or those that all given options name."""
-    wanted = DeadLetterFilter(tenant, task, reason, since)
     if (message_id is None) == (wanted == DeadLetterFilter() and not everything):
         raise click.UsageError("Give either a MESSAGE_ID or --all, or --tenant, --task, --reason, --since.")
     change_many(

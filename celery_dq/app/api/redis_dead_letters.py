@@ -118,8 +118,7 @@ class DeadLetters(OfQueue):
         Raises:
             InvalidRequest: Both `message_id` and `wanted` are given.
         """
-        check_choice(message_id, wanted)
-        per_second = rate_per_second(rate)
+        per_second = check_replay(message_id, wanted, rate)
         with self._broker.open(self.name) as opened:
             # The ids are listed before, so that a message that dies again is not replayed twice.
             if message_id is None:
@@ -405,13 +404,20 @@ def _forget_oldest(partition: Partition, chunk: int) -> Rounds[int]:
     return int(gone)
 
 
-def check_choice(message_id: str | None, wanted: DeadLetterFilter) -> None:
-    """Raise :exc:`~celery_dq.errors.InvalidRequest` for an id that is not text, or comes with a filter."""
-    if message_id is None:
-        return
-    check_text("message_id", message_id)
-    if wanted != ALL:
-        raise InvalidRequest("replay: give either message_id or wanted=…, not both")
+def check_replay(message_id: str | None, wanted: DeadLetterFilter, rate: str | float | None) -> float | None:
+    """Return the rate of a replay per second; None for as fast as possible.
+
+    Raises:
+        ConfigurationError: The rate cannot be used.
+        InvalidRequest: The id is not text, or comes with a filter.
+    """
+    if message_id is not None:
+        check_text("message_id", message_id)
+        if wanted != ALL:
+            raise InvalidRequest("replay: give either message_id or wanted=…, not both")
+    if rate is None:
+        return None
+    return parse_rate(rate, option="rate", instead="leave it out for as fast as possible")
 
 
 def _with_eta(packed: bytes, eta: datetime | None) -> bytes:

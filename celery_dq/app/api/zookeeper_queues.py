@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
 
-from celery_dq.app.api.progress import OnProgress, ignore_progress, paced, rate_per_second
+from celery_dq.app.api.progress import OnProgress, ignore_progress, paced
 from celery_dq.app.api.queues import QueueApi
-from celery_dq.app.api.redis_dead_letters import ALL, DeadLetters, check_choice
+from celery_dq.app.api.redis_dead_letters import ALL, DeadLetters, check_replay
 from celery_dq.app.api.task_body import check_changes, shown_arguments, with_arguments
 from celery_dq.curator.framing import frame, unframe
 from celery_dq.errors import CorruptRecord, InvalidRequest
@@ -237,13 +237,7 @@ class ZooKeeperQueueApi(QueueApi):
     def cancel_task_name(
         self, name: str, *, dry_run: bool = False, on_progress: OnProgress = ignore_progress
     ) -> int:
-        """Cancel all waiting and delayed calls of one task name, and return their number.
-
-        Args:
-            name: The name of the task.
-            dry_run: Whether to count the messages only.
-            on_progress: Called after each message with the number of cancelled messages.
-        """
+        """See :meth:`QueueApi.cancel_task_name`. Progress is reported after each message."""
         check_text("name", name)
         with self._queues() as queues:
             items: Iterable[StoredItem] = chain(
@@ -259,15 +253,7 @@ class ZooKeeperQueueApi(QueueApi):
             return count
 
     def purge(self, *, dry_run: bool = False, on_progress: OnProgress = ignore_progress) -> int:
-        """Remove all waiting and delayed messages, and return their number.
-
-        Messages that workers have stay. The result backend is not informed: the removed tasks stay
-        ``PENDING`` there.
-
-        Args:
-            dry_run: Whether to count the messages only.
-            on_progress: Called at the end with the number of removed messages.
-        """
+        """See :meth:`QueueApi.purge`. Progress is reported at the end."""
         if dry_run:
             return self.depth
         with self._queues() as queues:
@@ -305,7 +291,7 @@ class ZooKeeperDeadLettersApi(DeadLetters):
             return len(channel.dead_letters(self.name))
 
     def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter]:
-        """List dead letters with reason, last worker and time, the latest first."""
+        """See :meth:`DeadLetters.list`."""
         check_count("limit", limit)
         check_count("offset", offset, least=0)
         with self._broker.zookeeper_channel() as channel:
@@ -330,25 +316,13 @@ class ZooKeeperDeadLettersApi(DeadLetters):
     ) -> int:
         """Send one dead letter, or all of them, to the end of the queue.
 
-        The count of deliveries of a replayed message begins again at 0. Its ETA and expiry stay. Unreadable
-        dead letters are not replayed.
-
-        Args:
-            message_id: Which dead letter; all of them by default.
-            wanted: Which of all dead letters; not together with `message_id`.
-            rate: How many to send per second, such as ``"50/s"``; None: as fast as possible.
-            dry_run: Whether to count the dead letters only.
-            on_progress: Called after each message with the number of messages sent.
-
-        Returns:
-            How many messages were sent.
+        See :meth:`DeadLetters.replay`. Unreadable dead letters are not replayed.
 
         Raises:
             InvalidRequest: Both `message_id` and `wanted` are given, or `wanted` names a tenant.
         """
-        check_choice(message_id, wanted)
+        per_second = check_replay(message_id, wanted, rate)
         self.check_tenant_filter(wanted.tenant)
-        per_second = rate_per_second(rate)
         with self._broker.zookeeper_channel() as channel:
             stored = channel.dead_letters(self.name)
             if message_id is not None:
@@ -370,10 +344,7 @@ class ZooKeeperDeadLettersApi(DeadLetters):
             return count
 
     def show(self, message_id: str) -> DeadLetterContent | None:
-        """Return a dead letter with its arguments, ETA and priority; None when there is none.
-
-        The arguments are known if a JSON serializer wrote them: no other content is decoded.
-        """
+        """See :meth:`DeadLetters.show`. An expiry is not known."""
         check_text("message_id", message_id)
         with self._broker.zookeeper_channel() as channel:
             stored = channel.dead_letters(self.name).list()
@@ -387,19 +358,7 @@ class ZooKeeperDeadLettersApi(DeadLetters):
         return DeadLetterContent(letter, record.priority, moment(record.due_ms * 1000), None, args, kwargs)
 
     def edit(self, message_id: str, **changes: Any) -> str | None:
-        """Change a dead letter and send it again.
-
-        Args:
-            message_id: Which dead letter.
-            changes: ``args``, ``kwargs`` (of the task), ``priority``. A part that is not named stays.
-
-        Returns:
-            The message id, None when there is no such dead letter.
-
-        Raises:
-            InvalidMessage: A change is unknown, or the message's body cannot be read, or has a content type
-                that is not in the app's ``accept_content``.
-        """
+        """See :meth:`DeadLetters.edit`. The changes are ``args``, ``kwargs`` and ``priority``."""
         check_text("message_id", message_id)
         check_changes(changes, ("args", "kwargs", "priority"))
 
@@ -420,13 +379,7 @@ class ZooKeeperDeadLettersApi(DeadLetters):
         dry_run: bool = False,
         on_progress: OnProgress = ignore_progress,
     ) -> int:
-        """Delete one dead letter, or all of them, for good, and return the count of deleted ones.
-
-        Args:
-            message_id: Which dead letter; all of them by default.
-            dry_run: Whether to count the dead letters only.
-            on_progress: Called at the end with the number of deleted ones.
-        """
+        """See :meth:`DeadLetters.purge`. Progress is reported at the end."""
         if message_id is not None:
             check_text("message_id", message_id)
         with self._broker.zookeeper_channel() as channel:

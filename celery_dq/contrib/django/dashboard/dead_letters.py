@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from django.http import HttpResponseBase, QueryDict
 
@@ -282,6 +282,9 @@ class LettersChange(DeadLettersChange):
     The preview lists the ids, and the change affects these only, whatever comes meanwhile.
     """
 
+    #: The method of the dead letters that makes the change, and its result in words.
+    action: ClassVar[Literal["replay", "purge"]]
+    result: ClassVar[str]
     title: ClassVar[str]
     effect: ClassVar[str]
     button: ClassVar[str]
@@ -329,11 +332,18 @@ class LettersChange(DeadLettersChange):
             raise InvalidRequest(f"ids: give a JSON list of 1 to {MOST_CHANGES} ids of dead letters")
         return [check_text("id", each) for each in ids]
 
+    def make(self, dq: DQ, form: QueryDict) -> str:
+        """Change the dead letters of the preview."""
+        queue, ids = required(form, "queue"), self.ids(form)
+        count = sum(getattr(dq.dead_letters[queue], self.action)(each) for each in ids)
+        return f"{count} of {len(ids)} dead letters of {queue!r} were {self.result}."
+
 
 class ReplayView(LettersChange):
     """Sends the chosen dead letters again; those that match the filter are sent by ``ReplayStepsView``."""
 
     permission = "replay_dead_letters"
+    action, result = "replay", "sent again"
     title = "Send {} dead letters again?"
     effect = "go to the end of the queue, and run again."
     button = "Send {} again"
@@ -345,26 +355,13 @@ class ReplayView(LettersChange):
             return super().preview(dq, form)
         return preview_of_matching(dq, form, arguments=self.arguments)
 
-    def make(self, dq: DQ, form: QueryDict) -> str:
-        """Send the dead letters."""
-        queue = required(form, "queue")
-        ids = self.ids(form)
-        sent = sum(dq.dead_letters[queue].replay(each) for each in ids)
-        return f"{sent} of {len(ids)} dead letters of {queue!r} were sent again."
-
 
 class PurgeView(LettersChange):
     """Deletes dead letters for good."""
 
     permission = "purge_dead_letters"
+    action, result = "purge", "deleted"
     title = "Delete {} dead letters?"
     effect = "are deleted for good. This cannot be undone."
     button = "Delete {}"
     is_dangerous = True
-
-    def make(self, dq: DQ, form: QueryDict) -> str:
-        """Delete the dead letters."""
-        queue = required(form, "queue")
-        ids = self.ids(form)
-        gone = sum(dq.dead_letters[queue].purge(each) for each in ids)
-        return f"{gone} of {len(ids)} dead letters of {queue!r} were deleted."
