@@ -52,14 +52,10 @@ def pause_of(since_us: float, until_us: float, now_us: float) -> Pause | None:
 
 def pause_of_all(pauses: Sequence[Pause | None]) -> Pause | None:
     """Return when all partitions of a queue are paused, from their pauses; None when one of them is not."""
-    since: list[datetime] = []
-    until: list[datetime] = []
-    for pause in pauses:
-        if pause is None:
-            return None
-        since += [] if pause.since is None else [pause.since]
-        until += [] if pause.until is None else [pause.until]
-    return Pause(max(since, default=None), min(until, default=None))
+    known = [each for each in pauses if each is not None]
+    since = [each.since for each in known if each.since is not None]
+    until = [each.until for each in known if each.until is not None]
+    return Pause(max(since, default=None), min(until, default=None)) if len(known) == len(pauses) else None
 
 
 def queue_pause(partition: Partition, client: Client) -> Pause | None:

@@ -160,12 +160,8 @@ def scan(
     """
     cursor = 0
     while True:
-        if kind == "hash":
-            cursor, found = client.hscan(key, cursor, count=count)
-            yield list(found.items())
-        else:
-            cursor, found = client.zscan(key, cursor, count=count)
-            yield found
+        cursor, found = getattr(client, f"{kind[0]}scan")(key, cursor, count=count)
+        yield list(found.items()) if kind == "hash" else found
         if int(cursor) == 0:
             return
 
