@@ -16,7 +16,7 @@ from celery import Celery
 import celery_dq
 from benchmarks.measure import Report, Series, benchmark, spending
 from benchmarks.postbox import store
-from celery_dq.reading import FRESH_S
+from celery_dq.shared_reading import FRESH_S
 from celery_dq.testing.servers import RedisServer
 
 PAGES = {

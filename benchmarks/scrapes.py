@@ -17,7 +17,7 @@ import celery_dq
 from benchmarks.measure import Report, Series, benchmark, spending
 from benchmarks.postbox import store
 from celery_dq.metrics.server import MetricsServer
-from celery_dq.reading import FRESH_S
+from celery_dq.shared_reading import FRESH_S
 from celery_dq.testing.servers import RedisServer
 
 TENANTS, QUICK_TENANTS = 60_000, 2_000

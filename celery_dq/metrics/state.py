@@ -26,7 +26,7 @@ from celery_dq.inspector.workers import LeaderSnapshot
 from celery_dq.metrics.table import OTHER_TENANTS
 from celery_dq.outage import Outage
 from celery_dq.producer.buffered_producer import ProducerSnapshot
-from celery_dq.reading import Reading
+from celery_dq.shared_reading import SharedReading
 from celery_dq.shown import shown_logger
 from celery_dq.transport.redis.in_flight.consumer_identity import ClaimTimes, ConsumerIdentity
 
@@ -228,14 +228,14 @@ class SharedState:
         self._lock = threading.Lock()
         self._outage = Outage(logger, "metrics_outage", self._clock)
         #: The latest reading, and the state that its thread fills.
-        self._latest: tuple[Reading[None], BrokerState] | None = None
+        self._latest: tuple[SharedReading[None], BrokerState] | None = None
 
     def get(self) -> BrokerState:
         """Return a reading, which is incomplete if the servers do not answer in time. Never raises."""
         with self._lock:
             now = self._clock.monotonic()
             if self._latest is None or not self._latest[0].is_fresh(now):
-                self._latest = Reading(now), self._reader.begin()
+                self._latest = SharedReading(now), self._reader.begin()
                 self._latest[0].start("dq-metrics-reading", partial(self._read, self._latest[1], now))
             reading, state = self._latest
         reading.ends_within(reading.began + self._timeout_s - now)

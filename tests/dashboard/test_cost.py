@@ -75,12 +75,12 @@ def test_viewers_share_one_read(shop: Any, login: Any, monkeypatch: pytest.Monke
         assert go_on.wait(30)
         return {"leaders": []}
 
-    from celery_dq import reading
+    from celery_dq import shared_reading
     from celery_dq.contrib.django.dashboard.status import LeadersView
 
     monkeypatch.setattr(LeadersView, "read", read)
     # A busy machine may stand still for longer.
-    monkeypatch.setattr(reading, "FRESH_S", 60.0)
+    monkeypatch.setattr(shared_reading, "FRESH_S", 60.0)
     client = login("view_queues")
     answers: list[Any] = []
     first = threading.Thread(target=lambda: answers.append(client.get("/dq/leaders/")))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_dq import reading
+from celery_dq import shared_reading
 from celery_dq.contrib.django.dashboard import broker_reads
 from celery_dq.contrib.django.dashboard.broker_reads import MOST_WAITING, BrokerReads, BrokerSilent
 from celery_dq.testing.processes import dead_port
@@ -115,7 +115,7 @@ def test_an_error_is_shared_for_a_second_and_then_tried_again(monkeypatch: pytes
         with pytest.raises(ConnectionError, match="down"):
             reads.get("key", fail)
     assert len(calls) == 1
-    monkeypatch.setattr(reading, "FRESH_S", 0.0)
+    monkeypatch.setattr(shared_reading, "FRESH_S", 0.0)
     with pytest.raises(ConnectionError, match="down"):
         reads.get("key", fail)
     assert len(calls) == 2

@@ -13,7 +13,7 @@ import pytest
 
 from celery_dq.clock import ManualClock
 from celery_dq.metrics.state import BrokerState, SharedState
-from celery_dq.reading import FRESH_S
+from celery_dq.shared_reading import FRESH_S
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until

@@ -415,9 +415,7 @@ def check_replay(message_id: str | None, wanted: DeadLetterFilter, rate: str | f
         check_text("message_id", message_id)
         if wanted != ALL:
             raise InvalidRequest("replay: give either message_id or wanted=…, not both")
-    if rate is None:
-        return None
-    return parse_rate(rate, option="rate", instead="leave it out for as fast as possible")
+    return rate_per_second(rate)
 
 
 def _with_eta(packed: bytes, eta: datetime | None) -> bytes:

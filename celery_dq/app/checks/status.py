@@ -16,7 +16,7 @@ from celery_dq.app.checks.server_checks import tls_hint
 from celery_dq.errors import DQError
 from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
 from celery_dq.inspector.workers import LeaderSnapshot, WorkerSnapshot
-from celery_dq.reading import Reading
+from celery_dq.shared_reading import SharedReading
 from celery_dq.shown import shell_word, shown_url
 
 __all__ = ["Status", "read_status"]
@@ -61,7 +61,7 @@ def read_status(app: Any, timeout_s: float = 5.0) -> Status:
     settings = check_settings(app)
     if not _UNUSABLE & {each.code for each in settings}:
         # A library may wait for a hung server for much longer: its timeout counts for each of its steps.
-        reader: Reading[None] = Reading()
+        reader: SharedReading[None] = SharedReading()
         reader.start("dq-status", reading.run)
         if reader.ends_within(timeout_s):
             reader.result()  # it raises a fault of this program

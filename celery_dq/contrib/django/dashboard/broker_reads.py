@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from threading import BoundedSemaphore, Lock
 from typing import Any, TypeVar
 
 import redis
 from kombu.exceptions import OperationalError
 
 from celery_dq.errors import ConfigurationError, DQError
-from celery_dq.reading import Reading
+from celery_dq.shared_reading import SharedReading
 
 
 class BrokerSilent(DQError, ConnectionError):
@@ -80,10 +80,10 @@ class BrokerReads:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._reads: dict[Hashable, Reading[Any]] = {}
-        self._reading = threading.BoundedSemaphore(MOST_WAITING)
-        self._changing = threading.BoundedSemaphore(MOST_WAITING)
+        self._lock = Lock()
+        self._reads: dict[Hashable, SharedReading[Any]] = {}
+        self._reading = BoundedSemaphore(MOST_WAITING)
+        self._changing = BoundedSemaphore(MOST_WAITING)
 
     def get(self, key: Hashable, read: Callable[[], T]) -> T:
         """Return the result of `read`, or the one that another viewer has got within the last second.
@@ -101,7 +101,7 @@ class BrokerReads:
         with self._lock:
             self._reads = {each: kept for each, kept in self._reads.items() if kept.is_fresh(now)}
             is_first = key not in self._reads
-            found: Reading[T] = self._reads.setdefault(key, Reading(now))
+            found: SharedReading[T] = self._reads.setdefault(key, SharedReading(now))
         return self._result(found, read if is_first else None, self._reading)
 
     def change(self, call: Callable[[], T]) -> T:
@@ -112,13 +112,13 @@ class BrokerReads:
                 many calls wait for the broker, and it was not made.
         """
         try:
-            return self._result(Reading(), call, self._changing)
+            return self._result(SharedReading(), call, self._changing)
         finally:
             with self._lock:
                 self._reads.clear()
 
     @staticmethod
-    def _result(reading: Reading[T], call: Callable[[], T] | None, slots: threading.BoundedSemaphore) -> T:
+    def _result(reading: SharedReading[T], call: Callable[[], T] | None, slots: BoundedSemaphore) -> T:
         """Wait for a reading, which the first viewer starts by `call`."""
         latest = time.monotonic() + DEADLINE_S
         if call is not None and slots.acquire(timeout=DEADLINE_S):

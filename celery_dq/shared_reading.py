@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
-__all__ = ["Reading"]
+__all__ = ["SharedReading"]
 
 T = TypeVar("T")
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 FRESH_S = 1.0
 
 
-class Reading(Future[T]):
+class SharedReading(Future[T]):
     """A call that may outlast those that wait for it. Then it ends when its connection times out.
 
     Args:
