@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -26,56 +27,63 @@ class WatchedPartition(RuleBasedStateMachine):
     client: Any
     scripts: PartitionScripts
     model: Model
+    #: The keys after the last step, and those of the hash ``state``.
+    seen: Mapping[str, Mapping[str, Any]]
+    state: Mapping[str, bytes]
     token_taken: bool
     #: Consumers that have a timer for their appointment.
     keeping: set[str]
 
-    def ids_in(self, key: str) -> list[str]:
-        return [each.decode() for each in self.client.zrange(key, 0, -1)]
-
     @invariant()
+    def all_is_as_in_the_model(self) -> None:
+        self.seen = self.scripts.snapshot()
+        self.state = self.seen[self.scripts.keys.state]
+        self.every_message_is_where_it_should_be()
+        self.counts_are_exact()
+        self.the_counters_of_the_state_add_up()
+        self.tenants_stand_where_they_should()
+        self.some_consumer_will_wake()
+
     def every_message_is_where_it_should_be(self) -> None:
-        keys, model = self.scripts.keys, self.model
-        waiting = {tenant: self.scripts.waiting(tenant) for tenant in LINES}
+        keys, model, seen = self.scripts.keys, self.model, self.seen
+        waiting = {tenant: list(seen[keys.tenant(tenant)]) for tenant in LINES}
+        for tenant, single in seen[keys.single].items():
+            assert not waiting[tenant]
+            waiting[tenant] = [single[8:].decode()]
         assert waiting == {t: [m.id for m in model.waiting.get(t, [])] for t in LINES}
-        assert set(self.ids_in(keys.delayed)) == set(model.delayed)
-        assert self.ids_in(keys.discards) == [m.id for m in model.discards]
-        tags = self.client.zrange(keys.discard_tags, 0, -1, withscores=True)
-        assert {tenant.decode(): tag for tenant, tag in tags} == model.discard_tags
+        assert set(seen[keys.delayed]) == set(model.delayed)
+        assert list(seen[keys.discards]) == [m.id for m in model.discards]
+        assert seen[keys.discard_tags] == model.discard_tags
         held: list[str] = []
         for consumer in CONSUMERS:
-            entries = self.client.hgetall(keys.held(consumer))
             mine = model.held.get(consumer, {})
-            assert {i.decode(): (struct.unpack(">d", e[:8])[0], e[24]) for i, e in entries.items()} == {
-                i: (h.claim, h.message.settled + 2 * bool(h.message.reason)) for i, h in mine.items()
-            }
+            assert {
+                i: (struct.unpack(">d", e[:8])[0], e[24]) for i, e in seen[keys.held(consumer)].items()
+            } == {i: (h.claim, h.message.settled + 2 * bool(h.message.reason)) for i, h in mine.items()}
             held += mine
         # In exactly one of them, and nothing accepted was lost.
         places = [*(i for ids in waiting.values() for i in ids), *model.delayed]
         places += [*(m.id for m in model.discards), *held]
         assert len(places) == len(set(places))
-        assert {i.decode() for i in self.client.hkeys(keys.messages)} == set(places) == set(model.messages)
-        assert {i.decode() for i in self.client.hkeys(keys.dead)} == set(model.dead)
-        assert set(self.ids_in(keys.dead_index)) == set(model.dead)
-        assert self.scripts.state("held") == len(held)
+        assert set(seen[keys.messages]) == set(places) == set(model.messages)
+        assert set(seen[keys.dead]) == set(seen[keys.dead_index]) == set(model.dead)
+        assert float(self.state.get("held", 0)) == len(held)
 
-    @invariant()
     def counts_are_exact(self) -> None:
-        keys, model = self.scripts.keys, self.model
-        running = {t.decode(): RunningEntry.unpack(n) for t, n in self.client.hgetall(keys.running).items()}
+        keys, model, seen = self.scripts.keys, self.model, self.seen
+        running = {tenant: RunningEntry.unpack(entry) for tenant, entry in seen[keys.running].items()}
         assert {t: e.slots for t, e in running.items()} == {
             t: n for t in TENANTS if (n := model.slots(t)) or t in model.claimed
         }
         assert {t: e.claimed for t, e in running.items() if e.since_us} == model.claimed
-        crashes = {i.decode(): int(n) for i, n in self.client.hgetall(keys.deliveries).items()}
+        crashes = {i: int(n) for i, n in seen[keys.deliveries].items()}
         assert crashes == {i: m.crashes for i, m in model.messages.items() if m.returned}
-        reasons = {i.decode(): r.decode() for i, r in self.client.hgetall(keys.reasons).items()}
+        reasons = {i: reason.decode() for i, reason in seen[keys.reasons].items()}
         assert reasons == {i: m.reason for i, m in model.messages.items() if m.reason}
 
-    @invariant()
     def the_counters_of_the_state_add_up(self) -> None:
-        keys, model = self.scripts.keys, self.model
-        counted = QueueCounters.read(self.client.hmget(keys.state, COUNTER_FIELDS))
+        model = self.model
+        counted = QueueCounters.read([self.state.get(name) for name in COUNTER_FIELDS])
         found = {name: value for name, value in vars(counted).items() if isinstance(value, int)}
         differing = {
             name: (value, model.counts[name]) for name, value in found.items() if value != model.counts[name]
@@ -84,50 +92,37 @@ class WatchedPartition(RuleBasedStateMachine):
         ended = counted.finished + counted.discards_finished + counted.dropped
         assert counted.pushed + counted.replayed == len(model.messages) + ended
 
-    @invariant()
     def tenants_stand_where_they_should(self) -> None:
-        found: dict[str, str] = {}
-        for place in PLACES:
-            for tenant in self.ids_in(getattr(self.scripts.keys, place)):
-                assert tenant not in found
-                found[tenant] = place
-        assert found == self.model.place
-        keys, rotations = self.scripts.keys, self.model.rotations
-        assert set(self.ids_in(keys.resource_sets)) == set(rotations.sets)
-        assert self.scripts.state("sets") == len(rotations.sets)
-        found_rotations = {each: self.ids_in(keys.rotation(each)) for each in TENANTS}
-        assert found_rotations == {each: rotations.of.get(each, []) for each in TENANTS}
-        turn = self.client.zrange(self.scripts.keys.turn, 0, -1, withscores=True)
-        assert {t.decode(): tag for t, tag in turn} == pytest.approx(self.model.start)
-        assert self.scripts.state("v") == pytest.approx(self.model.v)
+        keys, model, seen = self.scripts.keys, self.model, self.seen
+        found = [(tenant, place) for place in PLACES for tenant in seen[getattr(keys, place)]]
+        assert sorted(found) == sorted(model.place.items())
+        assert set(seen[keys.resource_sets]) == set(model.rotations.sets)
+        assert float(self.state.get("sets", 0)) == len(model.rotations.sets)
+        found_rotations = {each: list(seen[keys.rotation(each)]) for each in TENANTS}
+        assert found_rotations == {each: model.rotations.of.get(each, []) for each in TENANTS}
+        assert seen[keys.turn] == pytest.approx(model.start)
+        assert float(self.state.get("v", 0)) == pytest.approx(model.v)
 
-    @invariant()
     def some_consumer_will_wake(self) -> None:
-        assert self.client.llen(self.scripts.keys.wake) <= 1
-        if self.token_taken or self.scripts.token():
+        if self.scripts.token() or self.token_taken:
             return
-        keys = self.scripts.keys
+        keys, seen = self.scripts.keys, self.seen
         assert not (self.model.discards)
         if self.model.queue_pauses:
-            until = self.scripts.state("paused_until")
+            until = float(self.state.get("paused_until", 0))
             dues = [until] if until < 9e15 else []
         else:
             assert not (self.model.start)
             assert not (self.model.due())
             assert not any(self.model.pause_ends.values())
             dues = [
-                score
-                for key in (keys.delayed, keys.throttled, keys.pause_ends)
-                for _, score in self.client.zrange(key, 0, 0, withscores=True)
+                due for key in (keys.delayed, keys.throttled, keys.pause_ends) for due in seen[key].values()
             ]
         if dues:
-            state = self.client.hgetall(self.scripts.keys.state)
-            assert (
-                self.client.zscore(self.scripts.keys.leases, state[b"next_look_owner"])
-                > self.scripts.now_us()
-            )
-            assert state[b"next_look_owner"].decode() in self.keeping
-            assert self.scripts.now_us() < float(state[b"next_look"]) <= min(dues)
+            now_us, owner = self.scripts.now_us(), self.state["next_look_owner"].decode()
+            assert seen[keys.leases][owner] > now_us
+            assert owner in self.keeping
+            assert now_us < float(self.state["next_look"]) <= min(dues)
 
     def teardown(self) -> None:
         if not hasattr(self, "model"):
