@@ -1,10 +1,10 @@
-"""Workers that do not import Celery again: forks of a process that has imported it.
+"""Programs that do not import Celery again: forks of a process that has imported it.
 
-A worker spends most of the CPU time of its start on imports, and the tests start hundreds of workers. Each
-test process therefore has one *preloaded* process. The process has imported Celery and celery-dq, made no app
-and started no thread. Its forks run the module ``celery`` as ``python -m celery`` does, in a session of their
-own, and end as any interpreter does. A pool of gevent or eventlet cannot start so, because its patches come
-before all imports.
+A worker or a command spends most of its CPU time on imports, and the tests start hundreds of them. Each test
+process therefore has one *preloaded* process. The process has imported Celery and celery-dq, made no app and
+started no thread. Its forks run a program as ``python -m``, ``python -c`` or ``python <file>`` does, in a
+session of their own, and end as any interpreter does. A pool of gevent or eventlet cannot start so, because
+its patches come before all imports.
 """
 
 from __future__ import annotations
@@ -21,35 +21,48 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from celery_dq.per_process import PerProcess
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.store.rights import ROLES
+from celery_dq.transport.redis.store.script_calls import load_scripts
 
 ROOT = Path(__file__).resolve().parent.parent
 
 #: These import nearly all modules of a worker, and make no app.
 MODULES = (
     "celery.app.control",
+    "celery.app.log",
     "celery.apps.worker",
     "celery.backends.redis",
     "celery.bin.celery",
     "celery.concurrency.prefork",
     "celery.concurrency.solo",
     "celery.concurrency.thread",
+    "celery.events",
     "celery.fixups.django",
+    "celery.worker.autoscale",
     "celery.worker.components",
     "celery.worker.consumer.delayed_delivery",
     "celery.worker.strategy",
     "kombu.pidbox",
     "kombu.transport.redis",
+    "celery_dq.app.checks.doctor",
+    "celery_dq.cli",
     "celery_dq.other_brokers.dedup_locks",
     "celery_dq.other_brokers.singleton_sequencer",
     "celery_dq.testing.servers",
     "celery_dq.transport.redis.transport",
+    "celery_dq.transport.zookeeper.transport",
+    "celery_dq.worker.allocation",
     "celery_dq.worker.bootsteps",
+    "celery_dq.worker.evictions",
+    "celery_dq.worker.probe_step",
+    "celery_dq.worker.shutdown",
     "celery_dq.worker.singleton",
     "celery_dq.worker.zookeeper_step",
     "celery_dq.zookeeper.session",
@@ -80,10 +93,10 @@ class PreloadedProcess:
                 start_new_session=True,
             )
 
-    def fork(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
-        """Run ``celery <arguments>`` with its output at the end of `log`; returns the process id."""
+    def fork(self, *request: object) -> int:
+        """Run a program, see `run_program`; returns the process id."""
         with self._lock:
-            self._socket.sendall(json.dumps([*arguments, dict(environment), str(log)]).encode() + b"\n")
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
             while True:
                 pid, code = self._next_report()
                 if code == STARTED:
@@ -113,13 +126,24 @@ class PreloadedProcess:
 PRELOADED = PerProcess(PreloadedProcess)
 
 
-class CeleryFork:
-    """A process ``celery <arguments>`` with the methods of `subprocess.Popen`."""
+class PythonFork:
+    """A process ``python <words>`` with the methods of `subprocess.Popen`.
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self.args = arguments
+    Its output is added to `log`, and its errors too, unless they have a file of their own.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        *,
+        errors: Path | None = None,
+        folder: Path = ROOT,
+    ) -> None:
+        self.args = words
         self._origin = PRELOADED.get()
-        self.pid = self._origin.fork(arguments, environment, log)
+        self.pid = self._origin.fork(words, dict(environment), str(folder), str(log), str(errors or log))
 
     def poll(self) -> int | None:
         return self._origin.exit_code(self.pid)
@@ -144,8 +168,22 @@ class CeleryFork:
         self.send_signal(signal.SIGKILL)
 
 
+def run_python(
+    *words: str, environment: Mapping[str, str] = os.environ, folder: Path = ROOT, timeout_s: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python <words>`` as a fork to its end; returns its output as `subprocess.run` does."""
+    with tempfile.TemporaryDirectory() as outputs:
+        log, errors = Path(outputs, "log"), Path(outputs, "errors")
+        fork = PythonFork(words, environment, log, errors=errors, folder=folder)
+        try:
+            code = fork.wait(timeout_s)
+        finally:
+            fork.kill()
+        return subprocess.CompletedProcess(words, code, log.read_text(), errors.read_text())
+
+
 def main(control: socket.socket) -> None:
-    """Fork on request, and report the forks that end, until the test process is gone. Returns in a fork."""
+    """Fork on request, and report the forks that end, until the test process is gone."""
 
     def report_ends(*_: object) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -154,6 +192,11 @@ def main(control: socket.socket) -> None:
 
     for module in MODULES:
         importlib.import_module(module)
+    # The command line finds this command also when the package is not installed.
+    sys.modules["celery.bin.celery"].celery.commands.setdefault("dq", sys.modules["celery_dq.cli"].dq)
+    # Each worker reads these scripts, and which commands they use.
+    load_scripts()
+    next(role for role in ROLES if role.name == "worker").scripted  # noqa: B018 - it is cached
     # The collections of a fork, and its end, leave these objects alone, so that their memory stays shared.
     gc.freeze()
     # Reading goes on after the handler.
@@ -165,17 +208,34 @@ def main(control: socket.socket) -> None:
                 break
             control.sendall(REPORT.pack(pid, STARTED))
         else:
-            sys.exit()
-    *arguments, environment, log = json.loads(request)
+            return
+    run_program(*json.loads(request))
+
+
+def run_program(
+    words: Sequence[str], environment: Mapping[str, str], folder: str, log: str, errors: str
+) -> None:
+    """Run ``python <words>`` in this process."""
     os.setsid()
+    os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), sys.stdout.fileno())
-        os.dup2(file.fileno(), sys.stderr.fileno())
-    sys.argv[1:] = arguments
+    for path, file in ((log, sys.stdout), (errors, sys.stderr)):
+        with open(path, "ab") as output:
+            os.dup2(output.fileno(), file.fileno())
+    found = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = [folder, *found, *(each for each in sys.path if each != str(ROOT))]
+    if words[0] not in ("-c", "-m"):
+        sys.argv[:] = words
+        runpy.run_path(words[0], run_name="__main__")
+        return
+    option, program, *arguments = words
+    sys.argv[:] = [option, *arguments]
+    if option == "-c":
+        exec(program, {"__name__": "__main__"})
+    else:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
     main(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("celery", run_name="__main__", alter_sys=True)

@@ -24,7 +24,7 @@ from celery_dq.clock import SystemClock
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import BROKERS, Broker
 from tests.log_watch import WATCH
-from tests.preloaded import CeleryFork
+from tests.preloaded import PythonFork
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -125,7 +125,7 @@ class WorkerProcess:
         os.close(descriptor)
         self._log_path = Path(path)
         WATCH.watch(self._log_path)
-        self.process: subprocess.Popen[bytes] | CeleryFork | None = None
+        self.process: subprocess.Popen[bytes] | PythonFork | None = None
 
     # Life.
 
@@ -133,7 +133,7 @@ class WorkerProcess:
         """Start the process; returns at once."""
         assert not self.alive, "it runs already, and would be left behind"
         if self._is_fork:
-            self.process = CeleryFork(self._arguments, self._environment, self._log_path)
+            self.process = PythonFork(["-m", "celery", *self._arguments], self._environment, self._log_path)
             return self
         with self._log_path.open("ab") as log:
             self.process = subprocess.Popen(

@@ -117,6 +117,7 @@ class Contract:
         )
 
 
+@functools.lru_cache(maxsize=100)
 def derived_by(name: str, source: str) -> tuple[str, ...]:
     """Return the entries of ``DERIVES`` on top of a file, without those of its includes.
 

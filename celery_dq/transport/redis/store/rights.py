@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 
 import redis
@@ -42,18 +43,16 @@ class Role:
     keys: tuple[str, ...] = ("dq:*",)
     channels: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def scripted(self) -> tuple[str, ...]:
         """Commands inside the scripts, sorted: Redis asks for the right to each of them, too."""
-        named: set[str] = set()
+        lines: set[str] = set()
         for folder, names in self.scripts:
             path = files("celery_dq") / folder
             found = (each.name for each in path.iterdir() if each.name.endswith(".lua"))
             scripts = ScriptSet(path, *(names or (each.removesuffix(".lua") for each in found)))
-            for name in scripts.names():
-                for line in scripts[name].source.splitlines():
-                    named.update(_NAMED.findall(line.split("--")[0]))
-        return tuple(sorted(named))
+            lines.update(*(script.source.splitlines() for script in scripts.values()))
+        return tuple(sorted({name for line in lines for name in _NAMED.findall(line.split("--")[0])}))
 
     @property
     def commands(self) -> tuple[str, ...]:
