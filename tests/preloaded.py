@@ -142,6 +142,7 @@ class PythonFork:
         folder: Path = ROOT,
     ) -> None:
         self.args = words
+        log.touch()
         self._origin = PRELOADED.get()
         self.pid = self._origin.fork(words, dict(environment), str(folder), str(log), str(errors or log))
 

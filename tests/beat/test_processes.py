@@ -9,8 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -28,34 +26,25 @@ from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from tests.beat.conftest import once, ticks
 from tests.log_watch import WATCH
-from tests.workers import ROOT
+from tests.preloaded import ROOT, PythonFork
 
-Start = Callable[..., subprocess.Popen[bytes]]
+Start = Callable[..., PythonFork]
 BEAT = ["beat", "-S", "tests.beat.program:FaultyScheduler", "-l", "INFO", "--pidfile", ""]
 
 
 @pytest.fixture
 def start(conf: dict[str, Any], tmp_path: Path) -> Iterator[Start]:
     """Start the program of this folder with Celery's arguments; its output goes to ``<number>.log``."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[PythonFork] = []
 
-    def start_one(
-        *arguments: str, fault: str = "", sleepy: bool = False, **more: Any
-    ) -> subprocess.Popen[bytes]:
+    def start_one(*arguments: str, fault: str = "", sleepy: bool = False, **more: Any) -> PythonFork:
         flag = str(tmp_path / "happened")
         described = {"conf": {**conf, **more}, "fault": fault, "flag": flag, "sleepy": sleepy}
         path = tmp_path / f"{len(started)}.log"
         WATCH.watch(path)
-        with path.open("wb") as log:
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.beat.program", *(arguments or BEAT)],
-                    cwd=tmp_path,
-                    env={**os.environ, "PYTHONPATH": str(ROOT), "DQ_BEAT": json.dumps(described)},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "DQ_BEAT": json.dumps(described)}
+        words = ["-m", "tests.beat.program", *(arguments or BEAT)]
+        started.append(PythonFork(words, environment, path, folder=tmp_path))
         return started[-1]
 
     yield start_one
@@ -69,7 +58,7 @@ def start(conf: dict[str, Any], tmp_path: Path) -> Iterator[Start]:
         process.wait(30)
 
 
-def stopped(process: subprocess.Popen[bytes]) -> bool:
+def stopped(process: PythonFork) -> bool:
     return bool(psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
 
 
@@ -159,5 +148,5 @@ def leading_pid(app: Any) -> int:
         client.close()
 
 
-def descendants(process: subprocess.Popen[bytes]) -> list[int]:
+def descendants(process: PythonFork) -> list[int]:
     return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
@@ -16,7 +14,8 @@ from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import Broker
 from tests.conformance.shop import BROKER_DB, NAME, RESULT_DB, Witness, add_tasks
-from tests.workers import ROOT, WorkerProcess, environment, make_app
+from tests.preloaded import run_python
+from tests.workers import WorkerProcess, environment, make_app
 
 _serial = count()
 
@@ -104,17 +103,10 @@ class CeleryApp:
         assert self.send("add", 1, 1).get(timeout=deadline) == 2
         wait_until(lambda: not self.ask("query_task", task_id), deadline, what="the end of the task")
 
-    def command(self, *arguments: str, stdin: str = "") -> str:
+    def command(self, *arguments: str) -> str:
         """Run ``celery <arguments>`` against the app; return the output."""
-        done = subprocess.run(
-            [sys.executable, "-m", "celery", "-A", "tests.conformance.shop", *arguments],
-            cwd=ROOT,
-            env=environment(self.broker, self.conf),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        words = ("-m", "celery", "-A", "tests.conformance.shop", *arguments)
+        done = run_python(*words, environment=environment(self.broker, self.conf))
         return done.stdout + done.stderr
 
     def close(self) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from celery_dq.testing.servers import RedisServer
+from tests.preloaded import run_python
 
 PROJECT = Path(__file__).parent / "django_shop"
 ROOT = Path(__file__).parents[2]
@@ -31,15 +31,7 @@ def run(broker_url: str) -> Run:
             "SHOP_BROKER": broker_url,
             **environment,
         }
-        return subprocess.run(
-            [sys.executable, *words],
-            cwd=PROJECT,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return run_python(*words, environment=variables, folder=PROJECT)
 
     return run
 
@@ -137,28 +129,18 @@ def test_the_deployment_check_looks_at_the_server(run: Run) -> None:
 
 def test_the_celery_command_uses_the_projects_namespace(run: Run) -> None:
     script(run, "from orders.tasks import notify; notify.delay(1)")
-    listed = run("-c", CELERY, "-A", "shop", "dq", "queues", "--json")
+    listed = run("-m", "celery", "-A", "shop", "dq", "queues", "--json")
     assert listed.returncode == 0, listed.stderr
     assert json.loads(listed.stdout)[0]["waiting"] == 1
     # This is Celery's own command, in which no Django app is ready.
-    purged = run("-c", CELERY, "-A", "shop", "purge", "-f")
+    purged = run("-m", "celery", "-A", "shop", "purge", "-f")
     assert "Purged 1 message" in purged.stdout + purged.stderr
 
 
 @pytest.mark.parametrize(("kind", "command"), [("inspect", "leaders"), ("control", "resign")])
 def test_the_celery_command_knows_the_commands_of_leaders(run: Run, kind: str, command: str) -> None:
-    listed = run("-c", CELERY, "-A", "shop", kind, "--list")
+    listed = run("-m", "celery", "-A", "shop", kind, "--list")
     assert listed.returncode == 0, listed.stderr
     assert f"  {command} " in listed.stdout
-    asked = run("-c", CELERY, "-A", "shop", kind, "--timeout", "0.1", command, "push")
+    asked = run("-m", "celery", "-A", "shop", kind, "--timeout", "0.1", command, "push")
     assert "not recognized" not in asked.stdout + asked.stderr
-
-
-#: Celery's command line with the package's entry point, even if the package is not installed.
-CELERY = """
-import sys
-from celery_dq.cli import dq
-from celery.bin.celery import celery, main
-celery.commands.setdefault("dq", dq)
-sys.exit(main())
-"""

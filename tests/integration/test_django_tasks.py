@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 
 from celery_dq.contrib.django.task_backend import celery_priority
+from tests.preloaded import PythonFork, run_python
 
 PROJECT = Path(__file__).parent / "django_tasks_shop"
 ROOT = Path(__file__).parents[2]
@@ -54,14 +53,7 @@ def script(environment: dict[str, str]) -> Script:
     """A function that runs a script in the project, and returns the JSON value that it prints."""
 
     def script(text: str, **more: str) -> Any:
-        done = subprocess.run(
-            [sys.executable, "-c", BEGIN + text],
-            env={**environment, **more},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_python("-c", BEGIN + text, environment={**environment, **more})
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -78,7 +70,7 @@ def worker(environment: dict[str, str]) -> Iterator[None]:
 @contextmanager
 def worker_of(environment: dict[str, str]) -> Iterator[None]:
     words = ["-m", "celery", "-A", "bank", "worker", "-P", "solo", "-Q", "push,reports", "-l", "WARNING"]
-    process = subprocess.Popen([sys.executable, *words, "--without-mingle"], env=environment, cwd=PROJECT)
+    process = PythonFork([*words, "--without-mingle"], environment, Path(os.devnull), folder=PROJECT)
     yield
     process.send_signal(signal.SIGTERM)
     process.wait(30)

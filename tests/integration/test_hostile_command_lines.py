@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from click.testing import CliRunner, Result
 import celery_dq
 from celery_dq.cli import dq
 from celery_dq.testing.processes import dead_port
+from tests.preloaded import run_python
 
 Run = Callable[..., Result]
 MakeApp = Callable[[str], Any]
@@ -342,8 +341,7 @@ def test_the_celery_command_explains_a_misspelt_scheme_to_an_app_without_setup(
     (tmp_path / "shop.py").write_text(
         "from celery import Celery\napp = Celery(broker='dq_redis://localhost/0')\n"
     )
-    command = [sys.executable, "-m", "celery", "-A", "shop", *words.split()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = run_python("-m", "celery", "-A", "shop", *words.split(), folder=tmp_path)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert last.endswith("a URL's scheme cannot hold an underscore; did you mean dq-redis://?")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -14,9 +11,11 @@ import psutil
 import pytest
 
 from celery_dq.testing.waiting import wait_until
+from tests.brokers import BROKERS
+from tests.preloaded import run_python
 from tests.singleton.posting_app import QUEUE
 from tests.singleton.posting_workers import DEADLINE_S, SESSION_S, SHORT_S, PostingWorkers
-from tests.workers import ENVIRONMENT, ROOT
+from tests.workers import environment
 
 #: A pool of one slot gets messages ahead; other pools do not.
 POOLS = pytest.mark.parametrize(
@@ -291,17 +290,12 @@ def leads(posting: PostingWorkers) -> list[str]:
 def test_the_celery_program_knows_the_commands(redis_posting: PostingWorkers) -> None:
     with redis_posting.worker() as worker:
         redis_posting.leader()
-        run = subprocess.run(
-            [
-                *(sys.executable, "-m", "celery", "-A", "tests.singleton.posting_app", "inspect"),
-                # The command ends as soon as the addressed worker has answered.
-                *("--timeout", "30", "--destination", worker.name, "--json", "leaders"),
-            ],
-            cwd=ROOT,
-            env={**os.environ, ENVIRONMENT: json.dumps({"broker": "dq", "conf": redis_posting.conf})},
-            capture_output=True,
-            text=True,
-            timeout=90,
+        run = run_python(
+            *("-m", "celery", "-A", "tests.singleton.posting_app", "inspect"),
+            # The command ends as soon as the addressed worker has answered.
+            *("--timeout", "30", "--destination", worker.name, "--json", "leaders"),
+            environment=environment(BROKERS["dq"], redis_posting.conf),
+            timeout_s=90,
         )
     assert run.returncode == 0, run.stderr
     (row,) = json.loads(run.stdout)[worker.name]
