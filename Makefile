@@ -11,7 +11,7 @@ LEDGER_ARGS ?=
 # The unit and architecture tests, without the files that test servers, and without the programs of the documentation,
 # which talk to servers.
 DOCS = tests/architecture/test_docs.py
-QUICK = tests/unit tests/architecture --ignore=tests/unit/test_servers.py --ignore=tests/unit/test_rabbitmq_server.py \
+QUICK = tests/unit tests/architecture --ignore=tests/unit/test_servers.py \
 	--deselect=$(DOCS)::test_the_programs_of_the_readme_run --deselect=$(DOCS)::test_the_tutorial_runs \
 	--deselect=$(DOCS)::test_the_program_for_plain_kombu_runs --deselect=$(DOCS)::test_the_careers_outside_of_celery_run \
 	--deselect=$(DOCS)::test_the_test_that_users_are_shown_passes \

@@ -7,10 +7,7 @@ import http.client
 import json
 import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +34,8 @@ from celery_dq.contrib.django.dashboard.standalone import (
 from celery_dq.errors import ConfigurationError
 from celery_dq.testing.waiting import wait_until
 from tests.dashboard.shop import make_app
-from tests.integration.test_django import CELERY, PROJECT, ROOT
+from tests.integration.test_django import PROJECT, ROOT
+from tests.preloaded import PythonFork, run_python
 
 Web = Callable[..., str]
 #: In the form of the hash of a password.
@@ -45,46 +43,25 @@ HASH = f"pbkdf2_sha256$1$salt${'A' * 43}="
 
 
 @pytest.fixture
-def web(redis_url: str) -> Iterator[Web]:
+def web(redis_url: str, tmp_path: Path) -> Iterator[Web]:
     """A function that runs ``celery dq web`` and returns its URL."""
-    running: list[subprocess.Popen[str]] = []
+    running: list[tuple[PythonFork, Path]] = []
 
     def web(*words: str, app: str = "tests.dashboard.shop", **environment: str) -> str:
         url = redis_url.replace("redis://", "dq-redis://", 1)
         variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(PROJECT)]), **environment}
-        command = [
-            sys.executable,
-            "-c",
-            CELERY,
-            "-A",
-            app,
-            "-b",
-            url,
-            "dq",
-            "web",
-            "--port",
-            "0",
-            "--json",
-            *words,
-        ]
-        process = subprocess.Popen(
-            command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        running.append(process)
-        assert process.stdout is not None
-        document = ""
-        while not document.endswith("}\n"):
-            line = process.stdout.readline()
-            assert line, process.communicate()[1]
-            document += line
-        return str(json.loads(document)["url"])
+        command = ["-m", "celery", "-A", app, "-b", url, "dq", "web", "--port", "0", "--json", *words]
+        log, errors = tmp_path / f"{len(running)}.log", tmp_path / f"{len(running)}.errors"
+        process = PythonFork(command, variables, log, errors=errors)
+        running.append((process, errors))
+        wait_until(lambda: log.read_text().endswith("}\n"), what=lambda: errors.read_text())
+        return str(json.loads(log.read_text())["url"])
 
     yield web
-    for process in running:
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+    for process, errors in running:
+        process.terminate()
         # The server may have logged that a request had to wait on a busy machine.
-        assert (process.returncode, errors.splitlines()[-1:]) == (0, ["Stopped."]), errors
+        assert (process.wait(30), errors.read_text().splitlines()[-1:]) == (0, ["Stopped."])
 
 
 def ask(
@@ -340,13 +317,7 @@ django.setup()
 from django.core.management import call_command
 {program}
 """
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_python("-c", text)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from celery import Celery
 from kombu import Connection, Consumer, Queue
 
 import celery_dq
 from celery_dq.producer.kombu_sender import Confirms, Nacked
+from celery_dq.testing.processes import is_free
 from celery_dq.testing.waiting import wait_until
 from tests.apps import DQCelery
 from tests.broker.proxy import Proxy
@@ -153,7 +155,9 @@ def test_a_broker_that_is_killed_between_publish_and_confirm_loses_nothing(
             shop.call(2_000)
             wait_until(lambda: len(shop.delivered) > 100, 40, interval_s=0.001)
             wait_until(lambda: stopped_in_the_midst(server, shop), 40)
+            pid, port, folder = server.pid, server.port, server.folder
             server.kill()
+            assert not psutil.pid_exists(pid)
             assert len(shop.delivered) < len(shop.called)
             shop.call(100)
             server.start()
@@ -163,6 +167,9 @@ def test_a_broker_that_is_killed_between_publish_and_confirm_loses_nothing(
         found = drain(server.url(), queue)
     assert list(dict.fromkeys(found)) == shop.called
     assert len(found) - len(shop.called) <= 50
+    # The server leaves nothing behind.
+    assert is_free(port)
+    assert not folder.exists()
 
 
 def test_a_batch_is_confirmed_up_to_the_first_message_that_the_broker_refuses(

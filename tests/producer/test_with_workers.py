@@ -16,6 +16,7 @@ import pytest
 from celery import chain, chord
 
 from tests.log_watch import WATCH
+from tests.preloaded import PythonFork
 from tests.producer.conftest import MakeApp, Stored
 
 ROOT = Path(__file__).parents[2]
@@ -36,14 +37,7 @@ def worker(log: Path, conf: dict[str, Any], *, stock: bool = False) -> Iterator[
         environment["SHOP_IS_STOCK"] = "1"
     command = ["-m", "celery", "-A", "tests.producer.shop", "worker", "-P", "solo", "-l", "WARNING"]
     WATCH.watch(log)
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, *command, "--without-gossip", "--without-mingle"],
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    process = PythonFork([*command, "--without-gossip", "--without-mingle"], environment, log)
     try:
         yield
     finally:
@@ -52,7 +46,7 @@ def worker(log: Path, conf: dict[str, Any], *, stock: bool = False) -> Iterator[
             process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+            process.wait(30)
 
 
 @pytest.mark.parametrize("stock", [False, True])
