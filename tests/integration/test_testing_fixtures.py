@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from celery_dq.testing.processes import dead_port
+from tests.preloaded import run_python
 
 ROOT = Path(__file__).parents[2]
 DJANGO_SHOP = Path(__file__).with_name("django_shop")
@@ -126,13 +125,11 @@ def run_pytest(folder: Path, conftest: str, tests: str, *paths: Path, **environm
     (folder / "conftest.py").write_text(conftest)
     (folder / "test_shop.py").write_text(tests)
     search = os.pathsep.join(map(str, (ROOT, folder, *paths)))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "test_shop.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": search, **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
+    done = run_python(
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "test_shop.py"),
+        environment={**os.environ, "PYTHONPATH": search, **environment},
+        folder=folder,
+        timeout_s=100,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
