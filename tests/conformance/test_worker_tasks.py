@@ -24,9 +24,10 @@ def test_delay_and_get(staffed_app: CeleryApp) -> None:
     assert staffed_app.send("add", 2, 3).get(timeout=WAIT) == 5
 
 
-def test_a_hundred_calls(staffed_app: CeleryApp) -> None:
-    results = [staffed_app.send("add", number, 1) for number in range(100)]
-    assert [result.get(timeout=WAIT) for result in results] == list(range(1, 101))
+def test_many_calls(staffed_app: CeleryApp) -> None:
+    calls = range(100 if staffed_app.broker.has_leases else 20)  # with eventlet, stock serves five a second
+    results = [staffed_app.send("add", number, 1) for number in calls]
+    assert [result.get(timeout=WAIT) for result in results] == [number + 1 for number in calls]
 
 
 def test_send_task_by_name(staffed_app: CeleryApp) -> None:
