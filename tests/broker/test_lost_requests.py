@@ -12,7 +12,7 @@ import redis
 
 from celery_dq.clock import ManualClock, SystemClock
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.in_flight.pending_acks import delivery_tag
+from celery_dq.transport.in_flight.pending_acks import InFlightMessage, delivery_tag
 from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
 from tests.broker.kombu_client import KombuClient, bodies, consumer_of
 from tests.broker.proxy import Proxy
@@ -240,8 +240,8 @@ def test_messages_of_a_claim_on_its_way_are_not_released() -> None:
     doubts.claim_unanswered("p")
     doubts.claim_sent("p")  # the broker has carried it out, and its answer is still to be read
     for _ in range(3):
-        assert doubts.find_unknown("p", {tag}, set) == []
+        assert doubts.find_unknown("p", {tag}, list) == []
     doubts.claim_answered("p", ["7"])
     for _ in range(3):
-        assert doubts.find_unknown("p", {tag}, lambda: {tag}) == []
+        assert doubts.find_unknown("p", {tag}, lambda: [InFlightMessage("p", "m", "7", tag)]) == []
     assert not doubts.needs_comparison("p")

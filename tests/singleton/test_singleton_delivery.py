@@ -51,7 +51,6 @@ class Channel(ClaimsHarness):
             release=lambda message: self.ledger.release(message.delivery_tag, "unstarted"),
             claim_ahead_s=CLAIM_AHEAD_S,
             in_turn=lambda: 64,
-            in_loop=False,
         )
         assert scripts.partition.fence(1).run(scripts.client).accepted
         self.delivery.add(Queue(QUEUE, scripts.partition))
@@ -161,8 +160,8 @@ def test_no_end_is_sent_before_the_answer_to_an_earlier_one(
     scripts: PartitionScripts, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the process died in between, the first message would run again after the second, which would not."""
-    monkeypatch.setattr(singleton_delivery, "most_unconfirmed", lambda service_s: 1)
     first, second = deliver_two(scripts, channel)
+    monkeypatch.setattr(singleton_delivery, "most_unconfirmed", lambda service_s: 1)
     scripts.client.script_flush()
     channel.ledger.finish(first.tag)
     channel.ledger.dead_letter(second.tag, "failed", b"")
@@ -183,14 +182,14 @@ def test_the_wait_for_a_confirmation_is_no_service_time(
         return 1
 
     monkeypatch.setattr(singleton_delivery, "most_unconfirmed", one)
-    first, second = deliver_two(scripts, channel)
-    channel.ledger.finish(first.tag)
+    scripts.push("a", "b")
+    channel.turn_until(lambda: channel.ids == ["first", "a"])
+    channel.ledger.finish(channel.messages[1].delivery_tag)
     channel.delivery.follow_leaderships()
-    assert second.needs is first
+    assert channel.ids == ["first", "a"]  # the second waits for the confirmation
     del seen[:]
-    channel.clock.jump(4.0)  # before the ack of the first is confirmed
-    channel.turn_until(lambda: first.confirmed)
-    channel.delivery.follow_leaderships()
-    channel.ledger.finish(second.tag)
+    channel.clock.jump(4.0)
+    channel.turn_until(lambda: channel.ids == ["first", "a", "b"])
+    channel.ledger.finish(channel.messages[2].delivery_tag)
     channel.delivery.follow_leaderships()
     assert max(seen) < 0.5

@@ -132,20 +132,20 @@ class InFlightMessages:
             found.setdefault(held.partition, []).append(held.tag)
         return found
 
-    def known_tags(self, partition: str) -> set[str] | None:
-        """Return the tags of the messages in flight and of those whose end is pending.
+    def known_messages(self, partition: str) -> list[InFlightMessage] | None:
+        """Return the messages in flight and those whose end is pending.
 
         Returns:
-            The delivery tags; None at a moment at which another thread ends a message.
+            The messages; None at a moment at which another thread ends a message.
         """
         box = self.pending_acks(partition)
         # Each look is at the next place, as in `has_any`.
-        known = {held.tag for held in self.messages_of(partition)}
+        known = self.messages_of(partition)
         if box.moves:
             return None
-        ended = [*box.finishes, *(held for _, held in tuple(box.releases))]
-        ended += [letter.message for letter in tuple(box.dead_letters)]
-        return known.union(held.tag for held in ended)
+        known += [*box.finishes, *(held for _, held in tuple(box.releases))]
+        known += [letter.message for letter in tuple(box.dead_letters)]
+        return list(dict.fromkeys(known))
 
     # -- acks -------------------------------------------------------------------
 

@@ -123,9 +123,8 @@ class Message(StoredMessage):
             held.will_return = True
 
     def wait_for_confirmation(self) -> None:
-        """Block this thread or greenlet until the broker has confirmed the required earlier ack."""
-        held = self.channel.in_flight.get(self.delivery_tag)
-        while held is not None and held.unconfirmed() is not None and self.may_deliver():
+        """Block this thread or greenlet until the broker has confirmed a dead letter before the message."""
+        while (before := self.predecessor()) and before.is_pending_dead_letter and self.may_deliver():
             time.sleep(CONFIRMATION_LOOK_S)
 
     def _is_fresh(self, held: InFlightMessage) -> bool:

@@ -54,7 +54,6 @@ class InFlightMessage:
         delivered: a plain kombu consumer has it, so it cannot be released without that consumer's knowledge.
         predecessor: the message that went to the pool before it and must have ended when it starts.
         confirmed: the broker has answered its settle, finish or dead letter: it is not delivered again.
-        needs: the message that the broker must have confirmed before this one starts.
         has_lock: it has a dedup key, so another message may wait for its end.
     """
 
@@ -71,11 +70,10 @@ class InFlightMessage:
     delivered: bool = False
     predecessor: InFlightMessage | None = None
     confirmed: bool = False
-    needs: InFlightMessage | None = None
     has_lock: bool = False
 
     def unfinished_predecessor(self) -> InFlightMessage | None:
-        """Return the nearest earlier message that has not ended for good or is not confirmed.
+        """Return the nearest earlier message that has not ended for good.
 
         Messages between the two that have ended are skipped: one that is cancelled or unreadable never runs.
 
@@ -84,17 +82,7 @@ class InFlightMessage:
         """
         while self.predecessor is not None and self.predecessor.is_over:
             self.predecessor = self.predecessor.predecessor
-        return self.predecessor or self.unconfirmed()
-
-    def unconfirmed(self) -> InFlightMessage | None:
-        """Return the message whose confirmation this one awaits: `needs`, or a dead letter before it."""
-        before = self.predecessor
-        if before is not None and before.is_pending_dead_letter:
-            return before
-        needs = self.needs  # `predecessor` covers a message that is delivered again
-        if needs is not None and (needs.confirmed or needs.will_return):
-            self.needs = needs = None
-        return needs
+        return self.predecessor
 
     @property
     def is_over(self) -> bool:

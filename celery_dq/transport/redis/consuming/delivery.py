@@ -276,7 +276,6 @@ class ChannelDelivery:
                 release=self._release,
                 claim_ahead_s=self._claim_ahead_s,
                 in_turn=self._singleton_window,
-                in_loop=self._runs_in_loop,
             )
             self.awaits_ends = True
             self._identity.on_fenced = lambda queue: leaderships.report_fenced(queue.name, queue.token)

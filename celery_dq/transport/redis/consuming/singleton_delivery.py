@@ -52,7 +52,6 @@ class SingletonSubscription:
         under_way: Delivered messages that are not over, in order. More than one only where the pool starts
             them one after the other.
         unconfirmed: Delivered messages, in order, from the first whose ack the broker has not confirmed.
-        gated: Delivered messages that wait for a confirmation, in order, each after the one that it needs.
     """
 
     def __init__(self, base: Queue) -> None:
@@ -64,9 +63,6 @@ class SingletonSubscription:
         self.waiting: deque[Message] = deque()
         self.delivered: deque[InFlightMessage] = deque()
         self.unconfirmed: deque[InFlightMessage] = deque()
-        self.gated: deque[tuple[InFlightMessage, InFlightMessage]] = deque()
-        #: The last message that became a dead letter.
-        self.dead_letter: InFlightMessage | None = None
         #: Whether a message returns to the queue. Its delivered successors return before the next delivery.
         self.out_of_order = False
         self.started_at = 0.0
@@ -74,8 +70,6 @@ class SingletonSubscription:
         #: Maximum number of delivered messages. It is 1 after a message has returned, because the return of
         #: one message takes all its delivered successors along.
         self.window = 1
-        #: Whether acks may be pending of messages that ended before the queue was opened.
-        self.awaits_earlier_acks = False
         #: Whether a message has come that may be delivered beside those under way.
         self.changed = False
 
@@ -106,7 +100,6 @@ class SingletonDelivery:
         claim_ahead_s: Service time that may be claimed ahead, in seconds.
         in_turn: Returns the maximum number of messages of one queue that the worker takes, to run one after
             the other.
-        in_loop: Whether the worker runs tasks in the event loop, so that none starts between two deliveries.
     """
 
     def __init__(
@@ -119,7 +112,6 @@ class SingletonDelivery:
         release: Callable[[Message], None],
         claim_ahead_s: float,
         in_turn: Callable[[], int],
-        in_loop: bool,
     ) -> None:
         self._identity = identity
         self._leaderships = leaderships
@@ -129,7 +121,6 @@ class SingletonDelivery:
         self._release = release
         self._claim_ahead_s = claim_ahead_s
         self._window = in_turn
-        self._in_loop = in_loop
         self._subscriptions: dict[str, SingletonSubscription] = {}
         #: Delivery tags of messages that are over. Their successors may start.
         self.finished_tags: list[str] = []
@@ -211,7 +202,8 @@ class SingletonDelivery:
             elif queue is not None:
                 if own.queue is None:
                     self._open(own, queue)
-                self._deliver_next(own, queue)
+                if own.queue is not None:
+                    self._deliver_next(own, queue)
             if own.queue is None:
                 self.predecessors_unknown = True
 
@@ -232,16 +224,17 @@ class SingletonDelivery:
     # -- internals -------------------------------------------------------------
 
     def _open(self, own: SingletonSubscription, queue: Queue) -> None:
+        known = self._identity.in_flight.known_messages(queue.key)
+        if known is None:
+            self._claims.thread.wake()
+            return
         own.queue, own.key = queue, queue.key
         own.permit = self._leaderships.permit(queue.name, queue.token)
-        in_flight = self._identity.in_flight
-        # Messages that were delivered before a lost connection go on, in the order of their claims.
-        own.delivered = deque(sorted(in_flight.messages_of(queue.key), key=lambda held: int(held.claim)))
-        own.unconfirmed = deque(own.delivered)
-        own.gated.clear()
-        own.dead_letter = None
-        # Acks of messages that ended since then may still be pending.
-        own.out_of_order, own.window, own.awaits_earlier_acks = False, 1, True
+        # Messages that were delivered before a lost connection go on, in the order of their claims. The acks
+        # of others may still be pending.
+        own.unconfirmed = deque(sorted(known, key=lambda held: int(held.claim)))
+        own.delivered = deque(held for held in own.unconfirmed if not held.done)
+        own.out_of_order, own.window = False, 1
         own.started_at = self._identity.clock.monotonic()
         self._identity.threads.keep_lease(queue, self._clients)
         own.subscription = self._claims.subscribe(queue, lambda: self._claim_limit(own))
@@ -281,20 +274,11 @@ class SingletonDelivery:
             self._release_waiting(own)
         if not own.waiting or own.permit is None or not own.permit.is_firm:
             return
-        if own.awaits_earlier_acks:
-            # The list of unconfirmed messages does not have them: the broker must answer all of them first.
-            box = in_flight.pending_acks(queue.key)
-            own.awaits_earlier_acks = bool(box.finishes or box.dead_letters)
-            if own.awaits_earlier_acks:
-                self._claims.thread.send_acks_soon(queue.key)
-                return
         most = min(self._window(), own.window, self._claims_that_fit(own))
         if len(under_way) * 2 > most:
             return  # at least half of them at a time: each delivery costs a turn of the loop
         waiting = own.waiting
-        while waiting and len(under_way) < most:
-            if self._in_loop and len(unconfirmed) >= may_begin:
-                return
+        while waiting and len(under_way) < most and len(unconfirmed) < may_begin:
             if waiting[0].record.due_us and self._waits_for_retry(own, waiting[0]):
                 return
             message = waiting.popleft()
@@ -305,9 +289,6 @@ class SingletonDelivery:
                 held.predecessor = under_way[-1]
             else:
                 own.started_at = self._identity.clock.monotonic()
-            if len(unconfirmed) >= may_begin:
-                held.needs = unconfirmed[-may_begin]
-                own.gated.append((held.needs, held))
             under_way.append(held)
             unconfirmed.append(held)
             self._deliver(message)
@@ -315,17 +296,13 @@ class SingletonDelivery:
     def _confirm(self, own: SingletonSubscription, queue: Queue) -> int:
         """Remove confirmed messages; return how many may start before the first ack is confirmed."""
         unconfirmed = own.unconfirmed
-        # The ack of a later message could overtake a dead letter, so none begins before its confirmation.
-        letter = own.dead_letter
-        most = 1 if letter is not None and not letter.confirmed else most_unconfirmed(own.service_s)
         while unconfirmed and (unconfirmed[0].confirmed or unconfirmed[0].has_returned):
-            # A delivered message in the worker may wait for this confirmation.
-            self.finished_tags.append(unconfirmed.popleft().tag)
-        while own.gated and (own.gated[0][0].confirmed or own.gated[0][0].has_returned):
-            if own.gated.popleft()[1] is (own.delivered[0] if own.delivered else None):
-                # It has waited until now. If the wait counted as service time, fewer messages could begin
-                # without a confirmation, and each would wait longer. The queue would stay slow.
-                own.started_at = self._identity.clock.monotonic()
+            held = unconfirmed.popleft()
+            if held.dead_letter:  # a delivered message in the worker may wait for its confirmation
+                self.finished_tags.append(held.tag)
+        # The ack of a later message could overtake a dead letter, so none begins before its confirmation.
+        awaits_letter = any(held.is_pending_dead_letter for held in unconfirmed)
+        most = 1 if awaits_letter else most_unconfirmed(own.service_s)
         if len(unconfirmed) > most // 2 and unconfirmed[most // 2].done:
             # Sent without waiting for a claim, because the next messages soon need the confirmation.
             self._claims.thread.send_acks_soon(queue.key)
@@ -338,8 +315,6 @@ class SingletonDelivery:
             held = own.delivered.popleft()
             self.finished_tags.append(held.tag)
             own.out_of_order = held.will_return or own.out_of_order
-            if held.dead_letter:
-                own.dead_letter = held
             over += 1
         if over:
             now = self._identity.clock.monotonic()

@@ -23,7 +23,7 @@ import redis
 from celery_dq.clock import Clock
 from celery_dq.shown import shown_ids, shown_logger
 from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.in_flight.pending_acks import MAX_ACKS_PER_CALL, delivery_tag
+from celery_dq.transport.in_flight.pending_acks import MAX_ACKS_PER_CALL, InFlightMessage, delivery_tag
 from celery_dq.transport.partition_replies import DeliveryTag, ReleaseMode
 from celery_dq.transport.redis.store.queue import Queue
 
@@ -111,15 +111,15 @@ class InDoubtClaims:
         return now >= self._due_at.setdefault(partition, now + COMPARE_EVERY_LEASES * lease_s)
 
     def find_unknown(
-        self, partition: str, held: Collection[str], known_tags: Callable[[], Collection[str] | None]
+        self, partition: str, held: Collection[str], known: Callable[[], list[InFlightMessage] | None]
     ) -> list[str]:
         """Find messages that the broker has for this process and that the process does not have.
 
         Args:
             partition: :attr:`Queue.key` of the queue.
             held: delivery tags of the messages that the broker has.
-            known_tags: returns the delivery tags of the messages that the process has, or whose end is
-                pending; None when it cannot tell now.
+            known: returns the messages that the process has, or whose end is pending; None when it cannot
+                tell now.
 
         Returns:
             The tags of those that the comparison before has found, too.
@@ -127,10 +127,10 @@ class InDoubtClaims:
         if self._claims.get(partition):
             return []  # they may be in the answer that is still to come
         # Read after that: the messages of an answered claim are in flight before it counts as answered.
-        known = known_tags() if held else ()
-        if known is None:
+        own = known() if held else []
+        if own is None:
             return []
-        strangers = {tag for tag in held if tag not in known}
+        strangers = {*held} - {message.tag for message in own}
         confirmed = strangers & self._unknown.pop(partition, set())
         if strangers - confirmed:
             self._unknown[partition] = strangers - confirmed
@@ -193,7 +193,7 @@ class InDoubtClaims:
         answered, is_claim_lost = self._answered.get(queue.key, {}), self.needs_comparison(queue.key)
         lost_claims: list[DeliveryTag] = []
         lost_acks: list[DeliveryTag] = []
-        for tag in self.find_unknown(queue.key, held, lambda: in_flight.known_tags(queue.key)):
+        for tag in self.find_unknown(queue.key, held, lambda: in_flight.known_messages(queue.key)):
             may_be_claim = is_claim_lost and held[tag].claim not in answered
             (lost_claims if may_be_claim else lost_acks).append(held[tag])
         # The task of a lost ack may have run: the next delivery is a second one, and its permit is spent.
