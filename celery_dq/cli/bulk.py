@@ -62,6 +62,7 @@ def change_many(
     yes: bool,
     noun: str = "message",
     nothing: Callable[[], str] = lambda: "",
+    interrupted: str = "",
 ) -> None:
     """Count what a call would change, ask, call it, and print the number of changes.
 
@@ -74,6 +75,7 @@ def change_many(
         yes: Whether to leave out the count and the question.
         noun: The things that are changed, in the singular.
         nothing: Called when there was nothing to change. A text is shown, and the exit status is 1.
+        interrupted: What to do after Ctrl-C, if anything.
     """
     count = 0
     if not yes or dry_run:
@@ -83,7 +85,7 @@ def change_many(
     else:
         if count:
             confirm(question.format(counted(count, noun)))
-        with reported_progress(as_json, word, noun, count) as on_progress:
+        with reported_progress(as_json, word, noun, count, interrupted) as on_progress:
             count = call(dry_run=False, on_progress=on_progress)
         text, data = f"{word.capitalize()} {count:,}.", {word: count}
     reason = "" if count else nothing()
@@ -105,7 +107,9 @@ def counted(count: int, noun: str) -> str:
 
 
 @contextmanager
-def reported_progress(as_json: bool, word: str, noun: str, total: int = 0) -> Iterator[OnProgress]:
+def reported_progress(
+    as_json: bool, word: str, noun: str, total: int = 0, interrupted: str = ""
+) -> Iterator[OnProgress]:
     """Show the progress of a call, and how far the call got if it does not end.
 
     Args:
@@ -113,6 +117,7 @@ def reported_progress(as_json: bool, word: str, noun: str, total: int = 0) -> It
         word: Past participle that names the change; also the key in JSON.
         noun: The things that are changed, in the singular.
         total: Their expected number; 0 when it is not known.
+        interrupted: What to do after Ctrl-C, if anything.
 
     Yields:
         The function to call with the number of changes.
@@ -132,7 +137,7 @@ def reported_progress(as_json: bool, word: str, noun: str, total: int = 0) -> It
     except KeyboardInterrupt:
         # The chunk that was under way may have been changed, too.
         of_total = f" of {total:,}" if total else ""
-        text = f"Interrupted: at least {counted(done, noun)}{of_total} {word}."
+        text = f"Interrupted: at least {counted(done, noun)}{of_total} {word}. {interrupted}".rstrip()
         show(as_json, {word: done, "interrupted": True}, text)
         raise SystemExit(INTERRUPTED) from None
     except Exception:

@@ -144,6 +144,7 @@ def move(
         dry_run=dry_run,
         yes=yes or task_id is not None,
         nothing=nothing,
+        interrupted="Repeat the command: up to 200 messages wait for it, or for ten minutes.",
     )
 
 

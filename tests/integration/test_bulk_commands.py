@@ -96,28 +96,31 @@ def test_a_dedup_lock_is_released_after_a_question(run: Run, shop: Any) -> None:
     assert shop.dq.dedup["push"].list() == []
 
 
-@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("words", "method", "shown"),
+    [
+        ("cancel push --tenant a", "cancel_tenant", "200 messages cancelled."),
+        ("move push new --create --tenant a", "move", "200 messages moved. Repeat the command: up to 200 "),
+    ],
+)
 def test_an_interruption_reports_the_finished_chunks(
-    run: Run, shop: Any, monkeypatch: pytest.MonkeyPatch, as_json: bool
+    run: Run, shop: Any, monkeypatch: pytest.MonkeyPatch, words: str, method: str, shown: str
 ) -> None:
     notify = shop.tasks["notify"]
     with shop.pool.acquire(block=True) as connection, connection.Producer() as producer:
         for place in range(201):
             notify.apply_async(("a", place), producer=producer)
-    cancel_tenant = QueueApi.cancel_tenant
+    change = getattr(QueueApi, method)
 
-    def interrupted(self: QueueApi, tenant: str, *, dry_run: bool, on_progress: Any) -> int:
+    def interrupted(*args: Any, on_progress: Any, **options: Any) -> Any:
         def interrupt(count: int) -> None:
             on_progress(count)
             raise KeyboardInterrupt
 
-        progress = on_progress if dry_run else interrupt
-        return cancel_tenant(self, tenant, dry_run=dry_run, on_progress=progress)
+        return change(*args, on_progress=interrupt, **options)
 
-    monkeypatch.setattr(QueueApi, "cancel_tenant", interrupted)
-    words = "cancel push --tenant a --yes"
-    if as_json:
-        assert json.loads(run(f"{words} --json", status=130)) == {"cancelled": 200, "interrupted": True}
-    else:
-        assert run(words, status=130) == "Interrupted: at least 200 messages cancelled.\n"
+    monkeypatch.setattr(QueueApi, method, interrupted)
+    assert run(f"{words} --yes", status=130).startswith(f"Interrupted: at least {shown}")
     assert shop.dq.queues["push"].snapshot().waiting == 1
+    word = "cancelled" if method == "cancel_tenant" else "moved"
+    assert json.loads(run(f"{words} --yes --json", status=130)) == {word: 1, "interrupted": True}
