@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from celery_dq.dedup import dedup
 from celery_dq.errors import ConfigurationError
 from celery_dq.options import Options
 from celery_dq.testing.processes import dead_port
+from celery_dq.testing.redis_cluster import ClusterNode
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.transport.redis.store.rights import ROLES, Role, denied_commands
@@ -347,21 +349,25 @@ def test_rights_of_the_redis_user(
     assert set(found) == ({"W012"} if code != "W013" else set())
 
 
+EVICTING = {"maxmemory": "50mb", "maxmemory-policy": "allkeys-lru"}
+
+
 @pytest.mark.parametrize(
-    ("login", "database", "config", "words"),
+    ("login", "database", "kind", "words"),
     [
-        ("", 0, {"maxmemory": "50mb", "maxmemory-policy": "allkeys-lru"}, "maxmemory-policy 'allkeys-lru'"),
-        ("", 0, {"cluster-enabled": "yes"}, "write dq-rediscluster://host:port"),
-        ("", 99, {}, "The database in broker_url does not exist"),
+        ("", 0, partial(RedisServer, config=EVICTING), "maxmemory-policy 'allkeys-lru'"),
+        ("", 0, partial(ClusterNode, {}), "write dq-rediscluster://host:port"),
+        ("", 99, RedisServer, "The database in broker_url does not exist"),
         ("no-scripts:pw@", 0, None, "user of broker_url lacks a right: grant it"),
     ],
+    ids=["evicts", "cluster", "database", "rights"],
 )
 @pytest.mark.logged_error("The worker ends:")
 def test_a_worker_that_refuses_its_broker_ends_with_the_sentence(
-    guarded: RedisServer, login: str, database: int, config: dict[str, str] | None, words: str
+    guarded: RedisServer, login: str, database: int, kind: Callable[[], RedisServer] | None, words: str
 ) -> None:
     with contextlib.ExitStack() as stack:
-        server = guarded if config is None else stack.enter_context(RedisServer(config=config))
+        server = guarded if kind is None else stack.enter_context(kind())
         conf = {"broker_url": f"dq-redis://{login}127.0.0.1:{server.port}/{database}"}
         worker = WorkerProcess("tests.migration.worker_app", broker=None, conf=conf, preloaded=True).start()
         stack.callback(worker.discard)

@@ -319,7 +319,7 @@ class _PythonEdits(ast.NodeVisitor):
 @cache
 def _key_names() -> list[str]:
     source = (PACKAGE / "keys.py").read_text(encoding="utf-8")
-    return re.findall(r"    def (\w+)\(self\) -> str:", source)
+    return re.findall(r"    (?:def (?=\w+\(self\) -> str:)|(?=\w+ = _Key))(\w+)", source)
 
 
 # -- Lua
