@@ -65,6 +65,18 @@ def test_a_password_is_not_shown(broker: Broker) -> None:
     assert shown.startswith(f"{broker.scheme}://")
 
 
+# Not on stock, which raises an AttributeError of kombu.
+@pytest.mark.parametrize("broker", ["dq", "zookeeper", "sqlite"], indirect=True)
+def test_publishing_on_a_closed_channel_is_an_error_of_the_connection(
+    connection: Connection, queue_name: str
+) -> None:
+    channel = connection.channel()
+    producer = Producer(channel)
+    channel.close()
+    with pytest.raises(connection.connection_errors):
+        producer.publish(1, routing_key=queue_name)
+
+
 def test_a_closed_connection_opens_again(connection: Connection, queue_name: str) -> None:
     KombuQueue(connection, queue_name).publish(1)
     connection.close()
