@@ -9,7 +9,7 @@ from operator import methodcaller
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from celery_dq.errors import InvalidRequest
-from celery_dq.transport.message_times import LATEST_US
+from celery_dq.transport.message_record import LATEST_US
 from celery_dq.transport.redis.store.rounds import Rounds, run_one
 
 #: A ``redis.Redis`` that does not decode replies. Its own annotations mix blocking and asyncio replies.

@@ -56,7 +56,7 @@ from celery_dq.other_brokers.singleton_message import SingletonMessage
 from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.waker import Waker
-from celery_dq.worker.context_step import ContextStep
+from celery_dq.worker.bootsteps import ContextStep
 from celery_dq.worker.discards import Followers
 from celery_dq.worker.task_events import TaskSubscriber, task_events
 

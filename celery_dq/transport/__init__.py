@@ -11,7 +11,7 @@
 ``any_store``        the broker above a store that a user implements
 ``partition_store``  the protocol of one queue of a store; the partition in Redis holds it, too
 ``partition_replies``   the arguments and answers of its calls
-``message_record``   a message as bytes; ``message_times`` reads its times; pure
+``message_record``   a message as bytes, and its times; pure
 ``packer``           checks, packs and stamps each message, on every way of publishing
 ``in_flight``        the messages that a process holds, and their acks
 ``fetcher``          the thread that claims messages for a connection, beside Redis; its subscriptions

@@ -16,8 +16,15 @@ from celery_dq.errors import InvalidMessage
 from celery_dq.options.sections import Options
 from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, DedupRequest
 from celery_dq.transport import envelope
-from celery_dq.transport.message_record import KEYED, TEXT, MessageRecord, pack_header, section_end
-from celery_dq.transport.message_times import due_us, expires_us
+from celery_dq.transport.message_record import (
+    KEYED,
+    TEXT,
+    MessageRecord,
+    due_us,
+    expires_us,
+    pack_header,
+    section_end,
+)
 from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.tenant import check_priority, check_tenant
 

@@ -1,7 +1,6 @@
 """The part that runs in a Celery worker: boot steps, and the events of a task's life.
 
-``context_step``                     the base class of the boot steps
-``bootsteps``                        the boot steps on a tenant broker
+``bootsteps``                        the base class of the boot steps, and the first one
 ``task_events``                      the gates before the pool, the events of a task, and their subscribers
 ``lifecycle``                        what the events of a task mean for its message on a tenant broker
 ``capacity``, ``ready_requests``     how much the worker can take

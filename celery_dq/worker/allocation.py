@@ -12,7 +12,7 @@ from celery_dq.singleton.elections import require_kazoo, zookeeper_session
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.in_flight.in_flight_messages import TRUSTED_SHARE
 from celery_dq.worker import commands
-from celery_dq.worker.context_step import ContextStep
+from celery_dq.worker.bootsteps import ContextStep
 from celery_dq.worker.singleton import singleton_queues
 
 #: Importing the module registers these commands.

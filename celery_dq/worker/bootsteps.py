@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from celery import bootsteps
 from celery.utils.log import worker_logger
 from celery.worker import state
 
@@ -16,11 +17,23 @@ from celery_dq.transport.aliases import TENANT_SCHEMES, leases_messages
 from celery_dq.transport.in_flight.message import Message
 from celery_dq.transport.redis.store.server_errors import BrokerRefused
 from celery_dq.worker.capacity import PoolCapacity
-from celery_dq.worker.context_step import ContextStep
 from celery_dq.worker.lifecycle import TaskLifecycle
 from celery_dq.worker.task_events import task_events
 
 logger = shown_logger(__name__)
+
+
+class ContextStep(bootsteps.StartStopStep):
+    """A boot step that Celery leaves out, with its ``start`` and ``stop``, where it has nothing to do."""
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        context = AppContext.of(consumer.conninfo)
+        self.enabled = context is not None and self.prepare(consumer, context)
+
+    def prepare(self, consumer: Any, context: AppContext) -> bool:
+        """Prepare the step; return False for another broker, or without the setting of the step."""
+        raise NotImplementedError
 
 
 class ConsumerStep(ContextStep):

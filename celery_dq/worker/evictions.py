@@ -15,7 +15,7 @@ from celery_dq.keys import every_evicted
 from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.store.message_ids import Delivery, delivery_of, task_id_of
-from celery_dq.worker.context_step import ContextStep
+from celery_dq.worker.bootsteps import ContextStep
 
 logger = shown_logger(__name__)
 

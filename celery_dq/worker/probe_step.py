@@ -17,7 +17,7 @@ from celery_dq.outage import Outage
 from celery_dq.per_process import current_pid, start_of
 from celery_dq.probe import Phase, ProbeState, ask_probe
 from celery_dq.shown import shown_logger
-from celery_dq.worker.context_step import ContextStep
+from celery_dq.worker.bootsteps import ContextStep
 
 __all__ = ["ProbeStep"]
 

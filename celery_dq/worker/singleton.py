@@ -29,8 +29,8 @@ from celery_dq.singleton.guard import Guard
 from celery_dq.singleton.leaderships import WorkerLeaderships
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.worker import commands
+from celery_dq.worker.bootsteps import ContextStep
 from celery_dq.worker.capacity import PoolCapacity
-from celery_dq.worker.context_step import ContextStep
 from celery_dq.worker.ready_requests import ReadyRequests
 from celery_dq.worker.task_events import task_events
 

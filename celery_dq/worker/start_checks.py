@@ -19,7 +19,7 @@ from celery_dq.options.quota import UNLIMITED
 from celery_dq.shown import shell_word, shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.store.rights import ROLES, denied_commands
-from celery_dq.worker.context_step import ContextStep
+from celery_dq.worker.bootsteps import ContextStep
 
 __all__ = ["StartChecksStep", "queues_of_settings", "routed_queues", "unenforced"]
 

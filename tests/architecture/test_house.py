@@ -43,7 +43,6 @@ PURE = (
     "transport.resource_set",
     "transport.tenant",
     "transport.message_record",
-    "transport.message_times",
     "transport.partition_replies",
     "transport.partition_store",
     "transport.redis.store.home",

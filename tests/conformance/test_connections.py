@@ -70,7 +70,7 @@ def test_a_password_is_not_shown(broker: Broker) -> None:
 def test_publishing_on_a_closed_channel_is_an_error_of_the_connection(
     connection: Connection, queue_name: str
 ) -> None:
-    channel = connection.channel()
+    channel: Any = connection.channel()
     producer = Producer(channel)
     channel.close()
     with pytest.raises(connection.connection_errors):

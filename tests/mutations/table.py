@@ -187,7 +187,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "eta",
         "an ETA without a zone is local time",
-        "transport/message_times.py",
+        "transport/message_record.py",
         "value = value.replace(tzinfo=timezone.utc)",
         "value = value.astimezone()",
         ("tests/broker/test_clocks.py", "-k", "without_a_zone"),

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from celery_dq.curator.framing import frame, unframe
 from celery_dq.errors import CorruptRecord
-from celery_dq.transport.message_record import MessageRecord
-from celery_dq.transport.message_times import LATEST_US
+from celery_dq.transport.message_record import LATEST_US, MessageRecord
 from celery_dq.transport.tenant import MAX_PRIORITY
 from celery_dq.zookeeper.transaction import Step, create, delete
 
