@@ -200,7 +200,7 @@ class StandingMachine(RuleBasedStateMachine):
     def all_is_in_its_place(self) -> None:
         keys, seen = self.scripts.keys, self.scripts.snapshot()
         lines = [tenant for tenant in TENANTS if seen[keys.tenant(tenant)]]
-        # What waits is in one form, and who has something waiting stands in one place.
+        # Each waiting tenant has its messages in one form, and stands in one of `PLACES`.
         waiting = Counter([*lines, *seen[keys.single]])
         assert waiting == Counter({*lines, *seen[keys.single]})
         assert Counter(tenant for place in PLACES for tenant in seen[getattr(keys, place)]) == waiting
