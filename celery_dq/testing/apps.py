@@ -126,14 +126,15 @@ def _close(app: Any) -> None:
     """Send buffered messages, and close the connections to broker and backend."""
     app.dq.buffer.close(CLOSE_S)
     pool, producers, backend = open_parts(app)
-    connections = [] if pool is None else [pool]
+    opened = [] if pool is None else [pool]
     if producers is not None:
-        producers.force_close_all()
-        connections.append(producers.connections)
-    for pool in connections:
+        opened += [producers, producers.connections]
+    for pool in opened:
         pool.force_close_all()
-        pools.producers.pop(pool.connection, None)
-        pools.connections.pop(pool.connection, None)
+    for group in (pools.producers, pools.connections):
+        # Not by the pool's connection: its options, of which kombu makes the key, may have changed since.
+        for key in [key for key, pool in group.items() if pool in opened]:
+            group.pop(key)
     if backend is not None:
         consumer, client = getattr(backend, "result_consumer", None), vars(backend).get("client")
         if consumer is not None:

@@ -54,6 +54,7 @@ TESTS = """
 import gc
 
 import pytest
+from kombu import pools
 from shop import app, notify, refresh
 
 NAMES = ("broker_url", "broker_use_ssl", "broker_transport_options", "task_always_eager", "dq_election")
@@ -83,6 +84,7 @@ def test_the_broker_is_empty_and_keeps_the_calls(dq_broker, time):
 @TWICE
 def test_nothing_is_left_over(dq_redis, time):
     assert {name: getattr(app.conf, name) for name in NAMES} == SETTINGS
+    assert (len(pools.connections), len(pools.producers)) == (0, 0)
     gc.collect()  # what the thread of a worker had is garbage
     # The connection that asks is the only one.
     assert len(dq_redis.ask("CLIENT", "LIST").split("\\n")) == 2, dq_redis.ask("CLIENT", "LIST")

@@ -16,6 +16,7 @@ from kombu.serialization import dumps
 from kombu.transport import TRANSPORT_ALIASES
 
 import celery_dq
+from celery_dq.app.api.api import dq_of
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.options import Options
@@ -44,6 +45,15 @@ def in_child(look: Any) -> str:
     os.waitpid(child, 0)
     with os.fdopen(read) as pipe:
         return pipe.read()
+
+
+def test_no_two_apps_share_connections_even_if_the_first_is_gone() -> None:
+    """kombu's pools outlive an app; its address may be that of a later one."""
+
+    def pool_key() -> str:
+        return repr(dq_of(Celery("shop")).context)
+
+    assert len({pool_key() for _ in range(20)}) == 20
 
 
 def test_options_are_resolved_once_and_late() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from uuid import uuid4
 
 from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.api.buffer import BufferApi
@@ -58,7 +59,8 @@ class DQ:
     """
 
     def __init__(self, app: Any) -> None:
-        self.context = AppContext(f"{app.main or '__main__'} at {id(self):#x}", lambda: resolve(app.conf))
+        # Not an address, which an object of another time may have: kombu would share its pools with it.
+        self.context = AppContext(f"{app.main or '__main__'} {uuid4().hex}", lambda: resolve(app.conf))
         self.context.queue_named = lambda name: app.amqp.queues.get(name)
         self._app = app
         self._broker = BrokerAccess(app, self.context)
