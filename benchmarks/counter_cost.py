@@ -19,7 +19,7 @@ from benchmarks.script_calls import Lives, ServerClock, partitions_of, push_and_
 from celery_dq.errors import ScriptError
 from celery_dq.scripts import ScriptSet
 from celery_dq.testing.servers import RedisServer
-from celery_dq.transport.redis.in_flight import consumer_identity
+from celery_dq.transport.redis import consumer_identity
 from celery_dq.transport.redis.store.script_calls import load_scripts
 
 #: Script -> the text of its counters -> the text without them.

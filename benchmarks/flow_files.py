@@ -116,7 +116,8 @@ def files_of_messages(url: str, acks: str, amount: int) -> dict[str, float]:
 
 def main(url: str, acks: str, amount: int) -> None:
     """Run a worker, send it messages one at a time, and print the files of both its threads in JSON."""
-    conf = settings(url, task_acks_late=acks == "late", worker_redirect_stdouts=False)
+    # A long lease: on a slow machine, the heartbeats of a short one would be a part of each tenth message.
+    conf = settings(url, task_acks_late=acks == "late", worker_redirect_stdouts=False, dq_lease=600)
     app = app_of("dq", conf)
     recorder = FileRecorder()
 

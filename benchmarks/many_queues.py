@@ -27,11 +27,10 @@ from benchmarks.workers import app_of, settings, worker_of
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.consuming.consumer_threads import ConsumerThreads
-from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.partition import Partition, Queue
 from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.queue import Queue
 from tests.brokers import ACTIVE, BROKERS
 
 QUEUES, QUICK_QUEUES = (1, 100, 1_000, 3_000), (1, 100)

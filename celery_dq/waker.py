@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_dq.native import unpatched
-from celery_dq.per_process import OwnerProcess
+from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.shown import shown_logger
 
 __all__ = ["Waker"]
@@ -53,7 +53,7 @@ class Waker:
         """Wake the waiter. Takes no lock, because a signal handler may interrupt the holder of any lock."""
         pair = self._pair  # another thread may close it
         # The process is compared last, because that is a system call.
-        if pair is None or self.is_pending or not self._owner.is_current:
+        if pair is None or self.is_pending or self._owner.pid != current_pid():
             return
         self.is_pending = True
         try:

@@ -7,7 +7,6 @@
 ``redis_sockets``     the socket of a connection to Redis
 ``kazoo_connection``  the connection to ZooKeeper, and requests that kazoo does not know
 ``beat_sync``         the save and the order of a wrapped scheduler
-``stopping``          whether a worker stops, from the flags that Celery sets
 ``prefork_pool``      keeps its jobs over a flush, notices deaths at once, and reads last results promptly
 
 All other packages call these modules. Code outside of this package uses public interfaces only, except for

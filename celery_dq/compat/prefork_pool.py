@@ -29,9 +29,9 @@ from collections.abc import Callable
 from typing import Any
 
 from billiard.pool import CLOSE, RUN
+from celery.worker import state
 
 from celery_dq.compat.guard import check
-from celery_dq.compat.stopping import terminates
 
 __all__ = ["count_without_locks", "deliver_results_promptly", "guard_flush", "notice_deaths"]
 
@@ -40,6 +40,12 @@ __all__ = ["count_without_locks", "deliver_results_promptly", "guard_flush", "no
 SOON_S, LONGEST_S = 0.001, 0.1
 #: Seconds to wait for one child's result before the next child is asked.
 TURN_S = 0.02
+
+
+def terminates() -> bool:
+    """Whether the worker stops cold, without waiting for tasks."""
+    flag: Any = state.should_terminate
+    return flag is not None and flag is not False
 
 
 def _children_of(pool: Any) -> Any:

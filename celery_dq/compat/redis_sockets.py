@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from celery_dq.compat.guard import check
 
 check("redis_sockets")
 
-
-def socket_of(connection: Any) -> Any:
-    """Return the socket of a connection; None while it is not connected."""
-    return getattr(connection, "_sock", None)
+#: Returns the socket of a connection; None while it is not connected.
+socket_of: Callable[[Any], Any] = attrgetter("_sock")

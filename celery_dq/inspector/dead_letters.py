@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.messages import message_of
 from celery_dq.inspector.redis_values import CHUNK, MOST, Client, chunks, first_of, moment, text
-from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.queue import process_of
+from celery_dq.transport.redis.store.partition import Partition, process_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_one, run_rounds, together
 
 

@@ -17,8 +17,7 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import HEADER_SIZE, MessageRecord
 from celery_dq.transport.redis.store.message_ids import task_id_of
-from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.queue import process_of
+from celery_dq.transport.redis.store.partition import Partition, process_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds, together
 from celery_dq.transport.redis.store.whole_queue import likely_first
 

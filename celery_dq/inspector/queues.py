@@ -14,8 +14,7 @@ from typing import Any, Literal
 from celery_dq.inspector.queue_counters import COUNTER_FIELDS, PLACES, QueueCounters, oldest_waiting_s
 from celery_dq.inspector.redis_values import Client, chunks, moment, number, scan_all, server_time_us, text
 from celery_dq.transport.redis.store.cluster_client import node_serving
-from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.queue import process_of
+from celery_dq.transport.redis.store.partition import Partition, process_of
 from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_rounds
 
 #: The fields of the hash ``state`` that :func:`pause_of` reads.

@@ -21,7 +21,7 @@ from celery_dq.app.api.api import dq_of
 from celery_dq.inspector.queue_counters import WaitingTimes
 from celery_dq.metrics.state import BrokerState, SharedState, StateReader
 from celery_dq.metrics.table import METRICS, Metric
-from celery_dq.transport.redis.in_flight.consumer_identity import ClaimTimes
+from celery_dq.transport.redis.consumer_identity import ClaimTimes
 
 __all__ = ["DQCollector", "make_registry"]
 

@@ -28,7 +28,7 @@ from celery_dq.outage import Outage
 from celery_dq.producer.buffered_producer import ProducerSnapshot
 from celery_dq.shared_reading import SharedReading
 from celery_dq.shown import shown_logger
-from celery_dq.transport.redis.in_flight.consumer_identity import ClaimTimes, ConsumerIdentity
+from celery_dq.transport.redis.consumer_identity import ClaimTimes, ConsumerIdentity
 
 logger = shown_logger(__name__)
 

@@ -17,8 +17,8 @@ from celery_dq.compat.celery_calls import arguments_of
 from celery_dq.errors import DQError, InvalidMessage, described
 from celery_dq.protocols import DEDUP_HEADER, DEDUP_PROPERTY, DELIVERIES_HEADER, QUEUE_HEADER, TOKEN_HEADER
 from celery_dq.transport import envelope
+from celery_dq.transport.in_flight import shown_eta
 from celery_dq.transport.message_record import DedupSection, MessageRecord
-from celery_dq.transport.stored_message import shown_eta
 
 __all__ = ["Priorities", "StockReader", "as_restored", "as_stock_message"]
 

@@ -31,7 +31,6 @@ from kombu.transport.redis import Channel as RedisChannel
 from kombu.transport.virtual import Channel as VirtualChannel
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.compat.stopping import stops
 from celery_dq.context import AppContext
 from celery_dq.errors import DQError
 from celery_dq.options.sections import Options
@@ -43,7 +42,7 @@ from celery_dq.shown import shown_logger
 from celery_dq.singleton.leaderships import WorkerLeaderships
 from celery_dq.waker import Waker
 from celery_dq.worker.singleton import SingletonStep
-from celery_dq.worker.task_events import TaskSubscriber, task_events
+from celery_dq.worker.task_events import TaskSubscriber, stops, task_events
 
 logger = shown_logger(__name__)
 

@@ -15,7 +15,7 @@ from celery_dq.errors import MissingLibrary
 from celery_dq.keys import PartitionKeys
 from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
-from celery_dq.transport.in_flight.message import Message
+from celery_dq.transport.in_flight import Message
 from celery_dq.worker.bootsteps import ContextStep
 from celery_dq.worker.task_events import TaskSubscriber, task_events
 

@@ -5,7 +5,6 @@
 ``bases``            the parts of kombu's virtual transport that the brokers use
 ``tenant``           the rules for a tenant's name and a priority; pure
 ``envelope``         the compact form of headers and properties
-``stored_message``   a message as a broker delivers it
 ``redis``            the tenant broker
 ``zookeeper``        the broker on ZooKeeper
 ``any_store``        the broker above a store that a user implements
@@ -13,7 +12,7 @@
 ``partition_replies``   the arguments and answers of its calls
 ``message_record``   a message as bytes, and its times; pure
 ``packer``           checks, packs and stamps each message, on every way of publishing
-``in_flight``        the messages that a process holds, and their acks
+``in_flight``        the messages that a process holds, as a consumer receives them, and their acks
 ``fetcher``          the thread that claims messages for a connection, beside Redis; its subscriptions
 ``threaded_…``       channel and delivery of the brokers with such a thread
 

@@ -132,7 +132,7 @@ class MessageRecord(NamedTuple):
         priority: 0 to 9, higher is more urgent.
         due_us: when it may be delivered, µs since the epoch; 0 = at once.
         expires_us: from when on it must not run, µs since the epoch; 0 = never.
-        envelope: headers and properties, see :mod:`celery_dq.transport.envelope`.
+        envelope: headers and properties, see :mod:`celery_dq.transport.in_flight`.
         body: the serialised body; ``str`` when the serializer made text.
         dedup: the packed :class:`DedupSection`; empty without a dedup key.
         counted: ``due_us`` was computed from a countdown by the clock of the publisher.

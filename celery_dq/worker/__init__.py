@@ -2,8 +2,8 @@
 
 ``bootsteps``                        the base class of the boot steps, and the first one
 ``task_events``                      the gates before the pool, the events of a task, and their subscribers
-``lifecycle``                        what the events of a task mean for its message on a tenant broker
-``capacity``, ``ready_requests``     how much the worker can take
+``lifecycle``                        what the events of a task mean for its message, and for the capacity
+``ready_requests``                   requests of singleton queues that wait for the end of another one
 ``shutdown``                         what a warm, soft and cold shutdown do; stopping at once
 ``start_checks``                     checks at start: rights, ignored settings, a typo in ``-Q``
 ``discards``                         tasks that must not run: cancelled, expired, covered or dead

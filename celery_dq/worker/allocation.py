@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_dq.compat.stopping import stops
 from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.options.sections import Options
 from celery_dq.singleton.elections import require_kazoo, zookeeper_session
 from celery_dq.transport.aliases import TENANT_SCHEMES
-from celery_dq.transport.in_flight.in_flight_messages import TRUSTED_SHARE
+from celery_dq.transport.in_flight import TRUSTED_SHARE
 from celery_dq.worker import commands
 from celery_dq.worker.bootsteps import ContextStep
 from celery_dq.worker.singleton import singleton_queues
+from celery_dq.worker.task_events import stops
 
 #: Importing the module registers these commands.
 COMMANDS = (commands.allocation, commands.drain)

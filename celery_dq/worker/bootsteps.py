@@ -14,10 +14,9 @@ from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError, ServerError
 from celery_dq.shown import shell_word, shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES, leases_messages
-from celery_dq.transport.in_flight.message import Message
+from celery_dq.transport.in_flight import Message
 from celery_dq.transport.redis.store.server_errors import BrokerRefused
-from celery_dq.worker.capacity import PoolCapacity
-from celery_dq.worker.lifecycle import TaskLifecycle
+from celery_dq.worker.lifecycle import PoolCapacity, TaskLifecycle
 from celery_dq.worker.task_events import task_events
 
 logger = shown_logger(__name__)

@@ -21,7 +21,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_dq.errors import CoveringRunUnknown, DeliveriesExhausted
 from celery_dq.protocols import FOLLOWS
 from celery_dq.shown import shown_logger
-from celery_dq.transport.in_flight.message import Message
+from celery_dq.transport.in_flight import Message
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.worker.task_events import task_events
 

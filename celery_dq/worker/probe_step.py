@@ -10,7 +10,6 @@ from celery import signals
 from celery.utils.nodenames import node_format
 
 from celery_dq.clock import SystemClock
-from celery_dq.compat.stopping import stops
 from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.outage import Outage
@@ -18,6 +17,7 @@ from celery_dq.per_process import current_pid, start_of
 from celery_dq.probe import Phase, ProbeState, ask_probe
 from celery_dq.shown import shown_logger
 from celery_dq.worker.bootsteps import ContextStep
+from celery_dq.worker.task_events import stops
 
 __all__ = ["ProbeStep"]
 

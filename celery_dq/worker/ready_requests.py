@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from celery_dq.compat.stopping import stops
-from celery_dq.transport.in_flight.message import Message
-from celery_dq.transport.in_flight.pending_acks import InFlightMessage
-from celery_dq.worker.task_events import TaskEvents, TaskSubscriber
+from celery_dq.transport.in_flight import InFlightMessage, Message
+from celery_dq.worker.task_events import TaskEvents, TaskSubscriber, stops
 
 
 class ReadyRequests(TaskSubscriber):

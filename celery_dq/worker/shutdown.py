@@ -12,7 +12,7 @@ A *warm* shutdown (``SIGTERM``) goes through these places, in this order:
    a child has begun; ``task_events`` reports the others, and the jobs that a pool of threads cancels, as
    forgotten. The consumer thread sends the acks, and keeps the lease until the last task has ended.
 5. The boot steps shut down. ``singleton`` gives leaderships up, ``bootsteps`` notes that no task runs, and
-   ``transport/redis/channel.py`` closes. The consumer thread then gives the lease back (``resign.lua``).
+   ``transport/redis/transport.py`` closes. The consumer thread then gives the lease back (``resign.lua``).
 
 A *soft* shutdown (``worker_soft_shutdown_timeout``) waits for tasks in the same way, and then continues as a
 cold one. A *cold* shutdown (``SIGQUIT``) cancels the tasks in step 4: Celery terminates a child process, and

@@ -16,7 +16,6 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.utils.imports import instantiate
 from kombu.exceptions import OperationalError
 
-from celery_dq.compat.stopping import stops
 from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.leadership.redis_election import broker_client
@@ -30,9 +29,9 @@ from celery_dq.singleton.leaderships import WorkerLeaderships
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.worker import commands
 from celery_dq.worker.bootsteps import ContextStep
-from celery_dq.worker.capacity import PoolCapacity
+from celery_dq.worker.lifecycle import PoolCapacity
 from celery_dq.worker.ready_requests import ReadyRequests
-from celery_dq.worker.task_events import task_events
+from celery_dq.worker.task_events import stops, task_events
 
 logger = shown_logger(__name__)
 

@@ -27,6 +27,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from vine import promise
 
+from celery_dq.compat.guard import check
 from celery_dq.compat.prefork_pool import (
     count_without_locks,
     deliver_results_promptly,
@@ -35,8 +36,7 @@ from celery_dq.compat.prefork_pool import (
 )
 from celery_dq.errors import LONGEST_REASON, described
 from celery_dq.shown import shown_logger
-from celery_dq.transport.in_flight.message import Message
-from celery_dq.transport.stored_message import StoredMessage
+from celery_dq.transport.in_flight import Message, StoredMessage
 
 #: The order in which a request passes the gates, and in which the subscribers get each event.
 ORDER = (
@@ -102,6 +102,17 @@ class TaskSubscriber:
 
 
 logger = shown_logger(__name__)
+
+check("worker")
+
+
+def stops() -> bool:
+    """Whether the worker shuts down, by Celery's own flags, and has not only lost its connection."""
+    # A flag may be the exit code 0, which also means a stop. Each task costs several calls of this function.
+    stop: Any = state.should_stop
+    terminate: Any = state.should_terminate
+    return (stop is not None and stop is not False) or (terminate is not None and terminate is not False)
+
 
 #: Returned in the place of a result of a task whose error was reported.
 _REPORTED = object()

@@ -6,7 +6,7 @@ from typing import Any
 
 from celery_dq.context import AppContext
 from celery_dq.transport.aliases import ZOOKEEPER_SCHEME
-from celery_dq.transport.stored_message import StoredMessage
+from celery_dq.transport.in_flight import StoredMessage
 from celery_dq.worker.bootsteps import ContextStep
 from celery_dq.worker.discards import Discards
 from celery_dq.worker.task_events import TaskSubscriber, task_events

@@ -24,7 +24,7 @@ OWN = {
     ("producer/message_store.py", "_is_owned"),  # a lock of Python
     ("producer/singular_update_queue.py", "_apply_all"),
     ("producer/singular_update_queue.py", "_max_batch"),
-    ("transport/redis/channel.py", "_raw"),
+    ("transport/redis/transport.py", "_raw"),
     ("transport/tenant.py", "_argument"),
     ("transport/tenant.py", "_arguments"),
 }
@@ -32,10 +32,10 @@ OWN = {
 #: Places in the worker that one seam to the life of a task is to replace, and one name that kombu's base of a
 #: transport has for its channels.
 LEFT = {
-    ("transport/redis/consuming_channel.py", "_deliver"),
+    ("transport/redis/transport.py", "_deliver"),
     ("worker/task_events.py", "_process_task"),
     ("worker/task_events.py", "_quick_release"),
-    ("worker/capacity.py", "_pool"),
+    ("worker/lifecycle.py", "_pool"),
     ("other_brokers/outside_prefetch.py", "_payload"),
     ("other_brokers/dedup_requests.py", "_payload"),
     ("worker/discards.py", "_context"),

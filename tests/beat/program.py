@@ -18,7 +18,7 @@ from kombu.asynchronous import Hub
 
 import celery_dq
 from celery_dq.beat import ElectedScheduler
-from celery_dq.transport.redis.consuming import wakeups
+from celery_dq.transport.redis.consuming import subscriptions
 from celery_dq.transport.redis.store import transient
 
 DESCRIBED = json.loads(os.environ["DQ_BEAT"])
@@ -74,7 +74,7 @@ def _sleep_long() -> None:
         return 3600.0
 
     hubs.fire_timers = fire_and_sleep
-    for module in (wakeups, transient):
+    for module in (subscriptions, transient):
         assert hasattr(module, "BLPOP_TIMEOUT_S")
         vars(module)["BLPOP_TIMEOUT_S"] = 3600
 

@@ -11,17 +11,15 @@ import redis
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.in_flight.pending_acks import InFlightMessage
+from celery_dq.transport.in_flight import InFlightMessage
 from celery_dq.transport.partition_replies import ClaimedEntry
+from celery_dq.transport.redis.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.consuming import consumer_thread
-from celery_dq.transport.redis.consuming.channel_claims import ChannelClaims
-from celery_dq.transport.redis.consuming.claim_limits import DiscardPace
+from celery_dq.transport.redis.consuming.channel_claims import ChannelClaims, DiscardPace
 from celery_dq.transport.redis.consuming.consumer_threads import ConsumerThreads
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
-from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection, has_arrived
-from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.partition import Partition, Queue
+from celery_dq.transport.redis.store.script_calls import PipelinedConnection, has_arrived
 
 #: Long, because nothing renews the lease here.
 LEASE_S = 600.0

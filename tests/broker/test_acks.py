@@ -18,11 +18,10 @@ from kombu import Message as KombuMessage
 
 from celery_dq.clock import ManualClock
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.in_flight.in_flight_messages import SETTLE_WAIT_S
+from celery_dq.transport.in_flight import SETTLE_WAIT_S
 from celery_dq.transport.message_record import DedupSection, MessageRecord
 from celery_dq.transport.partition_replies import OutgoingRecord
-from celery_dq.transport.redis.consuming.ack_sender import FINISH_WAIT_S
-from celery_dq.transport.redis.consuming.trip import RETRY_AFTER_REFUSAL_S
+from celery_dq.transport.redis.consuming.consumer_thread import FINISH_WAIT_S, RETRY_AFTER_REFUSAL_S
 from celery_dq.worker.lifecycle import TaskLifecycle
 from celery_dq.worker.task_events import ack_promise
 from tests.broker.kombu_client import KombuClient

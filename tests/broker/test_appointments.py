@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_dq.keys import PartitionKeys
-from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.consumer_identity import ConsumerIdentity
 from tests.broker.claims_harness import ClaimsHarness, turn_for, turn_until
 from tests.broker.kombu_client import KombuClient
 from tests.lua.partition_scripts import PartitionScripts

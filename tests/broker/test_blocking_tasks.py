@@ -11,7 +11,7 @@ import kombu
 import pytest
 
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.consuming import claim_limits, wakeups
+from celery_dq.transport.redis.consuming import channel_claims, subscriptions
 from tests.broker.kombu_client import KombuClient
 
 FIRST, SECOND = "first", "second"
@@ -42,8 +42,8 @@ def drain_until(connection: Any, condition: Callable[[], Any]) -> None:
 def test_a_task_that_blocks_costs_few_calls_on_many_queues(
     kombu_client: KombuClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wakeups, "GROUP_SIZE", 10)
-    monkeypatch.setattr(claim_limits, "BRIEF_AHEADS", 0)  # each task may block for long
+    monkeypatch.setattr(subscriptions, "GROUP_SIZE", 10)
+    monkeypatch.setattr(channel_claims, "BRIEF_AHEADS", 0)  # each task may block for long
     begun: list[int] = []
     before: list[int] = []
     after: list[int] = []

@@ -12,7 +12,7 @@ import kombu
 import pytest
 
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.consuming import claim_limits
+from celery_dq.transport.redis.consuming import channel_claims
 from celery_dq.transport.redis.store.partition import Partition
 from tests.broker.kombu_client import KombuClient, consumer_of
 from tests.lua.partition_scripts import PartitionScripts
@@ -65,7 +65,7 @@ def test_brief_callbacks_hand_no_next_look_over(
         return hand_over(partition, consumer)
 
     monkeypatch.setattr(Partition, "hand_over_wakeup", count)
-    monkeypatch.setattr(claim_limits, "BRIEF_AHEADS", 1000)  # however busy the machine is
+    monkeypatch.setattr(channel_claims, "BRIEF_AHEADS", 1000)  # however busy the machine is
     got: list[str] = []
     for name in QUEUES:
         throttle(kombu_client, name, RATE, 20)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from celery.worker import state
 
-from celery_dq.compat.stopping import terminates
+from celery_dq.compat.prefork_pool import terminates
 from celery_dq.testing.waiting import wait_until
-from celery_dq.worker.capacity import PoolCapacity
+from celery_dq.worker.lifecycle import PoolCapacity
 from tests.broker.worker_app import WorkerApp
 
 

@@ -12,7 +12,7 @@ import redis
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.in_flight.data_loss import DataLoss
+from celery_dq.transport.redis.consumer_identity import DataLoss
 from tests.broker.kombu_client import KombuClient, bodies, consumer_of
 from tests.broker.worker_app import WorkerApp
 

@@ -10,7 +10,7 @@ import pytest
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.consuming import claim_limits
+from celery_dq.transport.redis.consuming import channel_claims
 from tests.broker.kombu_client import KombuClient, bodies
 from tests.broker.worker_app import WorkerApp
 
@@ -34,9 +34,9 @@ def test_a_message_goes_before_the_discards_of_another_tenant(kombu_client: Komb
 def test_discards_rest_between_claims(
     kombu_client: KombuClient, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    monkeypatch.setattr(claim_limits, "MIN_REST_S", 0.2)
+    monkeypatch.setattr(channel_claims, "MIN_REST_S", 0.2)
     options: dict[str, Any] = {"expiration": 0.001} if why == "expired" else {}
-    count = 4 * claim_limits.MOST_DISCARDS
+    count = 4 * channel_claims.MOST_DISCARDS
     with kombu_client.connect(watchdog=0) as connection:
         kombu_client.publish(*range(count), connection=connection, tenant="loud", **options)
         if why == "cancelled":
@@ -45,10 +45,10 @@ def test_discards_rest_between_claims(
         began = time.monotonic()
         with kombu_client.consuming(connection) as got:
             kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
-            rests = 1 + (time.monotonic() - began) / claim_limits.MIN_REST_S
+            rests = 1 + (time.monotonic() - began) / channel_claims.MIN_REST_S
             calls = kombu_client.client.info("commandstats")["cmdstat_evalsha"]["calls"]
         assert got == []
-    assert count <= claim_limits.MOST_DISCARDS * rests
+    assert count <= channel_claims.MOST_DISCARDS * rests
     # A claim, an ack and a look for each, and no loop of claims in between.
     assert calls <= 4 * rests
 

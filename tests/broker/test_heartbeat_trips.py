@@ -10,15 +10,12 @@ import pytest
 import redis
 
 from celery_dq.clock import ManualClock
-from celery_dq.transport.in_flight.pending_acks import InFlightMessage
+from celery_dq.transport.in_flight import InFlightMessage
 from celery_dq.transport.partition_replies import HeartbeatReply
-from celery_dq.transport.redis.consuming.leases import MIN_WAIT_S, Leases
-from celery_dq.transport.redis.consuming.trip import Trip
-from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
-from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.script_calls import ScriptCall
+from celery_dq.transport.redis.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.consuming.consumer_thread import MIN_WAIT_S, Leases, Trip
+from celery_dq.transport.redis.store.partition import Partition, Queue
+from celery_dq.transport.redis.store.script_calls import PipelinedConnection, ScriptCall
 from tests.broker.claims_harness import LEASE_S
 from tests.broker.kombu_client import KombuClient
 from tests.broker.proxy import Proxy

@@ -12,8 +12,8 @@ import redis
 
 from celery_dq.clock import ManualClock, SystemClock
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.in_flight.pending_acks import InFlightMessage, delivery_tag
-from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
+from celery_dq.transport.in_flight import InFlightMessage, delivery_tag
+from celery_dq.transport.redis.consumer_identity import InDoubtClaims
 from tests.broker.kombu_client import KombuClient, bodies, consumer_of
 from tests.broker.proxy import Proxy
 

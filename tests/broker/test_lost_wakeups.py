@@ -11,8 +11,7 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.consuming import channel_claims, consumer_thread
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
-from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.partition import Partition, Queue
 from tests.broker.claims_harness import ClaimsHarness, turn_until
 from tests.broker.kombu_client import KombuClient
 from tests.lua.partition_scripts import PartitionScripts, make_quota

@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.consuming import claim_limits, wakeups
+from celery_dq.transport.redis.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.consuming import channel_claims, subscriptions
 from celery_dq.transport.redis.consuming.consumer_threads import ConsumerThreads
-from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.partition import Queue
 from tests.broker.claims_harness import LEASE_S, ClaimsHarness, turn_until
 from tests.broker.kombu_client import KombuClient
 from tests.lua.partition_scripts import PartitionScripts
@@ -70,7 +70,7 @@ def test_a_backlog_in_one_queue_does_not_hide_a_message_of_another(
 def test_a_wakeup_of_one_group_leaves_the_wait_of_another(
     scripts: list[PartitionScripts], make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wakeups, "GROUP_SIZE", 2)
+    monkeypatch.setattr(subscriptions, "GROUP_SIZE", 2)
     harness = make_consumer(10, FIRST, SECOND, THIRD)
     other = harness.claims.wakeups.groups[1]
     assert [len(group.members) for group in harness.claims.wakeups] == [2, 1]
@@ -86,7 +86,7 @@ def test_a_wakeup_of_one_group_leaves_the_wait_of_another(
 def test_a_group_waits_while_another_one_has_work(
     scripts: list[PartitionScripts], make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wakeups, "GROUP_SIZE", 1)
+    monkeypatch.setattr(subscriptions, "GROUP_SIZE", 1)
     harness = make_consumer(10, FIRST, SECOND)
     keep_busy(harness, scripts[0])
     other = harness.claims.wakeups.groups[1]
@@ -96,7 +96,7 @@ def test_a_group_waits_while_another_one_has_work(
 def test_the_wait_of_one_group_begins_again_after_a_cut(
     scripts: list[PartitionScripts], make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wakeups, "GROUP_SIZE", 1)
+    monkeypatch.setattr(subscriptions, "GROUP_SIZE", 1)
     harness = make_consumer(10, FIRST, SECOND)
     turn_until(lambda: harness.is_quiet, harness)
     waiting = [each for each in scripts[0].client.client_list() if each["cmd"] == "blpop"]
@@ -113,7 +113,7 @@ def test_the_wait_of_one_group_begins_again_after_a_cut(
 def test_claims_under_way_share_the_room(
     scripts: list[PartitionScripts], make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim_limits, "MIN_SHARE", 2)
+    monkeypatch.setattr(channel_claims, "MIN_SHARE", 2)
     harness = make_consumer(4, FIRST, SECOND, THIRD)
     turn_until(lambda: harness.is_quiet, harness)
     harness.claims._shares._mean_brought = 1.0
@@ -141,7 +141,7 @@ def test_each_queue_with_work_may_bring_its_suspect(
     scripts: list[PartitionScripts], make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One claim of a trip may bring a suspect. It is not always that of the same queue."""
-    monkeypatch.setattr(claim_limits, "MIN_SHARE", 2)
+    monkeypatch.setattr(channel_claims, "MIN_SHARE", 2)
     scripts[1].push("suspect", tenant="x")
     (entry,) = scripts[1].claim(consumer="dead").entries
     scripts[1].partition.release("dead", [(entry.claim, entry.id)], mode="crashed").run(scripts[1].client)

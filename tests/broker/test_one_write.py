@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
+from celery_dq.transport.redis.store.script_calls import PipelinedConnection
 
 #: A word of each type and length, as the scripts get them.
 WORDS = ("", "push", "zażółć", b"", b"\x00\xff\r\n$3\r\n", b"x" * 70_000, 0, 7, 10**15, 1.5)

@@ -13,7 +13,7 @@ from celery_dq.transport.redis.store import publisher
 from celery_dq.transport.redis.store.home import home_of
 from celery_dq.transport.redis.store.move_calls import set_map
 from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
+from celery_dq.transport.redis.store.script_calls import PipelinedConnection
 from tests.broker.kombu_client import KombuClient
 from tests.broker.test_partitions import FOUR, batch_of, declare, keys_of, stored
 

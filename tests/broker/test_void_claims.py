@@ -9,7 +9,7 @@ import pytest
 
 from celery_dq.clock import ManualClock
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.in_flight import InFlightMessages
 from tests.broker.kombu_client import KombuClient, consumer_of
 from tests.broker.proxy import Proxy
 

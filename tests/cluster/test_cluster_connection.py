@@ -20,8 +20,7 @@ from celery_dq.transport.redis.store import move_calls
 from celery_dq.transport.redis.store.cluster_client import ClusterClient, cluster_pool, slots_of
 from celery_dq.transport.redis.store.move_calls import run_confirmed
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
-from celery_dq.transport.redis.store.script_calls import load_scripts
+from celery_dq.transport.redis.store.script_calls import PipelinedConnection, load_scripts
 from celery_dq.transport.redis.store.server_errors import PushInterrupted
 from celery_dq.transport.redis.store.slot_map import NodeUnreachable
 

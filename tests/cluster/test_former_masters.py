@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from celery_dq.keys import PartitionKeys
+from celery_dq.transport.redis.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.consuming.consumer_threads import ConsumerThreads
-from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.partition import Partition, Queue
 from celery_dq.transport.redis.store.slot_map import NodeAddress, SlotMap
 
 #: More restarts of a server than a process sees in a week, each with another address.

@@ -21,8 +21,7 @@ from celery_dq.app.api.broker import partitions_of, stored_maps
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
-from celery_dq.transport.redis.store.script_calls import ScriptCall
+from celery_dq.transport.redis.store.script_calls import PipelinedConnection, ScriptCall
 from tests.broker.kombu_client import KombuClient
 
 TENANTS = [f"shop-{number}" for number in range(12)]

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from celery_dq.transport.partition_replies import OutgoingRecord
-from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.partition import Queue
 from celery_dq.transport.redis.store.quotas import place_held_back
 from tests.broker.claims_harness import ClaimsHarness, turn_until
 from tests.integration.partitioned_shop import C

@@ -17,7 +17,7 @@ from celery_dq.errors import InvalidRequest, TenantMoving
 from celery_dq.transport.redis.store import move_calls
 from celery_dq.transport.redis.store.move_calls import drop_exported, export_messages, import_messages
 from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
+from celery_dq.transport.redis.store.script_calls import PipelinedConnection
 from tests.integration.moving_world import TENANTS, MovingWorld
 from tests.integration.partitioned_shop import COUNT, A, D, claim_in, dead_letter_of, opened
 from tests.integration.shop import send

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from celery_dq.transport.redis.store.replies import FenceReply
+from celery_dq.transport.redis.store.partition import FenceReply
 from tests.lua.partition_scripts import PartitionScripts, tags_of
 
 OLD, NEW = "c1@1", "c2@2"

@@ -14,8 +14,7 @@ from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.options.quota import Quota
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.partition_replies import OutgoingRecord
-from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.replies import PauseReply
+from celery_dq.transport.redis.store.partition import Partition, PauseReply
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.lua.partition_scripts import make_record
 

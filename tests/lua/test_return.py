@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_dq.clock import SystemClock
-from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.in_flight import InFlightMessages
 from celery_dq.transport.partition_replies import DeliveryTag
 from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, make_record, tags_of
 

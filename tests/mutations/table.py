@@ -51,7 +51,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "recovery",
         "the socket of a connection for wake-ups is not watched",
-        "transport/redis/consuming/wakeups.py",
+        "transport/redis/consuming/subscriptions.py",
         "                is_changed = is_changed or group.connection.connection is not before\n",
         "",
         ("tests/broker/test_plain_kombu.py", "tests/broker/test_waking.py", "-x"),
@@ -195,7 +195,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "eta",
         "a rescheduled task sees its former ETA",
-        "transport/stored_message.py",
+        "transport/in_flight.py",
         "if abs(moment - due) <= timedelta(milliseconds=1):",
         "if True:",
         ("tests/integration/test_edits.py", "-k", "new_eta"),

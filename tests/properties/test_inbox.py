@@ -9,10 +9,10 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from celery_dq.transport import envelope
-from celery_dq.transport.in_flight.message import Message
+from celery_dq.transport.in_flight import Message
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
-from celery_dq.transport.redis.consuming.inbox import TURN_S, Inbox
+from celery_dq.transport.redis.consuming.delivery import TURN_S, Inbox
 
 QUEUES = st.sampled_from(["mail", "bills"])
 TENANTS = st.sampled_from(["", "a", "b", "c"])

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.partition_replies import ClaimedEntry, OutgoingRecord
-from celery_dq.transport.redis.store.replies import PauseReply
+from celery_dq.transport.redis.store.partition import PauseReply
 from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, make_record
 from tests.properties.partition_invariants import CONSUMERS, LINES, TENANTS, WatchedPartition
 from tests.properties.partition_messages import Message, Quota

@@ -12,8 +12,7 @@ from celery_dq.clock import SystemClock
 from celery_dq.protocols import TermPermit
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.in_flight.pending_acks import InFlightMessage
+from celery_dq.transport.in_flight import InFlightMessage, InFlightMessages
 from tests.chaos.proxy import Proxy
 from tests.singleton.posting_workers import DEADLINE_S, PostingWorkers
 

@@ -10,16 +10,15 @@ import pytest
 import redis
 
 from celery_dq.transport.envelope import pack
-from celery_dq.transport.in_flight.message import Message
-from celery_dq.transport.in_flight.pending_acks import InFlightMessage
+from celery_dq.transport.in_flight import InFlightMessage, Message
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
+from celery_dq.transport.redis.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.consuming import singleton_delivery
 from celery_dq.transport.redis.consuming.channel_claims import ChannelClaims
 from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDelivery
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
-from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.partition import Queue
 from tests.broker.claims_harness import ClaimsHarness, turn_until
 from tests.doubles.jumping_clock import JumpingClock
 from tests.lua.partition_scripts import PartitionScripts

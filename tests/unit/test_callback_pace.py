@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_dq.clock import ManualClock
-from celery_dq.transport.redis.consuming.claim_limits import MAX_AHEAD, CallbackPace
+from celery_dq.transport.redis.consuming.channel_claims import MAX_AHEAD, CallbackPace
 
 AHEAD_S = 0.05
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from celery_dq.protocols import WorkerCapacity
-from celery_dq.transport.in_flight.message import QoS
-from celery_dq.transport.redis.consuming.claim_limits import LATE_WEIGHT, MAX_CLAIM, ClaimWindow
+from celery_dq.transport.in_flight import QoS
+from celery_dq.transport.redis.consuming.channel_claims import LATE_WEIGHT, MAX_CLAIM, ClaimWindow
 
 CLAIM_AHEAD_S = 0.05
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_dq.clock import Clock, ManualClock, SystemClock
-from celery_dq.transport.redis.in_flight.consumer_identity import ServerClock
+from celery_dq.transport.redis.consumer_identity import ServerClock
 
 
 def test_system_clock_reports_wall_and_monotonic_time() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from celery_dq.clock import ManualClock, SystemClock
-from celery_dq.transport.in_flight import in_flight_messages
-from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.redis.consuming.leases import Leases
-from celery_dq.transport.redis.in_flight.in_doubt import InDoubtClaims
+from celery_dq.transport import in_flight
+from celery_dq.transport.in_flight import InFlightMessages
+from celery_dq.transport.redis.consumer_identity import InDoubtClaims
+from celery_dq.transport.redis.consuming.consumer_thread import Leases
 
 ENDS: dict[str, Callable[[InFlightMessages, str], None]] = {
     "finish": lambda ledger, tag: ledger.finish(tag),
@@ -26,7 +26,7 @@ def stepwise(call: Callable[[], Any], step: Callable[[], None]) -> Any:
     """Make a call, and another one at each step of the ledger's code, where Python may switch to a thread."""
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
-        if frame.f_code.co_filename != in_flight_messages.__file__:
+        if frame.f_code.co_filename != in_flight.__file__:
             return None
         is_new, frame.f_trace_opcodes = not frame.f_trace_opcodes, True
         if is_new and sys.version_info[:2] == (3, 12):

@@ -20,10 +20,9 @@ from celery_dq.errors import CorruptRecord
 from celery_dq.inspector.dead_letters import read_info
 from celery_dq.producer.kombu_sender import unpack_headers
 from celery_dq.transport import envelope
-from celery_dq.transport.in_flight.message import JSON, Message
+from celery_dq.transport.in_flight import JSON, Message, StoredMessage
 from celery_dq.transport.message_record import DedupSection, MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
-from celery_dq.transport.stored_message import StoredMessage
 from celery_dq.transport.zookeeper.record import ZooKeeperRecord
 from tests.hostile_messages import TYPED
 

@@ -6,7 +6,7 @@ from typing import cast
 
 from kombu import Connection
 
-from celery_dq.transport.stored_message import StoredMessage
+from celery_dq.transport.in_flight import StoredMessage
 from celery_dq.transport.zookeeper.transport import Transport
 from tests.conformance.kombu_queue import KombuQueue
 

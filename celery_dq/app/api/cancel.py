@@ -9,8 +9,7 @@ from celery_dq.app.api.broker import OpenQueue
 from celery_dq.app.api.progress import OnProgress
 from celery_dq.inspector import messages, tenants
 from celery_dq.inspector.redis_values import Client
-from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
-from celery_dq.transport.redis.store.replies import Cancellation
+from celery_dq.transport.redis.store.partition import MAX_CHUNK, Cancellation, Partition
 from celery_dq.transport.redis.store.script_calls import run_all, share
 
 __all__ = ["cancel_all_of_tenant", "cancel_everywhere", "cancel_found", "cancellable_of_tenant", "purge_all"]

@@ -10,8 +10,7 @@ from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.messages import Located, find_located
 from celery_dq.inspector.redis_values import Client
 from celery_dq.transport.message_record import MessageRecord
-from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.replies import Edited
+from celery_dq.transport.redis.store.partition import Edited, Partition
 from celery_dq.transport.redis.store.script_calls import run_all
 from celery_dq.transport.redis.store.whole_queue import likely_first
 

@@ -11,8 +11,7 @@ from celery_dq.duration import parse_duration
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queues import Pause, pause_of, pause_of_all
 from celery_dq.inspector.redis_values import check_moment, check_seconds, server_time_us
-from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.replies import NotPaused, PauseReply
+from celery_dq.transport.redis.store.partition import NotPaused, Partition, PauseReply
 from celery_dq.transport.redis.store.script_calls import ScriptCall, run_all
 
 __all__ = ["pause", "resume"]

@@ -33,7 +33,7 @@ from celery_dq.inspector.queues import Pause
 from celery_dq.inspector.redis_values import check_count, check_moment, check_seconds, check_text
 from celery_dq.inspector.tenants import TenantPage, TenantSnapshot, TenantState, tenant_page
 from celery_dq.keys import quota_field
-from celery_dq.transport.redis.store.replies import Cancellation, Edited
+from celery_dq.transport.redis.store.partition import Cancellation, Edited
 from celery_dq.transport.tenant import check_priority, check_single_tenant, check_tenant
 
 

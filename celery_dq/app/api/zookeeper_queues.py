@@ -26,7 +26,7 @@ from celery_dq.inspector.messages import MessageSnapshot
 from celery_dq.inspector.queues import ZooKeeperQueueSnapshot
 from celery_dq.inspector.redis_values import check_count, check_text, moment
 from celery_dq.transport import envelope
-from celery_dq.transport.redis.store.replies import Cancellation
+from celery_dq.transport.redis.store.partition import Cancellation
 from celery_dq.transport.tenant import check_priority
 from celery_dq.transport.zookeeper.dead_letters import DeadLetterNode
 from celery_dq.transport.zookeeper.queues import ANSWER_S, ZooKeeperQueues

@@ -35,8 +35,8 @@ from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.errors import BrokerUnavailable
 from celery_dq.protocols import FOLLOWS
 from celery_dq.transport.packer import PackedMessage, StampedMessage
-from celery_dq.transport.redis.channel import Channel
 from celery_dq.transport.redis.store.server_errors import MessageRefused, PushInterrupted
+from celery_dq.transport.redis.transport import Channel
 
 __all__ = ["CircuitBreaker", "DirectPublisher", "DirectStage"]
 

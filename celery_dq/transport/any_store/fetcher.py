@@ -17,7 +17,7 @@ from celery_dq.clock import Clock
 from celery_dq.shown import shown_logger
 from celery_dq.transport.any_store.queue_store import QueueStore, StoreClient
 from celery_dq.transport.fetcher import FLUSH_S, Fetcher, QueueSubscription
-from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
+from celery_dq.transport.in_flight import InFlightMessages
 from celery_dq.transport.partition_replies import ClaimedEntry, ClaimReply
 from celery_dq.transport.partition_store import PartitionStore
 

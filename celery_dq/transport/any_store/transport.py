@@ -15,8 +15,7 @@ from celery_dq.shown import shown_logger
 from celery_dq.transport.any_store.fetcher import Claimed, StoreFetcher, StoreQueue, StoreSubscription
 from celery_dq.transport.any_store.queue_store import QueueStore, StoreClient
 from celery_dq.transport.fetcher import QueueSubscription
-from celery_dq.transport.in_flight.in_flight_messages import InFlightMessages
-from celery_dq.transport.in_flight.message import Message, QoS
+from celery_dq.transport.in_flight import InFlightMessages, Message, QoS
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.packer import StampedMessage
 from celery_dq.transport.threaded_channel import BindingTable, QueueDirectory, ThreadedChannel

@@ -19,7 +19,7 @@ import redis
 
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.broker_url import take_apart
-from celery_dq.transport.redis.channel import Channel
+from celery_dq.transport.redis.transport import Channel
 
 if redis.VERSION < (8,):
     raise ImportError(

@@ -16,15 +16,19 @@ from celery_dq.options.sections import Options
 from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
 from celery_dq.shown import shell_word, shown_logger
 from celery_dq.transport.broker_url import refuse_key_prefix
+from celery_dq.transport.redis.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.consuming.consumer_threads import ConsumerThreads
-from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.address import addresses_of, identity, on_cluster
 from celery_dq.transport.redis.store.cluster_client import master_clients
-from celery_dq.transport.redis.store.partition import STRICT_PRIORITY_US, Partition
+from celery_dq.transport.redis.store.partition import (
+    STRICT_PRIORITY_US,
+    Declared,
+    Partition,
+    PartitionedQueue,
+    Queue,
+)
 from celery_dq.transport.redis.store.partition_map import ROUTINGS, PartitionMap
-from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
 from celery_dq.transport.redis.store.quotas import write_settings_quota
-from celery_dq.transport.redis.store.replies import Declared
 from celery_dq.transport.redis.store.rounds import (
     AT_ONCE,
     Beside,

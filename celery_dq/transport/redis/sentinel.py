@@ -17,8 +17,7 @@ from redis.retry import Retry
 
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.redis.bases import RedisSentinelChannel
-from celery_dq.transport.redis.channel import Channel
-from celery_dq.transport.redis.transport import Transport
+from celery_dq.transport.redis.transport import Channel, Transport
 
 
 class SentinelChannel(Channel, RedisSentinelChannel):

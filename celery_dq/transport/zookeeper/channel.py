@@ -10,9 +10,8 @@ from kazoo.exceptions import KazooException
 from celery_dq.errors import CorruptRecord
 from celery_dq.shown import shown_logger
 from celery_dq.transport import envelope
-from celery_dq.transport.in_flight.message import QoS as SettlingQoS
+from celery_dq.transport.in_flight import QoS as SettlingQoS, StoredMessage
 from celery_dq.transport.packer import STAMPS, PublishBatch
-from celery_dq.transport.stored_message import StoredMessage
 from celery_dq.transport.threaded_channel import ThreadedChannel
 from celery_dq.transport.zookeeper.dead_letters import ZooKeeperDeadLetters, dead_letter_record
 from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ItemOutcome

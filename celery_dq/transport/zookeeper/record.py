@@ -35,7 +35,7 @@ class ZooKeeperRecord:
     Attributes:
         priority: 0 to 9; a higher number is more urgent.
         due_ms: The earliest time of delivery in milliseconds since the epoch; 0 means at once.
-        envelope: Headers and properties; see :mod:`celery_dq.transport.envelope`.
+        envelope: Headers and properties; see :mod:`celery_dq.transport.in_flight`.
         body: The serialised body; ``str`` if the serializer made text.
     """
 

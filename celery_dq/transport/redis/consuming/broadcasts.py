@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from celery_dq.transport.redis.consuming.trip import RETRY_AFTER_REFUSAL_S
+from celery_dq.transport.redis.consuming.consumer_thread import RETRY_AFTER_REFUSAL_S
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 from celery_dq.transport.redis.store.server_errors import RefusalLog
 

@@ -1,49 +1,70 @@
 """The consumer thread: it owns all sockets of the consuming side, and does one thing after the other.
 
 There is one in each process for each server (``consumer_threads.py``). It *collects* what other threads have
-left: acks, consumers that begin or end. It makes one *trip* (``trip.py``), which fills the inboxes of the
-channels and wakes those that deliver from them. Then it *waits*, by ``poll()`` on the wake-ups and on its own
-waker, until an ack, a renewal or a planned look is due. An ack that may wait begins no turn.
+left: acks, consumers that begin or end. It makes one :class:`Trip`, which fills the inboxes of the channels
+and wakes those that deliver from them. Then it *waits*, by ``poll()`` on the wake-ups and on its own waker,
+until an ack, a renewal or a planned look is due. An ack that may wait begins no turn.
 
-Nothing blocks it but Redis: neither a task of the solo pool nor a callback of plain kombu. It uses primitives
-that gevent and eventlet have not patched. It starts with the first consumer, and ends after the last lease.
+A trip carries the claims of the queues whose turn it is, each with the acks of its partition; the acks of
+other partitions that are due (:class:`AckSender`); renewals of leases, and hand-overs of wake-ups. The next
+trip begins when all answers are there. So no answer overtakes another one, and only the calls of a lost trip
+are in doubt.
+
+Nothing blocks the thread but Redis: neither a task of the solo pool nor a callback of plain kombu. It uses
+primitives that gevent and eventlet have not patched. It starts with the first consumer, and ends after the
+last lease.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import math
+import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import groupby
+from typing import Any, Protocol
 
 import redis
 
 from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.native import leave_green_hub, start_thread, unpatched
-from celery_dq.shown import shown_logger
-from celery_dq.transport.in_flight.pending_acks import PendingAcks
-from celery_dq.transport.redis.consuming.ack_sender import AckSender
-from celery_dq.transport.redis.consuming.leases import RENEWALS_PER_LEASE, Leases, text_of
-from celery_dq.transport.redis.consuming.trip import RETRY_AFTER_REFUSAL_S, Trip
+from celery_dq.shown import shell_word, shown_ids, shown_logger
+from celery_dq.transport.in_flight import TRUSTED_SHARE, Acks, PendingAcks, ack_calls
+from celery_dq.transport.partition_replies import HeartbeatReply, Reaped
+from celery_dq.transport.redis.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.cluster_client import twin_of
-from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
-from celery_dq.transport.redis.store.queue import Queue
-from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
-from celery_dq.transport.redis.store.whole_queue import is_wakeup_stored
+from celery_dq.transport.redis.store.partition import Queue, process_of
+from celery_dq.transport.redis.store.script_calls import (
+    PipelinedConnection,
+    ScriptCall,
+    chunks,
+    is_lost,
+    result_of,
+    run_on,
+    run_together,
+    share,
+)
+from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS, recognised_error
+from celery_dq.transport.redis.store.server_errors import RefusalLog
+from celery_dq.transport.redis.store.slot_map import NodeAddress, SlotMap
+from celery_dq.transport.redis.store.whole_queue import held_counts, is_wakeup_stored
 from celery_dq.wake_flag import WakeFlag
 from celery_dq.waker import Waker
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-    from celery_dq.transport.redis.store.slot_map import NodeAddress, SlotMap
-
 logger = shown_logger(__name__)
 
+
+#: Seconds until a command is sent again that Redis has refused.
+RETRY_AFTER_REFUSAL_S = 1.0
+#: Most calls of one trip, for any purpose, so that its answers do not come late.
+MAX_CALLS = 100
+#: Seconds that a finish waits for the next claim, which can carry it: with 100 messages a second, most do.
+FINISH_WAIT_S = 0.01
 #: Seconds from one trip to the next while the process has enough to do, so that claims and acks travel
 #: together.
 PACE_S = 0.003
@@ -57,6 +78,501 @@ MAX_WAIT_S = 1.0
 MIN_ANSWER_TIMEOUT_S = 0.5
 #: Seconds that an interpreter waits at its exit for a trip without an answer.
 EXIT_TIMEOUT_S = 5.0
+#: Renewals per lease. When two in a row get no answer, the third is still in time; with a lease below two
+#: seconds only one may get none.
+RENEWALS_PER_LEASE = 4
+#: Shortest time in seconds between rounds, even if a lease expires sooner.
+MIN_WAIT_S = 0.05
+#: Leases after which a broker that does not answer and has no consumer left is forgotten.
+ABANDON_AFTER_LEASES = 8
+#: Most messages of each kind (of lost consumers, due ones) that one round trip moves, or few per queue.
+CHUNK = 200
+
+
+@dataclass(eq=False, slots=True)
+class TripCall:
+    """One call of a trip.
+
+    Attributes:
+        call: The script with its arguments.
+        queue: The queue whose partition it reads or changes.
+        answered: Called with the parsed answer.
+        failed: Called with the error in the place of an answer. After :func:`is_lost` errors, the call may
+            have run.
+    """
+
+    call: ScriptCall[Any]
+    queue: Queue
+    answered: Callable[[Any], None]
+    failed: Callable[[Exception], None]
+
+
+@dataclass(eq=False)
+class Trip:
+    """The calls of one trip.
+
+    Attributes:
+        now: Monotonic time at which it is planned.
+        refusals: Logs the calls that Redis refuses.
+        calls: Its calls, in their order.
+        claims: The keys of the queues from which it claims. A claim carries the acks of its queue.
+        room: How many calls it may still carry.
+    """
+
+    now: float
+    refusals: RefusalLog
+    calls: list[TripCall] = field(default_factory=list)
+    claims: set[str] = field(default_factory=set)
+    room: int = MAX_CALLS
+
+    def add(
+        self,
+        call: ScriptCall[Any],
+        queue: Queue,
+        answered: Callable[[Any], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Add a call; see :class:`TripCall`."""
+        self.calls.append(TripCall(call, queue, answered, failed))
+        self.room -= 1
+
+    def run(self, wire: PipelinedConnection) -> Exception | None:
+        """Send all calls, and pass each its answer.
+
+        Returns:
+            The error of the connection if it broke, or the first error of a receiver of an answer.
+
+        Raises:
+            redis.RedisError: No connection. Each call has got this error.
+        """
+        try:
+            answers = run_on([each.call for each in self.calls], wire)
+        except (redis.RedisError, OSError) as exc:
+            for each in self.calls:
+                each.failed(exc)
+            raise
+        broken: Exception | None = None
+        for each, answer in zip(self.calls, answers, strict=True):
+            # A receiver that fails must not keep the other answers from theirs.
+            try:
+                if isinstance(answer, Exception):
+                    if is_lost(answer):
+                        broken = broken or answer
+                    each.failed(answer)
+                else:
+                    if self.refusals.reasons:
+                        self._accepted(each)
+                    each.answered(each.call.parse(answer))
+            except Exception as exc:  # noqa: PERF203 - each by itself
+                broken = broken or exc
+        return broken
+
+    def _accepted(self, each: TripCall) -> None:
+        # An ack that was refused may travel with a claim now, and a hand-over is not sent again.
+        names = ("claim", "ack", "hand_over_wakeup") if each.call.script.name == "claim" else ()
+        for name in names or (each.call.script.name,):
+            self.refusals.accepted(name, each.queue.partition_name)
+
+
+class Leases:
+    """The leases of one process.
+
+    Args:
+        identity: The process.
+    """
+
+    def __init__(self, identity: ConsumerIdentity) -> None:
+        self._identity = identity
+        #: The queues with a lease, by :attr:`Queue.key`. Only this class changes it.
+        self.queues: dict[str, Queue] = {}
+        #: Consumers per partition. Their number is the length, because appending and popping are atomic.
+        self._holders: dict[str, deque[None]] = {}
+        #: Held while leases end, so that a consumer which begins then waits.
+        self.lock = unpatched("_thread", "allocate_lock")()
+        #: Keys of the queues that are still to be renewed, in a round or because their consumer has begun.
+        self._to_renew: dict[str, None] = {}
+        #: Whether a round of renewals is under way.
+        self.in_round = False
+        self._next_end_s = math.inf
+        #: Monotonic time of the next round.
+        self.round_at = -math.inf
+        #: Whether a lease may end before the next round.
+        self.may_end = False
+        #: Whether the process ends, so that only messages in flight keep a lease.
+        self.is_last = False
+        #: Rounds in a row that failed.
+        self._failures = 0
+        #: Entries of each queue that could not be read, as far as they were logged.
+        self._set_aside: dict[str, int] = {}
+
+    @property
+    def _interval_s(self) -> float:
+        return self._identity.lease_s / RENEWALS_PER_LEASE
+
+    # -- from other threads ------------------------------------------------------
+
+    def keep(self, queue: Queue) -> None:
+        """Keep a lease from now on; :meth:`drop` must be called as often. The lock is held."""
+        self._holders.setdefault(queue.key, deque()).append(None)
+        self.queues[queue.key] = queue
+
+    def drop(self, queue: Queue) -> None:
+        """End the caller's use of a lease, which ends with the last message that is in flight."""
+        with contextlib.suppress(IndexError):
+            self._holders.get(queue.key, deque()).pop()
+
+    def give(self, queue: Queue) -> int:
+        """Let another thread have a lease from now on; return the number of its users."""
+        with self.lock:
+            self._to_renew.pop(queue.key, None)
+            del self.queues[queue.key]
+            return len(self._holders.pop(queue.key, ()))
+
+    def take(self, queue: Queue, users: int) -> None:
+        """Have a lease from now on that another thread gives, and renew it soon."""
+        with self.lock:
+            self._holders.setdefault(queue.key, deque()).extend([None] * users)
+            self.queues[queue.key] = queue
+        self.renew_soon([queue])
+
+    def is_in_use(self, name: str) -> bool:
+        """Return whether the partition has in-flight messages, pending acks or calls without an answer."""
+        # In this order: an ack that is pending is under way a moment later.
+        return self._identity.in_flight.has_any(name) or self._identity.in_doubt.is_unsettled(name)
+
+    def _is_used(self, queue: Queue) -> bool:
+        if self.is_last:
+            return self._identity.in_flight.has_any(queue.key)
+        return bool(self._holders.get(queue.key)) or self.is_in_use(queue.key)
+
+    # -- renewing ----------------------------------------------------------------
+
+    @property
+    def due_at(self) -> float:
+        """The monotonic time of the next renewal."""
+        if not self.queues:
+            return math.inf
+        return -math.inf if self._to_renew or self.may_end else self.round_at
+
+    def renew_soon(self, queues: Iterable[Queue]) -> None:
+        """Renew these leases with the next trips."""
+        self._to_renew.update(dict.fromkeys(queue.key for queue in queues))
+
+    def begin_again(self) -> None:
+        """Begin a round with the next trip, also where one is under way."""
+        self.in_round, self.round_at = False, -math.inf
+
+    def plan(self, trip: Trip) -> bool:
+        """Add the renewals that are due to a trip; return whether a round begins."""
+        begins = not self.in_round and trip.now >= self.round_at and bool(self.queues)
+        if begins:
+            self.in_round, self._next_end_s = True, math.inf
+            self._to_renew = dict.fromkeys(self.queues)
+        if not self._to_renew:
+            return begins
+        identity = self._identity
+        names = list(self._to_renew)[: max(trip.room, 0)]
+        for name in names:
+            del self._to_renew[name]
+            queue = self.queues.get(name)
+            if queue is None:
+                continue
+            call = queue.partition.heartbeat(
+                queue.consumer(identity.consumer),
+                lease_ms=identity.lease_ms,
+                limit=share(CHUNK, len(names)),
+                max_deliveries=queue.max_deliveries,
+                retention=queue.retention,
+            )
+            trip.add(call, queue, partial(self._renewed, queue, trip.now), partial(self._not_renewed, queue))
+        return begins
+
+    def _renewed(self, queue: Queue, sent_at: float, renewal: HeartbeatReply) -> None:
+        self._identity.renewed(queue, renewal, sent_at)
+        _report_lost_workers(queue.name, renewal.lost)
+        self._report_set_aside(queue, renewal.set_aside)
+        self._next_end_s = min(self._next_end_s, renewal.next_end_s)
+
+    def _report_set_aside(self, queue: Queue, count: int) -> None:
+        if count > self._set_aside.get(queue.key, 0):
+            logger.error(
+                "%d entries of %s could not be read and were set aside: another program has written into the "
+                "keys of the queue, and messages may not run. 'celery dq doctor' names the entries, and "
+                "'celery dq dead recover %s' finds such messages.",
+                count,
+                queue.partition_name,
+                shell_word(queue.name),
+                extra={"event": "entries_set_aside", "queue": queue.name},
+            )
+        if count:
+            self._set_aside[queue.key] = count
+        else:
+            self._set_aside.pop(queue.key, None)
+
+    def _not_renewed(self, queue: Queue, exc: Exception) -> None:
+        """Handle an error in the place of an answer, which must not cost the other queues their leases."""
+        if isinstance(exc, redis.ResponseError) and not isinstance(recognised_error(exc), PASSING_ERRORS):
+            # The keys of the queue may belong to another program.
+            self._identity.refusals.refused("heartbeat", exc, queue.partition_name)
+            return
+        self._identity.not_renewed(queue, exc)
+        if isinstance(exc, redis.ResponseError):
+            raise exc
+
+    def end_round(self, now: float) -> bool:
+        """End the round that is under way if all leases are renewed; return whether it has ended."""
+        if self._to_renew:
+            return False
+        self.in_round = False
+        # The messages of a lost consumer are reaped when its lease expires, not one heartbeat later.
+        self.round_at = now + min(self._interval_s, max(self._next_end_s, MIN_WAIT_S))
+        if self._failures:
+            logger.info(
+                "The leases of worker %s are renewed again.",
+                self._identity.consumer,
+                extra={"event": "lease_renewed_again"},
+            )
+        self._failures = 0
+        return True
+
+    def fail_round(self, now: float, exc: Exception) -> None:
+        """End a round that failed. The broker may be back sooner than the next one."""
+        was_in_round, self.in_round = self.in_round, False
+        self._to_renew.clear()
+        if not was_in_round and not self._failures:
+            self.round_at = now  # another call has failed: is the broker away?
+            return
+        self.round_at = now + self._interval_s / 4
+        self._log_not_renewed(exc, logging.DEBUG if self._failures else logging.WARNING)
+        self._failures += 1
+
+    def _log_not_renewed(self, exc: Exception, level: int) -> None:
+        lease_s = self._identity.lease_s
+        logger.log(
+            level,
+            "The leases of worker %s could not be renewed (%s). Running tasks go on. No other task starts "
+            "when Redis has not answered for %g s; after %g s other workers get the messages. The "
+            "heartbeat tries again every %g s.",
+            self._identity.consumer,
+            text_of(exc),
+            TRUSTED_SHARE * lease_s,
+            lease_s,
+            self._interval_s / 4,
+            extra={"event": "lease_not_renewed"},
+        )
+
+    @contextlib.contextmanager
+    def each_by_itself(self, queue: Queue, command: str) -> Iterator[None]:
+        """Log an error of one queue, which must not cost the other queues their leases."""
+        refusals = self._identity.refusals
+        try:
+            yield
+            refusals.accepted(command, queue.partition_name)
+        except redis.ResponseError as exc:
+            if isinstance(recognised_error(exc), PASSING_ERRORS):
+                raise
+            refusals.refused(command, exc, queue.partition_name)
+        except (struct.error, ValueError):
+            logger.exception(
+                "The heartbeat of queue %s goes on after an error.",
+                queue.name,
+                extra={"event": "heartbeat_failed", "queue": queue.name},
+            )
+
+    def compare(self, client: redis.Redis) -> None:
+        """Compare what the broker and this process have, on those queues where that is due."""
+        identity, in_doubt = self._identity, self._identity.in_doubt
+        due = [queue for name, queue in list(self.queues.items()) if in_doubt.is_due(name, identity.lease_s)]
+        if not due:
+            return
+        had = identity.in_flight.tags_by_partition()
+        for chunk in chunks(due):
+            for queue, count in zip(chunk, held_counts(chunk, identity.consumer, client), strict=True):
+                with self.each_by_itself(queue, "comparison"):
+                    if isinstance(count, Exception):
+                        raise count
+                    own = had.get(queue.key, ())
+                    in_doubt.compare(queue, identity.consumer, client, identity.in_flight, own, count)
+
+    def compare_all(self) -> None:
+        """Let the end of the next round compare what the broker and this process have, after a reconnect."""
+        for name in tuple(self.queues):
+            self._identity.in_doubt.doubt(name)
+
+    # -- ending ------------------------------------------------------------------
+
+    def resign(self, client: redis.Redis) -> None:
+        """End the leases that are not used any more.
+
+        Raises:
+            redis.RedisError: Redis did not answer.
+        """
+        self.may_end = False
+        for chunk in chunks([queue for queue in list(self.queues.values()) if not self._is_used(queue)]):
+            # A consumer that begins now waits for the lock, so that its first messages are not released here.
+            with self.lock:
+                left = [queue for queue in chunk if not self._is_used(queue)]
+                while left:
+                    consumer, limit = self._identity.consumer, share(CHUNK, len(left))
+                    calls = [queue.partition.resign(queue.consumer(consumer), limit=limit) for queue in left]
+                    answers = run_together(calls, client)
+                    ended, left = left, []
+                    for queue, call, answer in zip(ended, calls, answers, strict=True):
+                        with self.each_by_itself(queue, "resign"):
+                            if result_of(call, answer):
+                                left.append(queue)
+                            else:
+                                self._forget(queue.key)
+                                self._identity.data_loss.forget(queue.key)
+
+    def abandon_unreachable(self, now: float) -> None:
+        """Forget queues that this process consumes no more, while Redis does not answer: leases expire."""
+        identity, in_flight = self._identity, self._identity.in_flight
+        patience = ABANDON_AFTER_LEASES * identity.lease_s
+        for name in list(self.queues):
+            with self.lock:
+                if self._holders.get(name) or (
+                    self.is_in_use(name) and in_flight.seconds_since_renewal(name, now) < patience
+                ):
+                    continue
+                dropped = in_flight.abandon_partition(name)
+                self._forget(name)
+            if dropped:
+                logger.warning(
+                    "Worker %s gives up on %s: Redis has not answered for %d leases. The %d messages that "
+                    "it held, or had finished without an answer, are delivered again when Redis is back.",
+                    identity.consumer,
+                    name,
+                    ABANDON_AFTER_LEASES,
+                    dropped,
+                    extra={"event": "broker_given_up"},
+                )
+
+    def _forget(self, name: str) -> None:
+        queue = self.queues.pop(name, None)
+        if queue is not None:
+            self._identity.refusals.forget(queue.partition_name)
+        self._holders.pop(name, None)
+        self._to_renew.pop(name, None)
+        self._identity.in_flight.forget_partition(name)
+        self._identity.in_doubt.forget_partition(name)
+
+
+def _report_lost_workers(queue: str, lost: Iterable[Reaped]) -> None:
+    """Log a record for each worker whose messages of *queue* were reaped."""
+    for worker, messages in groupby(sorted(lost), key=lambda each: process_of(each.consumer)):
+        reaped = list(messages)
+        back = [each.id for each in reaped if not each.settled]
+        gone = [each.id for each in reaped if each.settled]
+        fates = []
+        if back:
+            fates.append(f"Its messages run again on other workers: {shown_ids(back)}.")
+        if gone:
+            fates.append(
+                f"Acknowledged early and so lost: {shown_ids(gone)}. A task with acks_late would run again."
+            )
+        logger.warning(
+            "Worker %s lost its lease on queue %s: it ended, or stood still for longer than dq_lease. %s",
+            worker,
+            queue,
+            " ".join(fates),
+            extra={"event": "worker_lost", "queue": queue, "worker": worker, "back": back, "gone": gone},
+        )
+
+
+def text_of(exc: Exception) -> str:
+    """Return the text of *exc* without its full stop, or the name of its class."""
+    return str(exc).rstrip(".") or type(exc).__name__
+
+
+class AckSender:
+    """Adds acks to the trips of a consumer thread, which calls all methods but :attr:`queues`.
+
+    Args:
+        identity: The process, with its pending acks.
+        leases: The leases of the thread. It sends the acks of these queues.
+        comes_with_claim: Returns whether the pending finishes of a queue may wait for its next claim.
+        refused: Handles an error in the place of an answer; returns the seconds until the next attempt.
+    """
+
+    def __init__(
+        self,
+        identity: ConsumerIdentity,
+        leases: Leases,
+        comes_with_claim: Callable[[Queue, PendingAcks], bool],
+        refused: Callable[[str, Queue, Exception], float],
+    ) -> None:
+        self._identity = identity
+        self._leases = leases
+        self._comes_with_claim = comes_with_claim
+        self._refused = refused
+        #: Monotonic time until which nothing is sent, after a refusal.
+        self.resumes_at = 0.0
+        #: The queues whose acks wait no longer.
+        self._urgent: set[str] = set()
+
+    @property
+    def queues(self) -> list[tuple[Queue, PendingAcks]]:
+        """The queues with pending acks."""
+        return self._identity.in_flight.queues_with_acks(self._leases.queues)
+
+    def send_soon(self, keys: Iterable[str]) -> None:
+        """Let the acks of these queues wait no longer."""
+        self._urgent.update(keys)
+
+    def next_time(self) -> float:
+        """Return the monotonic time at which acks are due; infinity without any."""
+        next_at = math.inf
+        for queue, box in self._identity.in_flight.queues_with_acks(self._leases.queues):
+            next_at = min(next_at, max(self._due_at(queue, box), self.resumes_at))
+        return next_at
+
+    def plan(self, trip: Trip) -> None:
+        """Add the acks that are due, of the queues from which the trip does not claim."""
+        identity = self._identity
+        if trip.now < self.resumes_at or not identity.in_flight.with_acks:
+            return
+        for queue, box in identity.in_flight.queues_with_acks(self._leases.queues):
+            if queue.key in trip.claims or self._due_at(queue, box) > trip.now:
+                continue
+            if trip.room <= 0:  # the calls of one queue may be more than the room
+                return
+            calls = ack_calls(box, identity.consumer, queue)
+            while queue.token and len(calls) > 1:  # each waits for the answer to the one before
+                identity.in_flight.restore_acks(queue.key, calls.pop()[1])
+            for call, acks in calls:
+                answered = partial(self._acked, queue, acks)
+                trip.add(call, queue, answered, partial(self._not_acked, queue, acks))  # type: ignore[arg-type]
+        self._urgent.clear()
+
+    def _due_at(self, queue: Queue, box: PendingAcks) -> float:
+        """Return the monotonic time at which the acks of a queue are sent, if no claim takes them before."""
+        if box.releases or box.dead_letters or queue.key in self._urgent:
+            return -math.inf
+        due_at = math.inf
+        for held in tuple(box.settles):
+            # In place of the settle of a task that has ended in its process, its finish is sent by then.
+            if held.runs_outside or not held.done:
+                due_at = held.settle_by
+                break
+        if not box.finishes:
+            return due_at
+        if not self._comes_with_claim(queue, box):
+            return -math.inf
+        return min(due_at, box.oldest_finish_at + FINISH_WAIT_S)
+
+    def _acked(self, queue: Queue, acks: Acks, answer: Any) -> None:
+        acks.confirm()
+        if not acks.dead_letters:
+            self._identity.in_flight.stale += answer
+        if acks.releases:
+            self._identity.in_flight.confirm_releases(queue.key, len(acks.releases))
+
+    def _not_acked(self, queue: Queue, acks: Acks, exc: Exception) -> None:
+        self._identity.in_flight.restore_acks(queue.key, acks)
+        if not is_lost(exc):
+            pause_s = self._refused("ack", queue, exc)
+            self.resumes_at = self._identity.clock.monotonic() + pause_s
 
 
 def answer_timeout_of(lease_s: float) -> float:
@@ -550,7 +1066,7 @@ class ConsumerThread:
             self._watch_one(self._wire.watched, self._check_wire)
 
     def _watch_one(self, connection: Any, reader: Callable[[], object]) -> None:
-        sock = socket_of(connection)
+        sock = None if connection is None else socket_of(connection)
         if sock is not None and sock.fileno() >= 0:
             self._readers[sock.fileno()] = reader
             self._poll.register(sock.fileno(), unpatched("select", "POLLIN"))

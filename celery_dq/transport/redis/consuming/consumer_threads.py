@@ -20,13 +20,13 @@ from celery_dq.transport.redis.consuming.consumer_thread import (
     ConsumerThread,
     answer_timeout_of,
 )
-from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.partition import Queue
 from celery_dq.transport.redis.store.slot_map import NodeAddress
 
 if TYPE_CHECKING:
     import redis
 
-    from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
+    from celery_dq.transport.redis.consumer_identity import ConsumerIdentity
 
 
 class ConsumerThreads:

@@ -13,38 +13,36 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import signal
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import redis
+
 from celery_dq.errors import CorruptRecord
 from celery_dq.native import unpatched
-from celery_dq.protocols import Leaderships, WorkerCapacity
+from celery_dq.protocols import Leaderships, PartitionAllocation, WorkerCapacity
 from celery_dq.shown import shown_logger
-from celery_dq.transport.in_flight.message import Message
-from celery_dq.transport.in_flight.pending_acks import InFlightMessage
+from celery_dq.transport.in_flight import InFlightMessage, Message
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry
-from celery_dq.transport.redis.consuming import claim_limits
-from celery_dq.transport.redis.consuming.channel_claims import ChannelClaims
-from celery_dq.transport.redis.consuming.claim_limits import (
+from celery_dq.transport.redis.consumer_identity import ConsumerIdentity
+from celery_dq.transport.redis.consuming import channel_claims
+from celery_dq.transport.redis.consuming.channel_claims import (
     MAX_CLAIM,
     CallbackPace,
+    ChannelClaims,
     ClaimWindow,
     DiscardPace,
 )
-from celery_dq.transport.redis.consuming.inbox import Inbox
-from celery_dq.transport.redis.consuming.partition_consumers import (
-    AllocatedPartitions,
-    PartitionConsumers,
-    QueueConsumer,
-)
 from celery_dq.transport.redis.consuming.singleton_delivery import SingletonDelivery
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
-from celery_dq.transport.redis.consuming.watchdog import Watchdog
-from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
+from celery_dq.transport.redis.store.partition import PartitionedQueue, Queue
+from celery_dq.transport.redis.store.partition_map import PartitionMaps
 
 if TYPE_CHECKING:
     from celery_dq.transport.redis.consuming.consumer_thread import ConsumerThread
@@ -52,12 +50,18 @@ if TYPE_CHECKING:
 
 logger = shown_logger(__name__)
 
+
 #: Seconds without a delivery, beside twice the claim-ahead time, after which a worker's inbox is overdue.
 OVERDUE_S = 0.1
 #: Seconds from which on a callback in the delivering thread counts as long: a claim takes less.
 LONG_CALLBACK_S = 0.001
 #: Longest wait in seconds for the consumer thread, when a consumer or a channel ends.
 END_TIMEOUT_S = 5.0
+#: Seconds for which a queue keeps its turn. Messages may wait for many times as long after their claim.
+TURN_S = 0.002
+#: Longest delay, in seconds, with which an idle delivering thread turns after a wake-up. A longer one means
+#: that it was busy.
+PROMPT_S = 2.0
 
 
 class ChannelDelivery:
@@ -348,7 +352,7 @@ class ChannelDelivery:
         if not self._runs_in_loop or self._handing is None:
             return -math.inf
         # To hand each over behind a brief callback would cost a script for each queue and message.
-        return self.pace.delivered_at + claim_limits.BRIEF_AHEADS * self._claim_ahead_s
+        return self.pace.delivered_at + channel_claims.BRIEF_AHEADS * self._claim_ahead_s
 
     @property
     def _arrived(self) -> int:
@@ -634,3 +638,344 @@ class ChannelDelivery:
             for thread, claims in tuple(self._claims.items())
         ]
         self._threads.wait_for_all([wait for claims, wait in begun if claims in awaited], END_TIMEOUT_S)
+
+
+class Inbox:
+    """The messages that one channel has claimed and not yet delivered.
+
+    One thread adds and takes messages. The consumer thread may release all of them at the same time. It
+    empties the deques, and removes no entry of the dictionaries.
+    """
+
+    def __init__(self) -> None:
+        #: Messages by queue, then by tenant (None for discards). The first entry has the next turn. Deques
+        #: that the consumer thread has emptied still count, because this is looked at many times per message.
+        self.waiting: dict[str, dict[str | None, deque[Message]]] = {}
+        #: By queue, the tenant that had the last turn and has more messages. It moves to the end when the
+        #: next message is taken, behind all tenants that were added since.
+        self._served: dict[str, str | None] = {}
+        #: The queue whose turn it is, and the monotonic time at which its turn began.
+        self._turn: tuple[str, float] = ("", 0.0)
+
+    def __len__(self) -> int:
+        return sum(len(line) for lines in tuple(self.waiting.values()) for line in tuple(lines.values()))
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether the inbox holds a message that is not a discard."""
+        for lines in tuple(self.waiting.values()):
+            for name, line in tuple(lines.items()):
+                if line and name is not None:
+                    return True
+        return False
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages in the inbox, without the discards."""
+        count = 0
+        for lines in tuple(self.waiting.values()):
+            for name, line in tuple(lines.items()):
+                if name is not None:
+                    count += len(line)
+        return count
+
+    def queues(self) -> tuple[str, ...]:
+        """Return the names of the queues of which the inbox holds messages."""
+        return tuple(name for name, lines in tuple(self.waiting.items()) if any(tuple(lines.values())))
+
+    def add(self, message: Message) -> None:
+        """Append *message* to those of its tenant or singleton queue, or to the discards of its queue."""
+        tenant = message.record.tenant if message.permit is None else ""
+        name = None if message.discard else tenant
+        lines = self.waiting.get(message.queue)
+        if lines is None:
+            lines = self.waiting[message.queue] = {}
+        line = lines.get(name)
+        if line is None:
+            line = lines[name] = deque()
+        line.append(message)
+
+    def take_next(self, now: float) -> Message | None:
+        """Remove and return the oldest message of the next tenant of the next queue; None when empty.
+
+        Args:
+            now: Monotonic time.
+        """
+        while self.waiting:
+            queue, lines = next(iter(self.waiting.items()))
+            if queue == self._turn[0] and now >= self._turn[1] + TURN_S and len(self.waiting) > 1:
+                self.waiting[queue] = self.waiting.pop(queue)  # to the end
+                queue, lines = next(iter(self.waiting.items()))
+            served = self._served.pop(queue, None) if len(lines) > 1 else None
+            if served is not None:
+                lines[served] = lines.pop(served)
+            while lines:
+                tenant, line = next(iter(lines.items()))
+                if tenant is None and len(lines) > 1:
+                    lines[None] = lines.pop(None)
+                    continue
+                try:
+                    message = line.popleft()
+                except IndexError:  # the consumer thread has released it
+                    self._served.pop(queue, None)
+                    del lines[tenant]
+                    continue
+                if queue != self._turn[0]:
+                    self._turn = (queue, now)
+                if line:
+                    self._served[queue] = tenant
+                else:
+                    self._served.pop(queue, None)
+                    del lines[tenant]
+                    if not lines:
+                        self._remove(queue)
+                return message
+            self._remove(queue)
+        return None
+
+    def _remove(self, queue: str) -> None:
+        """Remove a queue without messages, whose turn is over."""
+        del self.waiting[queue]
+        if queue == self._turn[0]:
+            self._turn = ("", 0.0)
+
+    def take_partitions(self, prefixes: Collection[str]) -> Iterator[Message]:
+        """Remove and yield the messages of some partitions; per tenant, the youngest first.
+
+        Args:
+            prefixes: The prefixes of the keys of the partitions.
+        """
+        for lines in tuple(self.waiting.values()):
+            for line in tuple(lines.values()):
+                for message in reversed(tuple(line)):
+                    if message.prefix in prefixes:
+                        # The consumer thread may take it, or change the deque meanwhile.
+                        with contextlib.suppress(ValueError, IndexError):
+                            line.remove(message)
+                            yield message
+
+    def take_all(self, queue: str | None = None) -> Iterator[Message]:
+        """Remove and yield all messages, or those of one queue; per tenant, the youngest first."""
+        for name in self.queues() if queue is None else (queue,):
+            for line in tuple(self.waiting.get(name, {}).values()):
+                while line:
+                    with contextlib.suppress(IndexError):  # the consuming thread was faster
+                        yield line.pop()
+
+
+@dataclass(eq=False)
+class QueueConsumer:
+    """One consumer.
+
+    Attributes:
+        tag: Its tag.
+        queue: The consumed queue, or one partition of it.
+        callback: Receives its messages.
+        no_ack: Whether a message is over when it is delivered.
+        partitions: The partitions that it consumes: those of the queue, those that are allocated to this
+            worker, or none after its only one has gone.
+    """
+
+    tag: str
+    queue: PartitionedQueue
+    callback: Callable[[Any], Any]
+    no_ack: bool
+    partitions: tuple[Queue, ...] = ()
+
+
+class PartitionConsumers:
+    """The consumers of a channel. Those of one partition take turns."""
+
+    def __init__(self) -> None:
+        self._by_tag: dict[str, QueueConsumer] = {}
+        #: The consumers of each partition, by the prefix of its keys.
+        self._by_prefix: dict[str, deque[QueueConsumer]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_tag)
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions are consumed."""
+        return len(self._by_prefix)
+
+    @property
+    def all(self) -> tuple[QueueConsumer, ...]:
+        """All consumers."""
+        return tuple(self._by_tag.values())
+
+    def add(self, consumer: QueueConsumer, partitions: Sequence[Queue]) -> list[Queue]:
+        """Add a consumer of these partitions; return those that had none before."""
+        self._by_tag[consumer.tag] = consumer
+        return self.assign(consumer, partitions)[0]
+
+    def remove(self, tag: str) -> list[Queue]:
+        """Remove a consumer; return the partitions that have none now."""
+        consumer = self._by_tag.pop(tag, None)
+        return [] if consumer is None else self.assign(consumer, ())[1]
+
+    def assign(self, consumer: QueueConsumer, partitions: Sequence[Queue]) -> tuple[list[Queue], list[Queue]]:
+        """Let a consumer consume these partitions and no other ones.
+
+        Returns:
+            The partitions that had no consumer before, and those that have none now.
+        """
+        before = {each.prefix: each for each in consumer.partitions}
+        after = {each.prefix: each for each in partitions}
+        consumer.partitions = tuple(partitions)
+        begun, ended = [], []
+        for prefix in after.keys() - before.keys():
+            line = self._by_prefix.setdefault(prefix, deque())
+            if not line:
+                begun.append(after[prefix])
+            line.append(consumer)
+        for prefix in before.keys() - after.keys():
+            line = self._by_prefix[prefix]
+            line.remove(consumer)
+            if not line:
+                del self._by_prefix[prefix]
+                ended.append(before[prefix])
+        by_number = sorted(begun, key=lambda each: each.partition.keys.partition)
+        return by_number, sorted(ended, key=lambda each: each.partition.keys.partition)
+
+    def has(self, prefix: str) -> bool:
+        """Return whether the partition with this prefix has a consumer."""
+        return prefix in self._by_prefix
+
+    def next_for(self, prefix: str) -> QueueConsumer:
+        """Return the consumer of a partition whose turn it is."""
+        line = self._by_prefix[prefix]
+        line.rotate(-1)
+        return line[-1]
+
+
+class AllocatedPartitions:
+    """Which partitions of its queues a channel consumes.
+
+    Args:
+        allocation: The partitions that this worker serves.
+        maps: The maps of the queues, as the process knows them.
+    """
+
+    def __init__(self, allocation: PartitionAllocation, maps: PartitionMaps) -> None:
+        self.allocation = allocation
+        self._maps = maps
+        self._seen = self._doubted = allocation.version
+
+    def report(self, queue: PartitionedQueue) -> None:
+        """Report a consumed queue and its number of partitions; a pinned partition is not allocated."""
+        if not queue.is_pinned:
+            self.allocation.consumes(queue.name, len(queue.partitions))
+
+    @property
+    def differs(self) -> bool:
+        """Whether the allocation has changed since the last call of :meth:`has_changed`."""
+        return self._seen != self.allocation.version
+
+    def has_changed(self) -> bool:
+        """Return whether the allocation has changed since the last call."""
+        former, self._seen = self._seen, self.allocation.version
+        return former != self._seen
+
+    def of(self, queue: PartitionedQueue) -> Sequence[Queue]:
+        """Return the partitions of a queue to consume."""
+        served = self.allocation.served(queue.name)
+        if served is None:
+            return queue.partitions
+        if max(served, default=0) >= len(queue.partitions) and self._doubted != self.allocation.version:
+            # Other workers know more partitions. Without a lease, no heartbeat brings their number.
+            self._doubted = self.allocation.version
+            self._maps.doubt(queue.whole_name)
+        return [each for number, each in enumerate(queue.partitions) if number in served]
+
+
+class Watchdog:
+    """The watchdog of one channel.
+
+    Args:
+        identity: Consumer identity of the process, which counts failed periods over reconnects.
+        period_s: Seconds without a claim after which the connection is suspected; 0 means never.
+    """
+
+    def __init__(self, identity: ConsumerIdentity, period_s: float) -> None:
+        self._identity = identity
+        self.period_s = period_s
+        #: Monotonic time until which the consumer had a reason not to claim.
+        self._excused_at = identity.clock.monotonic()
+        #: Monotonic time of a suspicion on which :meth:`decide` has not decided; None without one.
+        self.suspected_at: float | None = None
+        self._busy = False
+
+    # -- called by the delivering thread ---------------------------------------
+
+    def consumer_busy(self) -> None:
+        """Record that a callback starts, which may take hours."""
+        self._busy = True
+
+    def consumer_idle(self) -> None:
+        """Record that the callback has returned."""
+        self._busy = False
+        self._excused_at = self._identity.clock.monotonic()
+
+    def decide(self, *, may_stop: bool) -> None:
+        """Decide on a suspicion.
+
+        Args:
+            may_stop: Whether a worker uses the channel, which stops if a new connection did not help.
+
+        Raises:
+            redis.ConnectionError: The connection is dead.
+        """
+        suspected_at, self.suspected_at = self.suspected_at, None
+        if suspected_at is None:
+            return
+        now = self._identity.clock.monotonic()
+        if now - suspected_at > PROMPT_S or self._excused_at > suspected_at:
+            self._excused_at = now
+            return
+        self._identity.watchdog_strikes += 1
+        if self._identity.watchdog_strikes > 1 and may_stop:
+            self._stop("A new connection did not help")
+        raise redis.ConnectionError(
+            f"Worker {self._identity.consumer} claimed nothing for {self.period_s:.0f} s (dq_watchdog) "
+            "despite a backlog and free slots: connecting again"
+        )
+
+    # -- called by the consumer thread -----------------------------------------
+
+    def is_suspicious(
+        self, now: float, claimed_at: float, neglects: Callable[[], bool], blocks: bool
+    ) -> bool:
+        """Return whether to wake the delivering thread, so that it decides.
+
+        Args:
+            now: Monotonic time.
+            claimed_at: Monotonic time of the last answered claim.
+            neglects: Returns whether there are a backlog and free capacity.
+            blocks: Whether callbacks do their work in the delivering thread.
+        """
+        if not self.period_s or self._busy:
+            return False
+        suspected_at = self.suspected_at
+        if suspected_at is not None:
+            # A loop that runs tasks itself decides when it turns again, however late that is.
+            if not blocks and now - suspected_at >= self.period_s:
+                self.suspected_at = now
+                self._stop("The event loop does not turn")
+            return False
+        if now - max(claimed_at, self._excused_at) < self.period_s or not neglects():
+            return False
+        self.suspected_at = now
+        return True
+
+    def _stop(self, why: str) -> None:
+        """Stop the worker, so that its supervisor starts a new one."""
+        logger.critical(
+            "Worker %s claimed nothing for twice %.0f s (dq_watchdog) despite a backlog and free slots. "
+            "%s: the worker stops, so that its supervisor starts it again.",
+            self._identity.consumer,
+            self.period_s,
+            why,
+            extra={"event": "watchdog_stopped_worker"},
+        )
+        os.kill(os.getpid(), signal.SIGTERM)

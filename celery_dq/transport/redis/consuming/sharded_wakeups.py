@@ -23,8 +23,7 @@ import redis
 from redis.exceptions import MovedError
 
 from celery_dq.shown import shown_logger
-from celery_dq.transport.redis.consuming.subscriptions import Subscription
-from celery_dq.transport.redis.consuming.wakeups import WakeupGroups, WakeupListener
+from celery_dq.transport.redis.consuming.subscriptions import Subscription, WakeupGroups, WakeupListener
 from celery_dq.transport.redis.store.cluster_client import (
     CONNECT_TIMEOUT_S,
     RECONNECT_S,
@@ -33,7 +32,7 @@ from celery_dq.transport.redis.store.cluster_client import (
     refresh_slots,
     slots_of,
 )
-from celery_dq.transport.redis.store.pipelined_connection import OVERDUE_S
+from celery_dq.transport.redis.store.script_calls import OVERDUE_S
 from celery_dq.transport.redis.store.slot_map import NodeAddress
 
 logger = shown_logger(__name__)

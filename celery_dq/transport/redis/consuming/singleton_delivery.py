@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 import redis
 
 from celery_dq.protocols import Leaderships, TermPermit
-from celery_dq.transport.in_flight.pending_acks import InFlightMessage
+from celery_dq.transport.in_flight import InFlightMessage
+from celery_dq.transport.redis.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.consuming.subscriptions import Subscription
-from celery_dq.transport.redis.in_flight.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.store.queue import Queue
+from celery_dq.transport.redis.store.partition import Queue
 
 if TYPE_CHECKING:
-    from celery_dq.transport.in_flight.message import Message
+    from celery_dq.transport.in_flight import Message
     from celery_dq.transport.redis.consuming.channel_claims import ChannelClaims
 
 #: Maximum number of claimed messages of one singleton queue that wait for their delivery.

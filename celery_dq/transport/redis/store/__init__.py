@@ -1,13 +1,11 @@
 """The data of the tenant broker in Redis, and the calls that change it.
 
-``pipelined_connection``   one connection on which commands do not wait for answers
 ``slot_map``               the masters of a Redis Cluster and their slots
 ``cluster_connection``, ``cluster_client``   one connection to all of its nodes
 ``address``                the parts of a broker URL besides host and port
 ``message_ids``            message ids, task ids and delivery tags; pure
-``replies``                reads the answers of the scripts
-``script_calls``           the scripts, a call of one, and calls on many queues in few round trips
-``partition``, ``queue``   one partition as a set of script calls; a queue with its options
+``script_calls``           the scripts, a call of one, calls on many queues, a connection that does not wait
+``partition``              one partition as a set of script calls with their answers; a queue with its options
 ``home``                   the partition in which a tenant lives, and ids that name a tenant; pure
 ``whole_queue``            reads and calls on many partitions in few round trips
 ``publisher``              publishes messages, each once

@@ -36,7 +36,7 @@ from redis.retry import Retry
 
 from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.hash_slots import slot_of
-from celery_dq.transport.redis.store.pipelined_connection import has_arrived
+from celery_dq.transport.redis.store.script_calls import has_arrived
 from celery_dq.transport.redis.store.slot_map import (
     NodeAddress,
     NodeClosedConnection,
@@ -176,7 +176,8 @@ class ClusterConnection:
 
     @property
     def _sock(self) -> Any:
-        return socket_of(self.awaited)
+        awaited = self.awaited
+        return None if awaited is None else socket_of(awaited)
 
     def connect(self) -> None:
         """Learn the slots of the cluster, unless they are known.

@@ -11,11 +11,9 @@ from typing import Any, TypeVar
 from celery_dq.errors import TooFewReplicas
 from celery_dq.scripts.loader import Argument
 from celery_dq.shown import shell_word
-from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.partition import Partition, read_binary, read_flag, read_text
 from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
-from celery_dq.transport.redis.store.replies import read_binary, read_flag, read_text
-from celery_dq.transport.redis.store.script_calls import ScriptCall, ask_script
+from celery_dq.transport.redis.store.script_calls import PipelinedConnection, ScriptCall, ask_script
 
 T = TypeVar("T")
 

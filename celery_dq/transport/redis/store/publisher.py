@@ -29,12 +29,9 @@ from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.shown import shown_logger
 from celery_dq.transport.packer import PackedMessage, Packer, PublishBatch, StampedMessage
 from celery_dq.transport.partition_replies import OutgoingRecord, PushReply
-from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.partition import Partition, PartitionedQueue, Queue, read_push_reply
 from celery_dq.transport.redis.store.partition_map import MOVING, ROUTINGS, PartitionMap, PartitionMaps
-from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
-from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
-from celery_dq.transport.redis.store.replies import read_push_reply
-from celery_dq.transport.redis.store.script_calls import ScriptCall, ask_script, run_on
+from celery_dq.transport.redis.store.script_calls import PipelinedConnection, ScriptCall, ask_script, run_on
 from celery_dq.transport.redis.store.server_errors import PartitionsChanging, PushInterrupted, refusals_named
 from celery_dq.transport.redis.store.slot_map import NodeClosedConnection
 

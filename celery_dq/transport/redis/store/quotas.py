@@ -11,8 +11,7 @@ from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA
 from celery_dq.options import QueueOptions, Quota
 from celery_dq.options.quota import quota_of_bytes
 from celery_dq.shown import shell_word, shown_logger
-from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.replies import Brought
+from celery_dq.transport.redis.store.partition import Brought, Partition
 from celery_dq.transport.redis.store.rounds import AT_ONCE, Rounds, run_one, run_rounds
 
 logger = shown_logger(__name__)

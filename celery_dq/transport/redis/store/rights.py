@@ -14,7 +14,7 @@ from celery_dq.keys import every_evicted, queue_registry
 from celery_dq.options import Options
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.transport.redis.store.cluster_client import is_cluster, node_pool, slots_of
-from celery_dq.transport.redis.store.pipelined_connection import PipelinedConnection
+from celery_dq.transport.redis.store.script_calls import PipelinedConnection
 
 __all__ = ["ROLES", "Role", "denied_commands"]
 

@@ -19,7 +19,7 @@ import redis
 from kombu.utils.json import dumps, loads
 
 from celery_dq.transport.redis.store.full_server import set_for
-from celery_dq.transport.redis.store.pipelined_connection import (
+from celery_dq.transport.redis.store.script_calls import (
     BLPOP_TIMEOUT_S,
     OVERDUE_S,
     PipelinedConnection,

@@ -9,8 +9,7 @@ from typing import Any
 import redis
 
 from celery_dq.transport.redis.store.full_server import read_together
-from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
-from celery_dq.transport.redis.store.queue import PartitionedQueue, Queue
+from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition, PartitionedQueue, Queue
 from celery_dq.transport.redis.store.script_calls import chunks, run_all, share
 
 
