@@ -13,7 +13,7 @@ from celery_dq.clock import ManualClock
 from celery_dq.transport.in_flight import InFlightMessage
 from celery_dq.transport.partition_replies import HeartbeatReply
 from celery_dq.transport.redis.consumer_identity import ConsumerIdentity
-from celery_dq.transport.redis.consuming.consumer_thread import MIN_WAIT_S, Leases, Trip
+from celery_dq.transport.redis.consuming.consumer_thread import MIN_ROUND_S, Leases, Trip
 from celery_dq.transport.redis.store.partition import Partition, Queue
 from celery_dq.transport.redis.store.script_calls import PipelinedConnection, ScriptCall
 from tests.broker.claims_harness import LEASE_S
@@ -195,9 +195,9 @@ def test_the_queues_of_a_trip_share_the_messages_that_it_moves(
         each.push(*(f"{number}" for number in range(MANY)))
         each.claim(MANY, consumer="dead")
         each.lose("dead")
-    assert renew(process, queues[:2], client) <= MIN_WAIT_S  # the next round comes at once
+    assert renew(process, queues[:2], client) <= MIN_ROUND_S  # the next round comes at once
     assert [len(each.waiting()) for each in scripts[:2]] == [100, 100]
-    assert renew(process, queues[:2], client) > MIN_WAIT_S
+    assert renew(process, queues[:2], client) > MIN_ROUND_S
     assert [len(each.waiting()) for each in scripts[:2]] == [MANY, MANY]
 
 

@@ -49,7 +49,6 @@ from celery_dq.transport.redis.store.slot_map import NodeUnreachable, SlotMap
 
 logger = shown_logger(__name__)
 
-
 #: Rounds of renewals with a comparison after a lost answer: the claim itself may arrive late.
 LOOKS = 3
 #: Leases after which a comparison is made in any case.

@@ -69,9 +69,9 @@ from celery_dq.transport.threaded_transport import ThreadedTransport
 
 logger = shown_logger(__name__)
 
-
 #: Seconds between two looks of a waiting worker whether it is to stop.
 STOP_CHECK_S = 0.1
+
 _M = TypeVar("_M", bound=Callable[..., Any])
 
 

@@ -13,7 +13,11 @@ to one consumer at a time. All other consumers rely on the consumer that took th
 look. If that consumer has no free slot when the look is due, or stops, it hands the wake-up over to another
 one.
 
-The consumer thread calls all methods.
+How much a claim asks for follows from the free slots and from what may be claimed ahead. In a worker, a
+window limits the messages ahead (:class:`ClaimWindow`). Where callbacks run in the delivering thread, their
+pace does (:class:`CallbackPace`). Several claims share what fits (:class:`ClaimsUnderWay`).
+
+The consumer thread calls all methods of :class:`ChannelClaims`.
 """
 
 from __future__ import annotations
@@ -45,6 +49,7 @@ from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 from celery_dq.transport.redis.store.transient import TransientListener
 
 _T = TypeVar("_T")
+
 #: Seconds after which a claim without an answer uses up no capacity of other masters.
 OVERDUE_CLAIM_S = 0.5
 #: Wake-ups that one trip hands over. After a connect, other consumers may rely on this one for each queue.

@@ -58,7 +58,6 @@ from celery_dq.waker import Waker
 
 logger = shown_logger(__name__)
 
-
 #: Seconds until a command is sent again that Redis has refused.
 RETRY_AFTER_REFUSAL_S = 1.0
 #: Most calls of one trip, for any purpose, so that its answers do not come late.
@@ -82,11 +81,11 @@ EXIT_TIMEOUT_S = 5.0
 #: seconds only one may get none.
 RENEWALS_PER_LEASE = 4
 #: Shortest time in seconds between rounds, even if a lease expires sooner.
-MIN_WAIT_S = 0.05
+MIN_ROUND_S = 0.05
 #: Leases after which a broker that does not answer and has no consumer left is forgotten.
 ABANDON_AFTER_LEASES = 8
 #: Most messages of each kind (of lost consumers, due ones) that one round trip moves, or few per queue.
-CHUNK = 200
+MAX_MOVED = 200
 
 
 @dataclass(eq=False, slots=True)
@@ -280,7 +279,7 @@ class Leases:
             call = queue.partition.heartbeat(
                 queue.consumer(identity.consumer),
                 lease_ms=identity.lease_ms,
-                limit=share(CHUNK, len(names)),
+                limit=share(MAX_MOVED, len(names)),
                 max_deliveries=queue.max_deliveries,
                 retention=queue.retention,
             )
@@ -325,7 +324,7 @@ class Leases:
             return False
         self.in_round = False
         # The messages of a lost consumer are reaped when its lease expires, not one heartbeat later.
-        self.round_at = now + min(self._interval_s, max(self._next_end_s, MIN_WAIT_S))
+        self.round_at = now + min(self._interval_s, max(self._next_end_s, MIN_ROUND_S))
         if self._failures:
             logger.info(
                 "The leases of worker %s are renewed again.",
@@ -413,7 +412,7 @@ class Leases:
             with self.lock:
                 left = [queue for queue in chunk if not self._is_used(queue)]
                 while left:
-                    consumer, limit = self._identity.consumer, share(CHUNK, len(left))
+                    consumer, limit = self._identity.consumer, share(MAX_MOVED, len(left))
                     calls = [queue.partition.resign(queue.consumer(consumer), limit=limit) for queue in left]
                     answers = run_together(calls, client)
                     ended, left = left, []

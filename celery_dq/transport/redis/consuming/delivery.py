@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 logger = shown_logger(__name__)
 
-
 #: Seconds without a delivery, beside twice the claim-ahead time, after which a worker's inbox is overdue.
 OVERDUE_S = 0.1
 #: Seconds from which on a callback in the delivering thread counts as long: a claim takes less.

@@ -21,12 +21,13 @@ from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.scripts.loader import Argument, Redis, Script, ScriptSet
 from celery_dq.transport.redis.store.server_checks import recognised_error
 
-#: Seconds after which an unanswered BLPOP is sent again: long enough to cost
-#: nothing, short enough to notice a dead connection.
+T = TypeVar("T")
+
+#: Seconds after which an unanswered BLPOP is sent again: long enough to cost nothing, short enough to notice
+#: a dead connection.
 BLPOP_TIMEOUT_S = 10
 #: Seconds without an answer, after those of a BLPOP, after which a connection counts as dead.
 OVERDUE_S = 5
-T = TypeVar("T")
 #: The names of the scripts, each a file of the folder.
 SCRIPTS = (
     "ack",
