@@ -9,8 +9,7 @@ from functools import partial
 
 from benchmarks.measure import Report, Series, benchmark, interleave
 from celery_dq.allocation.assignment import Assignment, RunningWorker, Unit, pack, partitions_of, place
-from celery_dq.allocation.members import Registration
-from celery_dq.allocation.published import PublishedAssignment
+from celery_dq.allocation.nodes import PublishedAssignment, Registration
 from celery_dq.allocation.rebalancer import allocator
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer

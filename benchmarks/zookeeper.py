@@ -16,7 +16,7 @@ from kombu import Connection, Queue
 
 from benchmarks.measure import Report, benchmark, interleave, quantiles_ms, spending
 from benchmarks.postbox import Sink, producer_of, publish_many, publish_one
-from celery_dq.curator.kinds import DistributedQueue
+from celery_dq.curator.queue import DistributedQueue
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.wiring import register_transports

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from celery_dq.curator.kinds import (
+    from celery_dq.curator.queue import (
         DistributedDelayQueue as DistributedDelayQueue,
         DistributedIdQueue as DistributedIdQueue,
         DistributedPriorityQueue as DistributedPriorityQueue,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from celery_dq.leadership.career import Career as Career
     from celery_dq.leadership.runner import Runner as Runner
     from celery_dq.options import Quota as Quota
-    from celery_dq.producer.errors import (
+    from celery_dq.producer.sender import (
         BrokerUnavailable as BrokerUnavailable,
         BufferFull as BufferFull,
         NotOnDisk as NotOnDisk,
@@ -99,15 +99,15 @@ _HOMES = (
     ("SpillFailed", "celery_dq.errors"),
     ("TenantMoving", "celery_dq.errors"),
     ("TooFewReplicas", "celery_dq.errors"),
-    ("BrokerUnavailable", "celery_dq.producer.errors"),
-    ("BufferFull", "celery_dq.producer.errors"),
-    ("NotOnDisk", "celery_dq.producer.errors"),
+    ("BrokerUnavailable", "celery_dq.producer.sender"),
+    ("BufferFull", "celery_dq.producer.sender"),
+    ("NotOnDisk", "celery_dq.producer.sender"),
     ("SingularUpdateQueue", "celery_dq.producer.singular_update_queue"),
-    ("DistributedQueue", "celery_dq.curator.kinds"),
-    ("DistributedIdQueue", "celery_dq.curator.kinds"),
-    ("DistributedPriorityQueue", "celery_dq.curator.kinds"),
-    ("DistributedDelayQueue", "celery_dq.curator.kinds"),
-    ("SimpleDistributedQueue", "celery_dq.curator.kinds"),
+    ("DistributedQueue", "celery_dq.curator.queue"),
+    ("DistributedIdQueue", "celery_dq.curator.queue"),
+    ("DistributedPriorityQueue", "celery_dq.curator.queue"),
+    ("DistributedDelayQueue", "celery_dq.curator.queue"),
+    ("SimpleDistributedQueue", "celery_dq.curator.queue"),
 )
 
 __all__ = ["__version__"]

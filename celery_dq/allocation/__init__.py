@@ -1,8 +1,7 @@
 """Allocation: which worker serves which partitions.
 
 ``assignment``  the whole assignment, computed afresh by a consistent-hash ring with bounded loads; pure
-``members``     the workers that run, as ephemeral nodes in ZooKeeper
-``published``   the published assignment: compressed lists of one generation, and its flip
+``nodes``       the nodes in ZooKeeper: the workers that run, the published assignment and its flip
 ``rebalancer``  the elected allocator, which computes and publishes
 ``follower``    one worker as a member: registers, and follows the published assignment
 

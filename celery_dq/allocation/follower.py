@@ -20,8 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery_dq.allocation.assignment import RunningWorker
-from celery_dq.allocation.members import Registration
-from celery_dq.allocation.published import Generation, PublishedAssignment
+from celery_dq.allocation.nodes import Generation, PublishedAssignment, Registration
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import DQError
 from celery_dq.outage import Outage

@@ -14,8 +14,7 @@ import threading
 from collections.abc import Iterable
 
 from celery_dq.allocation.assignment import Assignment, RunningWorker, compute
-from celery_dq.allocation.members import Members
-from celery_dq.allocation.published import PublishedAssignment
+from celery_dq.allocation.nodes import Members, PublishedAssignment
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import MessageTooLarge
 from celery_dq.leadership.career import Career

@@ -13,7 +13,7 @@ from typing import Any
 from celery_dq.compat.kombu_messages import publish_prepared
 from celery_dq.errors import TooFewReplicas
 from celery_dq.lost_attempts import MOST_LOSSES, MOST_SMALL_LOSSES, LostAttempts
-from celery_dq.producer.errors import BrokerUnavailable
+from celery_dq.producer.sender import BrokerUnavailable
 from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.store.server_errors import BrokerOverloaded, PushInterrupted, message_refused

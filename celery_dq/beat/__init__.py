@@ -2,9 +2,8 @@
 
 Start it with ``celery beat -S dq``, short for ``celery_dq.beat:ElectedScheduler``.
 
-``wrapped``         the scheduler that the elected beat wraps, its entries, and the stamps of their ticks
 ``schedule_store``  the last run of each entry, shared by all beats, in Redis or ZooKeeper
-``scheduler``       ``ElectedScheduler``: stands for election, and sends ticks while it leads
+``scheduler``       ``ElectedScheduler``: stands for election, and sends the ticks of a wrapped scheduler
 
 The Lua scripts beside them change one entry of the store each. Celery's beat service loads this package.
 """

@@ -12,7 +12,7 @@ from celery_dq.app.api.return_migration import ReturnMigration
 from celery_dq.cli.arguments import read_json
 from celery_dq.cli.bulk import bulk, confirm, counted, reported_progress
 from celery_dq.cli.output import command, print_line, show, show_table
-from celery_dq.migration.stock_message import Priorities
+from celery_dq.migration.stock_broker import Priorities
 
 _COLUMNS = ("queue", "waiting", "priorities", "unacked", "staged", "left", "migrated")
 #: Messages that stay, of which the text output shows the reasons.

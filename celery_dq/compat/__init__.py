@@ -1,7 +1,6 @@
 """Code that touches private names of Celery, kombu, billiard, py-amqp, redis-py or kazoo.
 
-``table``             the names, their purpose, and the releases that were read
-``guard``             checks at start-up that the names exist as they were read
+``guard``             the names, their purpose, the releases that were read, and the check of all at start-up
 ``celery_calls``      a call: the running task, the app, the task, the result
 ``kombu_messages``    a message: prepared publishes, errors, confirms, and whether its JSON is that of kombu
 ``redis_sockets``     the socket of a connection to Redis

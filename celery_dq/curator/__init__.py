@@ -3,14 +3,12 @@
 Needs the extra ``celery-dq[zookeeper]``. The names are those of Curator's recipes.
 
 ``names``, ``framing``          node names and node data, byte for byte as Curator writes them
-``serializing``                 items to bytes and back
-``listing``                     the known nodes of a queue, and the time of the next listing
 ``item_ownership``              holds an item under a lock, or by deleting it first
-``taking``                      takes free nodes in order
+``taking``                      lists the nodes of a queue, and takes free ones in order
 ``consumer``                    calls a function with the items
 ``writer``                      puts nodes, each once
-``queue``, ``kinds``            the queues that a program makes
+``queue``                       the queues that a program makes
 ``browse``                      looks at a queue without taking anything
 
-User programs call the classes of ``kinds`` directly; Celery is not involved.
+User programs call the classes of ``queue`` directly; Celery is not involved.
 """

@@ -17,9 +17,8 @@ from itertools import islice
 from typing import Any
 
 from celery_dq.clock import Clock
-from celery_dq.curator.framing import frame
+from celery_dq.curator.framing import Decoder, frame
 from celery_dq.curator.item_ownership import ItemOwnership, Node
-from celery_dq.curator.serializing import Decoder
 from celery_dq.curator.taking import LONGEST_WAIT_S, RETRY_S, ItemTaker
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.outage import Outage

@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
 
+from celery_dq.curator.framing import Decoder
 from celery_dq.curator.names import Grammar
-from celery_dq.curator.serializing import Decoder
 from celery_dq.errors import DQError, ZooKeeperUnreachable
 from celery_dq.shown import shown_logger
 from celery_dq.znodes import PRESENCES

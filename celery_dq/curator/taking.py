@@ -1,23 +1,264 @@
-"""Taking nodes from a queue: free nodes, in order, each by one consumer."""
+"""Taking nodes from a queue: free nodes, in order, each by one consumer.
+
+To read the names of 50,000 nodes takes 60 ms, and each node that a consumer deletes fires the consumer's own
+watch. Therefore the names are read once and returned one by one. One small request tells whether *new* nodes
+exist: ZooKeeper counts the changes of a folder's children and the children, and the number of nodes ever
+created (*births*) is half of their sum.
+
+In plain, id and simple queues, new nodes are always last: the names are read again when all of them have been
+returned. In priority and delay queues, new nodes may come first: births are checked before names are
+returned. An idle consumer waits for the folder's watch. If setting the watch would read many names again and
+again, the consumer checks births every 10 ms until the next reading.
+"""
 
 from __future__ import annotations
 
+import heapq
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kazoo.exceptions import KazooException, NoNodeError
 
 from celery_dq.clock import Clock
 from celery_dq.curator.item_ownership import ItemOwnership, Node
-from celery_dq.curator.listing import Listing
+from celery_dq.curator.names import Grammar
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.shown import shown_logger
+from celery_dq.znodes import serial_distance
 from celery_dq.zookeeper.item_locks import FinishOutcome
 from celery_dq.zookeeper.session import Session, SessionState
+from celery_dq.zookeeper.transaction import failure_of
 
-__all__ = ["ItemTaker"]
+__all__ = ["ItemTaker", "Listing"]
 
 logger = shown_logger(__name__)
+
+#: Minimum pause between two readings, as a multiple of the time that a reading takes.
+PATIENCE = 5.0
+#: A listing of at most this many names costs no more than a check of births.
+FEW = 100
+#: Maximum seconds of the pause between two readings; a reading may have been slow for another reason.
+LONGEST_S = 0.5
+#: Seconds between two checks of births.
+ASK_AGAIN_S = 0.01
+
+
+class Listing:
+    """The nodes of one queue that are free, as far as known. Not thread-safe, except for the watches.
+
+    Args:
+        session: The session that reads.
+        path: The folder of the queue; created if it is missing.
+        grammar: The names of the nodes.
+        clock: Wall time for due times, monotonic time for the pace of readings.
+        wake: Called, in the connection's thread, when :meth:`hand_out` may find more names.
+        timeout_s: Seconds to wait for an answer.
+        min_items: In a priority or delay queue, the number of names to return between two checks of births.
+
+    Attributes:
+        aside: Names that are held by a consumer, or cannot be read; :meth:`hand_out` leaves them out.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        path: str,
+        grammar: Grammar,
+        clock: Clock,
+        wake: Callable[[], None],
+        *,
+        timeout_s: float,
+        min_items: int = 0,
+    ) -> None:
+        self._session = session
+        self._path = path
+        self._grammar = grammar
+        self._clock = clock
+        self._wake_event = wake
+        self._timeout_s = timeout_s
+        self._min_items = min_items
+        #: A heap of (rank, births since the pivot, due time in ms, name).
+        self._waiting: list[tuple[int, int, int, str]] = []
+        #: The names in the heap.
+        self._known: set[str] = set()
+        self.aside: set[str] = set()
+        self._pivot = 0
+        self._births = (-1, -1)
+        self._size = 0
+        self._handed_out = 0
+        #: Whether the watch has fired since the names were read, or was lost with its connection.
+        self._changed = True
+        self._forgotten = True
+        self._read_at = 0.0
+        self._cost_s = 0.0
+        self._strangers: set[str] = set()
+        self._watch_number = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def forget(self) -> None:
+        """Read the names at the next call: the connection was lost, and its watches with it."""
+        self._forgotten = True
+
+    def doubt(self) -> None:
+        """Read the names again, unless they were read recently: many returned names did not exist."""
+        if self._affordable():
+            self._forgotten = True
+
+    def restore_names(self, names: Iterable[str]) -> None:
+        """Return names to their old places in the order."""
+        for name in names:
+            self.aside.discard(name)
+            self._add(name)
+
+    def hand_out(self, count: int) -> list[str]:
+        """Return up to `count` names that are due, in order; the caller adds them to :attr:`aside`."""
+        self._look()
+        if not self._due() and self._changed and self._affordable():
+            # The caller is about to wait, so the watch must be set.
+            self._read()
+        names: list[str] = []
+        while len(names) < count and self._due():
+            names.append(heapq.heappop(self._waiting)[3])
+        self._known.difference_update(names)
+        self._handed_out += len(names)
+        return names
+
+    def pause_s(self) -> float | None:
+        """Seconds until :meth:`hand_out` may find more names without a wake-up; None means never."""
+        pauses = []
+        if self._changed or self._forgotten:
+            pauses.append(ASK_AGAIN_S)
+        if self._waiting:
+            pauses.append(max(0.0, self._waiting[0][2] / 1000.0 - self._clock.wall()))
+        return min(pauses, default=None)
+
+    # -- inside
+
+    def _due(self) -> bool:
+        if not self._waiting:
+            return False
+        due_ms = self._waiting[0][2]
+        return not due_ms or due_ms <= self._clock.wall() * 1000.0
+
+    def _affordable(self) -> bool:
+        if self._size <= FEW:
+            return True
+        return self._clock.monotonic() >= self._read_at + min(PATIENCE * self._cost_s, LONGEST_S)
+
+    def _look(self) -> None:
+        if self._forgotten or (not self._waiting and self._changed and self._affordable()):
+            self._read()
+            return
+        # A watch fires a moment after its node was created. Births are checked, so that in this moment no
+        # caller finds the queue empty, or gets a less urgent node. A delay queue can wait for the watch.
+        look = not self._waiting
+        if self._waiting and self._grammar.reorders and self._handed_out >= self._min_items:
+            look = self._changed or not self._grammar.delays
+        if look:
+            stat = self._ask(lambda client: client.exists_async(self._path))
+            if stat is None or births(stat) != self._births:
+                self._read()
+
+    def _read(self) -> None:
+        started = self._clock.monotonic()
+        self._watch_number += 1
+        number = self._watch_number
+
+        def fired(_event: Any) -> None:
+            if number == self._watch_number:
+                self._changed = True
+                self._wake_event()
+
+        # Reset before the request is sent: the watch may fire before the answer is read.
+        self._changed = self._forgotten = False
+        try:
+            names, stat = self._children(fired)
+        except BaseException:
+            self._forgotten = True
+            raise
+        self._size = len(names)
+        before, self._births = self._births, births(stat)
+        if before[0] != self._births[0]:
+            # The folder was created again, and its sequence has restarted: the known names are other nodes.
+            self._waiting, self._known = [], set()
+            self.aside.clear()
+        self._handed_out = 0
+        self.aside.intersection_update(names)
+        self._strangers.intersection_update(names)
+        fresh = [name for name in names if name not in self._known and name not in self.aside]
+        there = len(names) - len(fresh) - len(self.aside)
+        if len(self._known) - there > len(fresh) + there:
+            # Most known names are gone: start afresh. A few missing names are noticed when they are taken.
+            self._waiting, self._known = [], set()
+            fresh = [name for name in names if name not in self.aside]
+        for name in fresh:
+            self._add(name)
+        self._read_at = self._clock.monotonic()
+        self._cost_s = self._read_at - started
+
+    def _add(self, name: str) -> None:
+        if name in self._known:
+            return
+        place = self._grammar.place(name)
+        if place is None:
+            self._meet(name)
+            return
+        if not self._waiting:
+            # Sequence numbers wrap around: compare their serial distances from any one of them.
+            self._pivot = place.sequence
+        distance = serial_distance(place.sequence, self._pivot)
+        heapq.heappush(self._waiting, (place.rank, distance, place.due_ms, name))
+        self._known.add(name)
+
+    def _children(self, watch: Callable[[Any], None]) -> tuple[list[str], Any]:
+        def ask(client: Any) -> Any:
+            return client.get_children_async(self._path, watch=watch, include_data=True)
+
+        try:
+            answer: tuple[list[str], Any] = self._ask(ask)
+        except NoNodeError:
+            # The folder was never created, or was an empty container that the server has deleted.
+            try:
+                self._ask(lambda client: client.ensure_path_async(self._path))
+                answer = self._ask(ask)
+            except NoNodeError as error:
+                raise failure_of("create", self._path, error) from None
+        return answer
+
+    def _ask(self, request: Callable[[Any], Any]) -> Any:
+        try:
+            return self._session.ask(request, self._timeout_s)
+        except NoNodeError:
+            raise
+        except KazooException as error:
+            raise failure_of("read", self._path, error) from None
+
+    def _meet(self, name: str) -> None:
+        if name not in self._strangers:
+            self._strangers.add(name)
+            logger.warning(
+                "%s/%s is not a node of a %s queue; it is ignored. Use one folder for one kind of queue.",
+                self._path,
+                name,
+                self._grammar.kind,
+                extra={"event": "curator_foreign_node"},
+            )
+
+
+def births(stat: Any) -> tuple[int, int]:
+    """Return the identity of a folder and its births modulo 2³¹, from its stat.
+
+    A folder that was deleted and created again has another identity.
+    """
+    # cversion is twice the births minus the number of children, in 32 bits.
+    changes: int = stat.cversion + stat.numChildren
+    return stat.czxid, changes % 2**32 // 2
+
 
 #: Share of requested nodes that are gone or held by others, above which the names are read again.
 MISSES = 0.5

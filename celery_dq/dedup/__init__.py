@@ -3,8 +3,7 @@
 The other calls are answered with the result of the call that runs for them.
 
 ``key``, ``rule``     the key of a call, and the rule that a task declares with ``@dedup``
-``machine``           the states of one key, pure: the oracle of all coordinators
-``coordinator``       the interface between a worker and the store of the dedup locks
+``machine``           the states of one key, pure, and the interface of the coordinators of all keys
 ``local``             the coordinator for the threads of one process
 ``repetition``        measures how often the calls of a queue repeat each other
 ``signals``           signals for user code, as Celery's are

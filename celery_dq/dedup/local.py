@@ -11,14 +11,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.dedup.coordinator import (
+from celery_dq.dedup.machine import (
     CoordinatorLockSnapshot,
+    DedupCall,
+    DedupMachine,
     DedupOptions,
     DedupResult,
     HeldDedupLock,
+    Verdict,
     WaitingCall,
 )
-from celery_dq.dedup.machine import DedupCall, DedupMachine, Verdict
 from celery_dq.errors import DedupLockLost
 
 if TYPE_CHECKING:
@@ -262,7 +264,7 @@ class LocalCoordinator:
         Args:
             key: the dedup key.
             call: the name of the call; default: a unique name per entry.
-            options: see :class:`~celery_dq.dedup.coordinator.DedupOptions`.
+            options: see :class:`~celery_dq.dedup.machine.DedupOptions`.
 
         Yields:
             The answer to the request, after the wait of a tail.

@@ -18,9 +18,8 @@ from typing import Literal, TypeAlias
 from celery_dq.errors import CorruptRecord, CorruptSegment, InvalidRequest
 from celery_dq.private_files import read_file
 from celery_dq.producer.buffer import BufferedMessage
-from celery_dq.producer.folder_lock import FolderLock
 from celery_dq.producer.segment import QuarantineContents, read_contents, read_header, scan
-from celery_dq.producer.spill_log import SUFFIX, SpillLog, process_name
+from celery_dq.producer.spill_log import SUFFIX, FolderLock, SpillLog, process_name
 from celery_dq.transport.message_record import MessageRecord
 
 OwnerState: TypeAlias = Literal["this process", "alive", "dead", "elsewhere"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from celery_dq.inspector.queues import QueueSnapshot, merged
 from celery_dq.inspector.redis_values import moment
-from celery_dq.leadership.election import Election
+from celery_dq.leadership.elector import Election
 from celery_dq.znodes import AllocationNodes
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ def sharing_workers(session: Session, environment: str) -> list[WorkerSnapshot]:
         ZooKeeperUnreachable: ZooKeeper does not answer.
     """
     # kazoo is imported only if workers share partitions.
-    from celery_dq.allocation.members import Members
-    from celery_dq.allocation.published import PublishedAssignment
+    from celery_dq.allocation.nodes import Members, PublishedAssignment
 
     nodes = AllocationNodes(environment)
     running = {member.name: member for member in Members(session, nodes).read()}

@@ -20,7 +20,7 @@ import redis
 
 from celery_dq.errors import NotElected
 from celery_dq.keys import PartitionKeys
-from celery_dq.leadership.election import ElectionWon, Leader
+from celery_dq.leadership.elector import ElectionWon, Leader
 from celery_dq.outage import Outage
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.shown import shown_logger
@@ -103,7 +103,7 @@ class RedisLines:
 
 
 class RedisElection:
-    """One candidate for one leadership; see :class:`~celery_dq.leadership.election.Election`.
+    """One candidate for one leadership; see :class:`~celery_dq.leadership.elector.Election`.
 
     Args:
         client: A Redis client with a socket timeout; without one, a dead server would block the candidate.

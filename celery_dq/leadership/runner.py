@@ -10,8 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from celery_dq.clock import Clock
 from celery_dq.leadership.career import Career, Term
-from celery_dq.leadership.election import Election
-from celery_dq.leadership.elector import LeaderElector
+from celery_dq.leadership.elector import Election, LeaderElector
 from celery_dq.shown import shown_logger
 
 __all__ = ["Runner"]

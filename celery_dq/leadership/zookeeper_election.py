@@ -29,7 +29,7 @@ from typing import Any
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 
 from celery_dq.errors import NotElected, ZooKeeperUnreachable
-from celery_dq.leadership.election import ElectionWon, Leader
+from celery_dq.leadership.elector import ElectionWon, Leader
 from celery_dq.outage import Outage
 from celery_dq.znodes import LeadershipNodes, guid_of, leaderships, serial_order
 from celery_dq.zookeeper.multi_read import existing, read_all
@@ -147,7 +147,7 @@ class ZooKeeperLines:
 
 
 class ZooKeeperElection:
-    """One candidate for one leadership; see :class:`~celery_dq.leadership.election.Election`.
+    """One candidate for one leadership; see :class:`~celery_dq.leadership.elector.Election`.
 
     Args:
         session: The session; several elections may share it.

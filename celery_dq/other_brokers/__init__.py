@@ -4,10 +4,8 @@ Such a broker gives no verdicts and cannot refuse a stale token. So the worker r
 before the task runs, and consumes a singleton queue only in its term.
 
 ``dedup_locks``        the boot step, and the calls between Celery's consumer and its pool
-``dedup_requests``     the dedup request of a task; the calls of a singleton queue that a run covers
-``outside_prefetch``   calls without a verdict, and calls that another call covers, wait outside the prefetch
-``redis_coordinator``  the Redis with the locks, and its coordinator: one Lua call per change
-``lock_heartbeat``     renews the locks of a process, and receives the end of waiting calls
+``dedup_calls``        the dedup request of a task; calls that wait, or that a run covers
+``redis_coordinator``  the Redis with the locks, its coordinator (one Lua call per change), and its heartbeat
 ``lua``                the scripts; ``lua/include/dedup_lock.lua`` is the state of one key
 ``singleton_sequencer``, ``singleton_message``   the boot step; singleton queues in the terms of a worker
 """

@@ -26,32 +26,29 @@ from celery.worker import state
 
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.context import AppContext
-from celery_dq.dedup.coordinator import (
+from celery_dq.dedup.local import LocalCoordinator
+from celery_dq.dedup.machine import (
     Coordinator,
     CoordinatorLockSnapshot,
     DedupResult,
     HeldDedupLock,
+    Verdict,
 )
-from celery_dq.dedup.local import LocalCoordinator
-from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.rule import rule_of
 from celery_dq.dedup.signals import dedup_lock_lost
 from celery_dq.errors import ConfigurationError, InvalidKey
-from celery_dq.other_brokers.dedup_requests import (
+from celery_dq.other_brokers.dedup_calls import (
+    DeclinedCalls,
+    OutsidePrefetch,
     QueuedCalls,
+    UnansweredCall,
+    UnansweredCalls,
     WorkerDedupRequest,
     WorkerDedupRequests,
     announce,
-)
-from celery_dq.other_brokers.lock_heartbeat import DedupLockHeartbeat
-from celery_dq.other_brokers.outside_prefetch import (
-    DeclinedCalls,
-    OutsidePrefetch,
-    UnansweredCall,
-    UnansweredCalls,
     wants_result,
 )
-from celery_dq.other_brokers.redis_coordinator import SILENCE, OwnRedis, redis_of
+from celery_dq.other_brokers.redis_coordinator import SILENCE, DedupLockHeartbeat, OwnRedis, redis_of
 from celery_dq.other_brokers.singleton_message import SingletonMessage
 from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES

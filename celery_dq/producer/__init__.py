@@ -5,7 +5,7 @@ disk in *segments* until the broker has them. The *flusher* sends after *linger*
 Messages of a dead process are *adopted* and *replayed*.
 
 ``buffer``, ``segment``                         which message is next, and the bytes of a file; pure
-``spill_log``, ``segment_index``, ``folder_lock``   the files
+``spill_log``, ``segment_index``                the files
 ``message_store``                               buffer and spill log under one lock
 ``sender``, ``kombu_sender``                    sends a batch
 ``flusher``                                     the thread, and when it waits

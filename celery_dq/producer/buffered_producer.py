@@ -18,11 +18,10 @@ from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import ConfigurationError, QueueClosed, SpillFailed
 from celery_dq.per_process import OwnerProcess, PerProcess, current_pid
 from celery_dq.producer.buffer import Limits
-from celery_dq.producer.errors import BufferFull, NotOnDisk
 from celery_dq.producer.flusher import DeliveryCallbacks, Flusher
 from celery_dq.producer.message_store import MessageStore
 from celery_dq.producer.segment_index import SegmentIndex
-from celery_dq.producer.sender import Addressed, Sender, State
+from celery_dq.producer.sender import Addressed, BufferFull, NotOnDisk, Sender, State
 from celery_dq.producer.singular_update_queue import SingularUpdateQueue
 from celery_dq.producer.spill_log import SpillLog
 from celery_dq.shown import shown_logger

@@ -1,4 +1,4 @@
-"""The interface of a sender, which the flusher uses to reach a broker.
+"""The interface of a sender, which the flusher uses to reach a broker, and the errors of the producer.
 
 :mod:`celery_dq.app` provides the sender for the brokers of celery-dq, because transport and producer do not
 import each other. :mod:`celery_dq.producer.kombu_sender` is the sender for all other brokers of kombu.
@@ -9,18 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
+from kombu.exceptions import OperationalError
+
 from celery_dq.errors import DQError
 from celery_dq.producer.buffer import BufferedMessage
-
-__all__ = [
-    "Addressed",
-    "PublishDeferred",
-    "PublishInterrupted",
-    "PublishRefused",
-    "Sender",
-    "State",
-    "BrokerUnreachable",
-]
 
 #: The state of a message that was not confirmed.
 State: TypeAlias = Literal["not_sent", "possibly_sent", "rejected"]
@@ -108,3 +100,19 @@ class Sender(Protocol):
 
     def close(self) -> None:
         """Close the connection; the next `send` opens a new one. Does not raise."""
+
+
+class BrokerUnavailable(DQError, OperationalError):
+    """A call that is not buffered was not sent, or its outcome is unknown.
+
+    Either the broker did not answer within ``dq_publish_timeout``, or the circuit breaker is open after such
+    failures and the call was not tried.
+    """
+
+
+class BufferFull(DQError, OperationalError):
+    """Memory and disk had no room for a message within ``dq_buffer_max_block``; it was not accepted."""
+
+
+class NotOnDisk(DQError, OperationalError):
+    """As many messages as ``dq_buffer_sync_every`` could not be written to disk. They may be sent."""

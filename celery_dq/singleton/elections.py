@@ -12,7 +12,7 @@ from typing import Any
 
 from celery_dq.errors import ConfigurationError, InvalidRequest, MissingLibrary
 from celery_dq.keys import PartitionKeys
-from celery_dq.leadership.election import Election
+from celery_dq.leadership.elector import Election
 from celery_dq.leadership.redis_election import RedisElection, RedisLines, forget_leadership, led_names
 from celery_dq.options.sections import Options
 from celery_dq.outage import Outage

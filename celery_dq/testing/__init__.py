@@ -4,7 +4,7 @@
 ``local_server``, ``processes``                 starting a server, waiting for its service, ending it
 ``waiting``                                     ``wait_until`` with a deadline
 ``apps``                                        lets an app use another broker for a while
-``sqlite_broker``, ``sqlite_partition``         a broker without a server (``dq-sqlite://``), and its queues
+``sqlite_broker``                               a broker without a server (``dq-sqlite://``)
 ``pytest``                                      fixtures: a broker for each test, and a worker
 
 The tests of celery-dq and of its users import this package; the rest of celery-dq does not.

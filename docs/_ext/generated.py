@@ -22,7 +22,7 @@ from log_events import EVENTS
 from sphinx.util.docutils import SphinxDirective
 
 from celery_dq.beat import schedule_store
-from celery_dq.compat.table import READ_VERSIONS, TABLE
+from celery_dq.compat.guard import READ_VERSIONS, TABLE
 from celery_dq.duration import format_duration
 from celery_dq.keys import (
     MigrationKeys,

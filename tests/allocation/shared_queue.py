@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_dq.allocation.assignment import compute
-from celery_dq.allocation.members import Members
-from celery_dq.allocation.published import Generation, PublishedAssignment
+from celery_dq.allocation.nodes import Generation, Members, PublishedAssignment
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until

@@ -9,7 +9,7 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_dq.allocation.assignment import RunningWorker, compute
-from celery_dq.allocation.members import Registration
+from celery_dq.allocation.nodes import Registration
 from celery_dq.cli import dq
 from celery_dq.inspector.workers import WorkerSnapshot
 from tests.allocation.shared_queue import QUEUE, SharedQueue, tenants

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from celery_dq.allocation import members, published
+from celery_dq.allocation import nodes
 from celery_dq.allocation.assignment import RunningWorker
-from celery_dq.allocation.members import Members, Registration
-from celery_dq.allocation.published import Generation, PublishedAssignment
+from celery_dq.allocation.nodes import Generation, Members, PublishedAssignment, Registration
 from celery_dq.allocation.rebalancer import Rebalancer
 from celery_dq.errors import CorruptRecord, NotElected, ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
@@ -238,7 +237,7 @@ def test_an_assignment_that_is_too_large_is_not_published(
     team.published_after()
     team.worker("b", mail=3)
     with monkeypatch.context() as patched:
-        patched.setattr(published, "pack", lambda value: b"x" * 2_000_000)
+        patched.setattr(nodes, "pack", lambda value: b"x" * 2_000_000)
         assert set(team.published_after()) == {"a"}
     assert "start more workers, or give the queues fewer partitions" in caplog.text
     assert set(team.published_after()) == {"a", "b"}
@@ -257,7 +256,7 @@ def test_a_node_that_changes_before_its_answer_is_read_is_read_again(
         return answers
 
     with monkeypatch.context() as patched:
-        patched.setattr(members, "ask_all", changes_meanwhile)
+        patched.setattr(nodes, "ask_all", changes_meanwhile)
         assert reader.read() == [RunningWorker("a", {"push": 16})]
     assert reader.read() == [RunningWorker("a", {"push": 32})]
 

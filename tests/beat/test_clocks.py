@@ -9,7 +9,7 @@ import pytest
 from celery.schedules import crontab
 
 from celery_dq.beat import ElectedScheduler
-from celery_dq.beat.wrapped import CLOCK_DIFFERENCE
+from celery_dq.beat.scheduler import CLOCK_DIFFERENCE
 from tests.beat.conftest import lead, make_app, once, tick_until, ticks
 from tests.doubles.jumping_clock import JumpingClock
 

@@ -13,8 +13,7 @@ from celery import chord
 from kombu import Connection, Exchange, Producer, Queue
 
 from celery_dq.beat import ElectedScheduler
-from celery_dq.dedup.coordinator import HeldDedupLock
-from celery_dq.dedup.machine import Verdict
+from celery_dq.dedup.machine import HeldDedupLock, Verdict
 from celery_dq.keys import PartitionKeys, every_evicted
 from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.metrics.collector import DQCollector

@@ -19,8 +19,7 @@ from kombu import Connection
 
 import celery_dq
 from celery_dq.errors import StoreUnreachable
-from celery_dq.testing.sqlite_broker import SqliteStore
-from celery_dq.testing.sqlite_partition import SqliteClient, SqlitePartition
+from celery_dq.testing.sqlite_broker import SqliteClient, SqlitePartition, SqliteStore
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.any_store.fetcher import StoreFetcher
 from tests.conformance.celery_app import CeleryApp

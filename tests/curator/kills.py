@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from celery_dq.curator.kinds import DistributedQueue
+from celery_dq.curator.queue import DistributedQueue
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.zookeeper.session import Session

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kazoo.security import make_digest_acl
 
-from celery_dq.curator.kinds import (
+from celery_dq.curator.queue import (
     DistributedIdQueue,
     DistributedPriorityQueue,
     DistributedQueue,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_dq.curator.kinds import (
+from celery_dq.curator.queue import (
     DistributedDelayQueue,
     DistributedIdQueue,
     DistributedPriorityQueue,

@@ -18,7 +18,7 @@ from celery_dq.app.checks.doctor import check_server
 from celery_dq.cli import dq
 from celery_dq.curator.browse import look
 from celery_dq.curator.framing import frame
-from celery_dq.curator.kinds import (
+from celery_dq.curator.queue import (
     DistributedDelayQueue,
     DistributedIdQueue,
     DistributedPriorityQueue,

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from celery_dq.curator.kinds import DistributedIdQueue, DistributedPriorityQueue
-from celery_dq.curator.queue import LeasedItem
+from celery_dq.curator.queue import DistributedIdQueue, DistributedPriorityQueue, LeasedItem
 from celery_dq.zookeeper.session import Session
 
 Made = Callable[[type[Any], bool], Any]

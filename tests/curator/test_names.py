@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from celery_dq.curator.framing import frame, unframe
-from celery_dq.curator.kinds import due_ms
 from celery_dq.curator.names import (
     DELAY,
     ID,
@@ -18,6 +17,7 @@ from celery_dq.curator.names import (
     id_prefix,
     priority_prefix,
 )
+from celery_dq.curator.queue import due_ms
 from celery_dq.errors import CorruptRecord, InvalidMessage, InvalidPriority
 
 INT32 = st.integers(-(2**31), 2**31 - 1)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from celery_dq.clock import ManualClock
-from celery_dq.curator.kinds import (
+from celery_dq.curator.queue import (
     DistributedDelayQueue,
     DistributedPriorityQueue,
     DistributedQueue,

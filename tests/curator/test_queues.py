@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_dq.curator.kinds import DistributedIdQueue, DistributedQueue
+from celery_dq.curator.queue import DistributedIdQueue, DistributedQueue
 from celery_dq.errors import (
     ConfigurationError,
     InvalidMessage,

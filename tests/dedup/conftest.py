@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dq.dedup.coordinator import Coordinator
 from celery_dq.dedup.local import LocalCoordinator
+from celery_dq.dedup.machine import Coordinator
 from celery_dq.keys import DedupKeys
 from celery_dq.other_brokers.redis_coordinator import RedisCoordinator, load_scripts
 

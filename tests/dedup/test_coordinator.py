@@ -9,8 +9,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from celery_dq.dedup.coordinator import Coordinator, DedupResult, HeldDedupLock
-from celery_dq.dedup.machine import DedupMachine, Verdict
+from celery_dq.dedup.machine import Coordinator, DedupMachine, DedupResult, HeldDedupLock, Verdict
 from celery_dq.testing.waiting import wait_until
 
 KEY = 'shop.refresh(sku="ä*{}")'

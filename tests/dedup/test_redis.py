@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from celery_dq.dedup.coordinator import HeldDedupLock
-from celery_dq.dedup.machine import Verdict
-from celery_dq.other_brokers.lock_heartbeat import DedupLockHeartbeat
+from celery_dq.dedup.machine import HeldDedupLock, Verdict
+from celery_dq.other_brokers.redis_coordinator import DedupLockHeartbeat
 from celery_dq.testing.waiting import wait_until
 from tests.dedup.conftest import SCRIPTS, redis_coordinator
 

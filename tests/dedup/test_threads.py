@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from celery_dq.dedup.coordinator import CoordinatorLockSnapshot
 from celery_dq.dedup.local import LocalCoordinator
-from celery_dq.dedup.machine import Verdict
+from celery_dq.dedup.machine import CoordinatorLockSnapshot, Verdict
 from celery_dq.errors import DedupLockLost
 from celery_dq.testing.waiting import wait_until
 

@@ -27,7 +27,7 @@ from celery_dq.app.checks.doctor import Finding, check_server, check_settings
 from celery_dq.app.checks.status import read_status
 from celery_dq.cli import dq
 from celery_dq.clock import SystemClock
-from celery_dq.compat.table import READ_VERSIONS
+from celery_dq.compat.guard import READ_VERSIONS
 from celery_dq.dedup import dedup
 from celery_dq.errors import ConfigurationError
 from celery_dq.options import Options

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_dq.keys import PartitionKeys
-from celery_dq.leadership.election import Election
+from celery_dq.leadership.elector import Election
 from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.leadership.zookeeper_election import ZooKeeperElection
 from celery_dq.znodes import LeadershipNodes

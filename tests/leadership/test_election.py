@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 
 from celery_dq.errors import NotElected
-from celery_dq.leadership.election import Election
+from celery_dq.leadership.elector import Election
 from celery_dq.leadership.zookeeper_election import ZooKeeperElection
 from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import LeadershipNodes

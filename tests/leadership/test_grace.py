@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_dq.leadership.election import ElectionWon
+from celery_dq.leadership.elector import ElectionWon
 from celery_dq.leadership.runner import Runner
 from celery_dq.testing.waiting import wait_until
 from tests.leadership.recorded_careers import RecordedCareers

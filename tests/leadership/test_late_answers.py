@@ -12,8 +12,7 @@ import redis
 from celery_dq.clock import ManualClock
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.career import DOUBT, TRUST, Phase, Term
-from celery_dq.leadership.election import ElectionWon
-from celery_dq.leadership.elector import LeaderElector
+from celery_dq.leadership.elector import ElectionWon, LeaderElector
 from celery_dq.leadership.redis_election import RedisElection
 
 SESSION_S = 3.0

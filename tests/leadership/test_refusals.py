@@ -11,8 +11,7 @@ import redis
 from celery_dq.errors import NotElected
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.career import Term
-from celery_dq.leadership.election import Election
-from celery_dq.leadership.elector import LeaderElector
+from celery_dq.leadership.elector import Election, LeaderElector
 from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.leadership.zookeeper_election import ZooKeeperElection
 from celery_dq.testing.waiting import wait_until

@@ -11,7 +11,7 @@ import redis
 
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.keys import PartitionKeys
-from celery_dq.leadership.election import Election
+from celery_dq.leadership.elector import Election
 from celery_dq.leadership.redis_election import RedisElection, load_scripts
 from celery_dq.leadership.runner import Runner
 from celery_dq.leadership.zookeeper_election import ZooKeeperElection

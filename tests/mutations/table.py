@@ -419,7 +419,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "stores",
         "a transaction whose commit fails keeps the file locked",
-        "testing/sqlite_partition.py",
+        "testing/sqlite_broker.py",
         "if self._connection.in_transaction:",
         "if False:",
         ("tests/unit/test_sqlite_client.py", "-k", "committed"),
@@ -427,7 +427,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "stores",
         "a store keeps the number of each producer for ever",
-        "testing/sqlite_partition.py",
+        "testing/sqlite_broker.py",
         '"DELETE FROM producers WHERE queue = ? AND used_us <= ?",',
         '"DELETE FROM producers WHERE queue = ? AND used_us <= ? AND 0",',
         ("tests/conformance/test_partition_stores.py", "-k", "forgets_producers"),

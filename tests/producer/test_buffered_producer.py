@@ -17,8 +17,7 @@ import pytest
 from celery_dq.errors import ConfigurationError
 from celery_dq.producer import flusher
 from celery_dq.producer.buffer import BufferedMessage, Limits
-from celery_dq.producer.errors import BufferFull, NotOnDisk
-from celery_dq.producer.sender import Addressed, BrokerUnreachable
+from celery_dq.producer.sender import Addressed, BrokerUnreachable, BufferFull, NotOnDisk
 from celery_dq.producer.spill_log import SpillLog
 from celery_dq.testing.waiting import wait_until
 from tests.producer.producer_harness import (

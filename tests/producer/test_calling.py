@@ -17,9 +17,8 @@ from kombu.exceptions import OperationalError
 import celery_dq
 from celery_dq.app.publishing.pipeline import PARAMETERS
 from celery_dq.errors import ConfigurationError, InvalidMessage, InvalidTenant
-from celery_dq.producer.errors import BufferFull
 from celery_dq.producer.flusher import Undelivered
-from celery_dq.producer.sender import Addressed
+from celery_dq.producer.sender import Addressed, BufferFull
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.apps import DQCelery, task

@@ -18,7 +18,7 @@ import celery_dq
 from celery_dq.app.publishing.direct_stage import CircuitBreaker, DirectStage
 from celery_dq.app.publishing.task_apply_async import TaskApplyAsync
 from celery_dq.errors import TooFewReplicas
-from celery_dq.producer.errors import BrokerUnavailable
+from celery_dq.producer.sender import BrokerUnavailable
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until

@@ -12,8 +12,8 @@ import pytest
 from celery_dq.errors import SpillFailed
 from celery_dq.producer import segment_index
 from celery_dq.producer.buffer import Limits
-from celery_dq.producer.errors import NotOnDisk
 from celery_dq.producer.segment import read_header, scan
+from celery_dq.producer.sender import NotOnDisk
 from celery_dq.producer.spill_log import sync_data
 from tests.producer.producer_harness import (
     ProducerHarness,

@@ -16,9 +16,8 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from celery_dq.errors import SpillFailed
-from celery_dq.producer.folder_lock import lock_file
 from celery_dq.producer.segment import SegmentRecord
-from celery_dq.producer.spill_log import Segment, SpillLog
+from celery_dq.producer.spill_log import Segment, SpillLog, lock_file
 from celery_dq.testing.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from hypothesis import given, strategies as st
 
 from celery_dq.clock import ManualClock
-from celery_dq.singleton.balancer import LONGEST_PAUSE_S, LOOK_S, Balancer
+from celery_dq.singleton.leaderships import BALANCE_EVERY_S, LONGEST_PAUSE_S, Balancer
 
 #: Seconds between two questions of a term whether it should yield.
 ASKS_S = 0.5
@@ -159,6 +159,6 @@ def test_a_change_that_is_reported_is_read_at_the_next_check() -> None:
         place.line.append(place)
     cluster.places["bob"]["audit"].term = None
     before = cluster.readers["ann"].asked
-    assert cluster.look(int(2 * LOOK_S / ASKS_S)) == 1
+    assert cluster.look(int(2 * BALANCE_EVERY_S / ASKS_S)) == 1
     assert cluster.readers["ann"].asked > before
     assert len(cluster.leads("bob")) == 1

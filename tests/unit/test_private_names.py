@@ -9,7 +9,7 @@ import pytest
 from celery.app.task import Task
 
 from celery_dq.compat import guard
-from celery_dq.compat.table import READ_VERSIONS, TABLE, PrivateName, unread
+from celery_dq.compat.guard import READ_VERSIONS, TABLE, PrivateName, unread
 from celery_dq.errors import ConfigurationError
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from celery_dq.testing import sqlite_partition
-from celery_dq.testing.sqlite_partition import SqliteClient
+from celery_dq.testing import sqlite_broker
+from celery_dq.testing.sqlite_broker import SqliteClient
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def client(path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteClient]:
-    monkeypatch.setattr(sqlite_partition, "BUSY_S", 0.1)
+    monkeypatch.setattr(sqlite_broker, "BUSY_S", 0.1)
     client = SqliteClient(path)
     yield client
     client.close()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_dq.curator.kinds import DistributedQueue
+from celery_dq.curator.queue import DistributedQueue
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.leadership.zookeeper_election import ZooKeeperElection
 from celery_dq.testing.waiting import wait_until

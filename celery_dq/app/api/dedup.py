@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from celery_dq.app.api.broker import OfQueue
 from celery_dq.app.api.by_queue_name import ByQueueName
-from celery_dq.dedup.coordinator import Coordinator, CoordinatorLockSnapshot as Coordinated
+from celery_dq.dedup.machine import Coordinator, CoordinatorLockSnapshot as Coordinated
 from celery_dq.dedup.repetition import Repetition, repetition
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector import dedup_locks

@@ -12,8 +12,7 @@ from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.clock import SystemClock
 from celery_dq.errors import InvalidMessage, InvalidRequest, described
 from celery_dq.inspector.queues import queue_snapshot
-from celery_dq.migration.stock_broker import StockBroker
-from celery_dq.migration.stock_message import Priorities, StockReader, as_restored
+from celery_dq.migration.stock_broker import Priorities, StockBroker, StockReader, as_restored
 from celery_dq.shown import shown_url
 from celery_dq.transport.packer import Packer, StampedMessage
 

@@ -20,8 +20,7 @@ from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.errors import InvalidMessage, InvalidRequest
 from celery_dq.inspector.queues import QueueSnapshot, queue_snapshot
 from celery_dq.inspector.redis_values import scan, text
-from celery_dq.migration.stock_broker import StockBroker
-from celery_dq.migration.stock_message import as_stock_message
+from celery_dq.migration.stock_broker import StockBroker, as_stock_message
 from celery_dq.migration.tenant_source import Batch, TenantSource
 from celery_dq.shown import shell_word, shown_url
 from celery_dq.transport.message_record import HEADER_SIZE

@@ -32,7 +32,7 @@ from celery_dq.compat.kombu_messages import default_channel
 from celery_dq.errors import TooFewReplicas
 from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.producer.buffering_producer import BufferingProducer
-from celery_dq.producer.errors import BrokerUnavailable
+from celery_dq.producer.sender import BrokerUnavailable
 from celery_dq.protocols import FOLLOWS
 from celery_dq.transport.packer import PackedMessage, StampedMessage
 from celery_dq.transport.redis.store.server_errors import MessageRefused, PushInterrupted

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_dq.clock import ManualClock
-from celery_dq.dedup.coordinator import Coordinator, DedupResult, HeldDedupLock
 from celery_dq.dedup.local import LocalCoordinator
+from celery_dq.dedup.machine import Coordinator, DedupResult, HeldDedupLock
 from celery_dq.keys import DedupKeys
 from celery_dq.other_brokers.redis_coordinator import RedisCoordinator, load_scripts
 from tests.dedup.model.clock import CLOCK, ScriptClock, TimedScripts
