@@ -7,6 +7,7 @@ process there with a clear error. Otherwise it would fail, or silently do someth
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import version
@@ -33,7 +34,6 @@ class PrivateName(NamedTuple):
 
     Attributes:
         user: The module of ``celery_dq.compat`` that uses the name, or ``worker`` for the worker's modules.
-        library: The distribution.
         module: The module that has the name.
         name: The name in the module. The last part may be an attribute that instances of a class get.
         why: The purpose.
@@ -42,286 +42,198 @@ class PrivateName(NamedTuple):
     """
 
     user: str
-    library: str
     module: str
     name: str
     why: str
     seam: str
     parameters: str = ""
 
-
-def _rows(
-    user: str, library: str, module: str, why: str, seam: str, *names: tuple[str, str] | str
-) -> list[PrivateName]:
-    both = [(name, "") if isinstance(name, str) else name for name in names]
-    return [PrivateName(user, library, module, name, why, seam, parameters) for name, parameters in both]
+    @property
+    def library(self) -> str:
+        """The distribution of the module."""
+        return self.module.partition(".")[0]
 
 
-_POOL = "celery.concurrency.asynpool"
-_PREPARED = (
-    "self body priority content_type content_encoding headers properties routing_key mandatory immediate "
-    "exchange declare"
-)
+def _rows(user: str, names: str, why: str, seam: str) -> list[PrivateName]:
+    """Return the names in a text such as ``module: name, function(first second)``."""
+    module, _, rest = names.partition(": ")
+    found = re.findall(r"([\w.]+)(?:\(([\w ]+)\))?", rest)
+    return [PrivateName(user, module, name, why, seam, parameters) for name, parameters in found]
+
 
 TABLE: tuple[PrivateName, ...] = (
     *_rows(
         "celery_calls",
-        "celery",
-        "celery._state",
+        "celery._state: _task_stack.top, _task_stack.stack, task_join_will_block",
         "the running task, and whether a process waits for results: calls of a task are treated differently",
         "a public function that returns the running task or None at the cost of an attribute",
-        "_task_stack.top",
-        "_task_stack.stack",
-        "task_join_will_block",
     ),
     *_rows(
         "celery_calls",
-        "celery",
-        "celery._state",
+        "celery._state: _tls.current_app, default_app",
         "the current app, if there is one: Django's commands must not create another",
         "celery.current_app without the creation of a default app",
-        "_tls.current_app",
-        "default_app",
     ),
     *_rows(
         "celery_calls",
-        "celery",
-        "celery.app.base",
+        "celery.app.base: Celery._tasks, Celery._pool, Celery._backend",
         "the registered tasks of an app that must not finalize itself, and the connections to close in tests",
         "a read-only view of the registered tasks; Celery.close() that closes pools",
-        "Celery._tasks",
-        "Celery._pool",
-        "Celery._backend",
     ),
     *_rows(
         "celery_calls",
-        "celery",
-        "celery.app.amqp",
+        "celery.app.amqp: AMQP._create_task_sender(self), AMQP._producer_pool",
         "the one place that sees every publish of an app and may raise",
         "a hook of AMQP that gets the message, the options and the producer before the publish",
-        ("AMQP._create_task_sender", "self"),
-        "AMQP._producer_pool",
     ),
     *_rows(
         "celery_calls",
-        "celery",
-        "celery.app.task",
+        "celery.app.task: Task._get_exec_options(self), Task._backend",
         "a known plain call skips send_task",
         "Task.options() as a public method; Task.backend without creation",
-        ("Task._get_exec_options", "self"),
-        "Task._backend",
     ),
     *_rows(
         "celery_calls",
-        "celery",
-        "celery.utils.collections",
+        "celery.utils.collections: ConfigurationView._to_keys(self key)",
         "the names under which a setting may be written",
         "ConfigurationView.names(key)",
-        ("ConfigurationView._to_keys", "self key"),
     ),
     *_rows(
         "celery_calls",
-        "celery",
-        "celery.result",
+        "celery.result: AsyncResult._cache, AsyncResult._ignored, AsyncResult._on_fulfilled(self result)",
         "a result costs less than the call, and get() flushes the buffer first",
         "Celery.result_cls",
-        "AsyncResult._cache",
-        "AsyncResult._ignored",
-        ("AsyncResult._on_fulfilled", "self result"),
     ),
     *_rows(
         "beat_sync",
-        "celery",
-        "celery.beat",
+        "celery.beat: Scheduler._do_sync(self)",
         "the elected scheduler saves the schedule of the scheduler that it wraps",
         "Scheduler.sync() that resets the counters of should_sync()",
-        ("Scheduler._do_sync", "self"),
     ),
     *_rows(
         "beat_sync",
-        "celery",
-        "celery.beat",
+        "celery.beat: Scheduler._heap, Scheduler._when(self entry next_time_to_run)",
         "an entry that cannot be sent comes after the others until it is tried again",
         "a pause for one entry of Scheduler",
-        "Scheduler._heap",
-        ("Scheduler._when", "self entry next_time_to_run"),
     ),
     *_rows(
         "kombu_messages",
-        "kombu",
-        "kombu.messaging",
+        "kombu.messaging: Producer._publish(self body priority content_type content_encoding headers "
+        "properties routing_key mandatory immediate exchange declare), Producer._prepare(self body "
+        "serializer content_type content_encoding compression headers)",
         "the buffer takes the finished message and sends it later",
         "Producer.prepare() and Producer.publish_prepared()",
-        ("Producer._publish", _PREPARED),
-        ("Producer._prepare", "self body serializer content_type content_encoding compression headers"),
     ),
     *_rows(
         "kombu_messages",
-        "kombu",
-        "kombu.connection",
+        "kombu.connection: Connection._reraise_as_library_errors(self), Connection._default_channel",
         "errors of Redis are kombu's OperationalError; a publish uses the channel that is open already",
         "Connection.library_errors(); Connection.open_channel_or_none()",
-        ("Connection._reraise_as_library_errors", "self"),
-        "Connection._default_channel",
     ),
     *_rows(
         "kombu_messages",
-        "kombu",
-        "kombu.serialization",
+        "kombu.serialization: SerializerRegistry._encoders, SerializerRegistry._decoders, "
+        "SerializerRegistry._disabled_content_types",
         "whether JSON is still kombu's: only then a quicker codec does the same",
         "SerializerRegistry.encoder(name) and .decoder(content_type)",
-        "SerializerRegistry._encoders",
-        "SerializerRegistry._decoders",
-        "SerializerRegistry._disabled_content_types",
     ),
     *_rows(
         "kombu_messages",
-        "amqp",
-        "amqp.channel",
+        "amqp.channel: Channel._basic_publish(self msg exchange routing_key mandatory immediate timeout)",
         "one wait for the publisher confirms of a batch",
         "Channel.basic_publish(wait=False)",
-        ("Channel._basic_publish", "self msg exchange routing_key mandatory immediate timeout"),
     ),
     *_rows(
         "redis_sockets",
-        "redis",
-        "redis.connection",
+        "redis.connection: Connection._sock",
         "the event loop watches the socket of a connection",
         "Connection.fileno()",
-        "Connection._sock",
     ),
     *_rows(
         "kazoo_connection",
-        "kazoo",
-        "kazoo.protocol.connection",
+        "kazoo.protocol.connection: ConnectionHandler.__init__(self client retry_sleeper logger "
+        "sasl_options), ConnectionHandler._expand_client_hosts(self), ConnectionHandler._connect_loop(self "
+        "retry), ConnectionHandler._connect_attempt(self host hostip port retry), "
+        "ConnectionHandler._connect(self host hostip port), ConnectionHandler._socket, "
+        "ConnectionHandler.ping_outstanding",
         "a client leaves a server that owes an answer, and returns to servers that have lost data",
         "KazooClient(connection_handler_factory=…) and public steps of a connection",
-        ("ConnectionHandler.__init__", "self client retry_sleeper logger sasl_options"),
-        ("ConnectionHandler._expand_client_hosts", "self"),
-        ("ConnectionHandler._connect_loop", "self retry"),
-        ("ConnectionHandler._connect_attempt", "self host hostip port retry"),
-        ("ConnectionHandler._connect", "self host hostip port"),
-        "ConnectionHandler._socket",
-        "ConnectionHandler.ping_outstanding",
     ),
     *_rows(
         "kazoo_connection",
-        "kazoo",
-        "kazoo.client",
+        "kazoo.client: KazooClient._connection, KazooClient._conn_retry, KazooClient._session_timeout, "
+        "KazooClient._session_id, KazooClient._pending, KazooClient.last_zxid, KazooClient._call(self "
+        "request async_object), _prefix_root(root path)",
         "the connection above gets what kazoo's own gets; many nodes are read in one request",
         "KazooClient.session_id and .pending; a public multi-read",
-        "KazooClient._connection",
-        "KazooClient._conn_retry",
-        "KazooClient._session_timeout",
-        "KazooClient._session_id",
-        "KazooClient._pending",
-        "KazooClient.last_zxid",
-        ("KazooClient._call", "self request async_object"),
-        ("_prefix_root", "root path"),
     ),
     *_rows(
         "prefork_pool",
-        "celery",
-        _POOL,
+        "celery.concurrency.asynpool: AsynPool._event_process_exit(self hub proc), "
+        "AsynPool._track_child_process(self proc hub), AsynPool._state, AsynPool._pool, "
+        "AsynPool._sentinel_poll, AsynPool.maintain_pool(self)",
         "the death of a child is noticed at once, not at the next round",
         "a callback of the pool for the death of a child",
-        ("AsynPool._event_process_exit", "self hub proc"),
-        ("AsynPool._track_child_process", "self proc hub"),
-        "AsynPool._state",
-        "AsynPool._pool",
-        "AsynPool._sentinel_poll",
-        ("AsynPool.maintain_pool", "self"),
     ),
     *_rows(
         "prefork_pool",
-        "celery",
-        _POOL,
+        "celery.concurrency.asynpool: AsynPool.flush(self), AsynPool._flush_writer(self proc writer), "
+        "AsynPool._active_writers, AsynPool._busy_workers, AsynPool._put_back, AsynPool._cache, "
+        "AsynPool.outbound_buffer, AsynPool._writer",
         "jobs that a child has begun survive a lost connection and a warm shutdown",
         "AsynPool.flush(keep=…) that returns the jobs that are still known",
-        ("AsynPool.flush", "self"),
-        ("AsynPool._flush_writer", "self proc writer"),
-        "AsynPool._active_writers",
-        "AsynPool._busy_workers",
-        "AsynPool._put_back",
-        "AsynPool._cache",
-        "AsynPool.outbound_buffer",
-        "AsynPool._writer",
     ),
     *_rows(
         "prefork_pool",
-        "billiard",
-        "billiard.pool",
+        "billiard.pool: ApplyResult.discard(self), ApplyResult._accepted, ApplyResult._job, "
+        "ApplyResult._write_to",
         "the same: whether a child has the job, or a part of it",
         "ApplyResult.is_begun()",
-        ("ApplyResult.discard", "self"),
-        "ApplyResult._accepted",
-        "ApplyResult._job",
-        "ApplyResult._write_to",
     ),
     *_rows(
         "prefork_pool",
-        "billiard",
-        "billiard.process",
+        "billiard.process: BaseProcess._is_alive(self)",
         "the same: whether the child of a job lives",
         "Process.is_alive() in another process than its parent",
-        ("BaseProcess._is_alive", "self"),
     ),
     *_rows(
         "prefork_pool",
-        "celery",
-        _POOL,
+        "celery.concurrency.asynpool: ResultHandler._flush_outqueue(self fd remove process_index "
+        "on_state_change), AsynPool._result_handler",
         "a worker that stops reads a result when it comes, instead of sleeping half a second per child",
         "a timeout of the result handler's poll",
-        ("ResultHandler._flush_outqueue", "self fd remove process_index on_state_change"),
-        "AsynPool._result_handler",
     ),
     *_rows(
         "prefork_pool",
-        "billiard",
-        "billiard.pool",
+        "billiard.pool: Pool._create_worker_process(self i), Pool._on_ready_counters",
         "a child that is killed while it waits for the count of its results does not stop the worker",
         "a count that the worker raises without a lock",
-        ("Pool._create_worker_process", "self i"),
-        "Pool._on_ready_counters",
     ),
     *_rows(
         "prefork_pool",
-        "billiard",
-        "billiard.queues",
+        "billiard.queues: _SimpleQueue._reader",
         "the same: whether a child's result can be read",
         "_SimpleQueue.poll(timeout)",
-        "_SimpleQueue._reader",
     ),
     *_rows(
         "worker",
-        "celery",
-        "celery.worker.request",
+        "celery.worker.request: Request._already_cancelled, Request._already_revoked, "
+        "Request._announce_cancelled(self), Request._announce_revoked(self reason terminated signum "
+        "expired), Request._context, Request._payload, Request._request_dict",
         "the end of a task on every pool, and bookkeeping of a task that does not run",
         "events in the life of a request: accepted, ended, timed out, cancelled",
-        "Request._already_cancelled",
-        "Request._already_revoked",
-        ("Request._announce_cancelled", "self"),
-        ("Request._announce_revoked", "self reason terminated signum expired"),
-        "Request._context",
-        "Request._payload",
-        "Request._request_dict",
     ),
     *_rows(
         "worker",
-        "celery",
-        "celery.worker.consumer.consumer",
+        "celery.worker.consumer.consumer: Consumer.create_task_handler(self promise)",
         "an ack is recorded when Celery decides on it, and not when its loop gets to it",
         "acks that do not pass the event loop, on transports that need no loop for them",
-        ("Consumer.create_task_handler", "self promise"),
     ),
     *_rows(
         "worker",
-        "celery",
-        "celery.worker.worker",
+        "celery.worker.worker: WorkController._process_task(self req), WorkController._quick_release",
         "an invalid message becomes a dead letter and stops no worker",
         "a gate before the pool",
-        ("WorkController._process_task", "self req"),
-        "WorkController._quick_release",
     ),
 )
 

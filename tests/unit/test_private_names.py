@@ -14,7 +14,7 @@ from celery_dq.errors import ConfigurationError
 
 
 def named(name: str, parameters: str = "", module: str = "celery.app.task") -> PrivateName:
-    return PrivateName("", "celery", module, name, "a test", "none", parameters)
+    return PrivateName("", module, name, "a test", "none", parameters)
 
 
 @pytest.mark.parametrize("name", TABLE, ids=lambda each: f"{each.user}:{each.name}")
