@@ -28,7 +28,8 @@ REMEDIES = {
     "it read the node and create and delete its children, with setAcl in zkCli.sh.",
     UNREADABLE: "No consumer can decode the node: check --kind and the program that wrote it, or delete it.",
 }
-KINDS = ("plain", "id", "priority", "delay", "simple")
+GRAMMARS = {each.kind: each for each in (PLAIN, ID, PRIORITY, DELAY, SIMPLE)}
+KINDS = tuple(GRAMMARS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +145,9 @@ def _neighbours(session: Session, path: str, timeout_s: float) -> str:
 
 def grammar_of(kind: str) -> Grammar:
     """Return the grammar of the node names of a kind of queue."""
-    for grammar in (PLAIN, ID, PRIORITY, DELAY, SIMPLE):
-        if grammar.kind == kind:
-            return grammar
-    raise ConfigurationError(f"kind = {kind!r} is unknown: use one of {', '.join(KINDS)}")
+    if kind not in GRAMMARS:
+        raise ConfigurationError(f"kind = {kind!r} is unknown: use one of {', '.join(KINDS)}")
+    return GRAMMARS[kind]
 
 
 def mark_of(grammar: Grammar, name: str, rank: int) -> str | int | datetime | None:

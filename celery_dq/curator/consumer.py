@@ -16,9 +16,8 @@ from concurrent.futures import Executor
 from itertools import islice
 from typing import Any
 
-from celery_dq.clock import Clock
-from celery_dq.curator.framing import Decoder, frame
-from celery_dq.curator.item_ownership import ItemOwnership, Node
+from celery_dq.curator.framing import frame
+from celery_dq.curator.item_ownership import ItemOwnership, Node, QueueFolder
 from celery_dq.curator.taking import LONGEST_WAIT_S, RETRY_S, ItemTaker
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.outage import Outage
@@ -38,44 +37,40 @@ class Consumer:
     """Consumes one queue until it is stopped.
 
     Args:
+        folder: The folder of the queue.
         item_taker: Takes nodes.
         holding: Finishes, requeues and releases nodes.
-        decoder: Decodes the items of a node.
         consume: Called with each item; an exception means that the item has failed.
         wake: Set when nodes may be available.
-        name: Path of the queue, for logs and thread names.
         requeue: Whether a failed item is moved to the end of the queue; otherwise it is deleted.
         executor: Calls `consume`; None means that the taker thread does.
         prefetch: Maximum number of nodes that are held.
-        clock: Monotonic time.
     """
 
     def __init__(
         self,
+        folder: QueueFolder,
         item_taker: ItemTaker,
         holding: ItemOwnership,
-        decoder: Decoder,
         consume: Callable[[Any], Any],
         wake: threading.Event,
         *,
-        name: str,
         requeue: bool,
         executor: Executor | None,
         prefetch: int,
-        clock: Clock,
     ) -> None:
-        self._name = name
+        self._name = name = folder.path
+        self._decoder = folder.decoder
+        self._clock = clock = folder.clock
         self._taking = Outage(logger, "curator_take", clock)
         self._finishing = Outage(logger, "curator_finish", clock)
         self._item_taker = item_taker
         self._ownership = holding
-        self._decoder = decoder
         self._consume = consume
         self._wake_event = wake
         self._requeue = requeue
         self._executor = executor
         self._prefetch = prefetch
-        self._clock = clock
         self._batch = 1 if executor is None else prefetch
         self._stopping = False
         self._taken = False

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
 
+from celery_dq.clock import Clock
 from celery_dq.curator.framing import Decoder
 from celery_dq.curator.names import Grammar
 from celery_dq.errors import DQError, ZooKeeperUnreachable
@@ -16,9 +19,9 @@ from celery_dq.zookeeper.idempotent_writer import IdempotentWriter
 from celery_dq.zookeeper.item_locks import FinishOutcome, ItemLocks, LockedItem, WantedItem
 from celery_dq.zookeeper.multi_read import read_all
 from celery_dq.zookeeper.session import Session
-from celery_dq.zookeeper.transaction import TransactionRefused, ask_all, create, delete, failure_of
+from celery_dq.zookeeper.transaction import Step, TransactionRefused, ask_all, create, delete, failure_of
 
-__all__ = ["DeletedOwnership", "OwnedItems", "ItemOwnership", "LockedOwnership", "Node"]
+__all__ = ["DeletedOwnership", "OwnedItems", "ItemOwnership", "LockedOwnership", "Node", "QueueFolder"]
 
 logger = shown_logger(__name__)
 
@@ -57,77 +60,117 @@ class OwnedItems(NamedTuple):
     left: list[str]
 
 
-class ItemOwnership(Protocol):
-    """How nodes are owned while they are consumed.
+@dataclass(frozen=True)
+class QueueFolder:
+    """The folder of a queue, and what all parts of the queue need to use it.
 
-    Every call may raise ZooKeeperUnreachable and may then be repeated.
+    Attributes:
+        session: The session that sends the requests.
+        path: The folder; created if it is missing.
+        grammar: The names of the nodes.
+        decoder: Decodes the items of a node.
+        clock: Wall time for due times, monotonic time for waits.
+        timeout_s: Seconds to wait for an answer.
     """
 
+    session: Session
+    path: str
+    grammar: Grammar
+    decoder: Decoder
+    clock: Clock
+    timeout_s: float
+
+
+class ItemOwnership(ABC):
+    """How nodes are owned while they are consumed.
+
+    Every call may raise ZooKeeperUnreachable and may then be repeated. The methods that are not abstract do
+    nothing: an owned node is not in the queue any more, and no consumer holds one that is.
+
+    Args:
+        folder: The folder of the queue.
+    """
+
+    def __init__(self, folder: QueueFolder) -> None:
+        self._folder = folder
+
+    @abstractmethod
     def take(self, names: Sequence[str]) -> OwnedItems:
         """Own those of `names` that are free."""
 
-    def drop(self, names: Sequence[str]) -> None:
+    def drop(self, names: Sequence[str]) -> None:  # noqa: B027 - see the class
         """End the ownership of all `names`, after a :meth:`take` that raised."""
 
     def alive(self, node: Node) -> bool:
         """Whether the node is still owned, as far as known; sends no request."""
+        return True
 
     def finish(self, nodes: Sequence[Node]) -> list[FinishOutcome]:
         """Delete nodes that were consumed."""
+        return [FinishOutcome.DONE] * len(nodes)
 
+    @abstractmethod
     def requeue(self, node: Node, data: bytes) -> FinishOutcome:
         """Move a node with new data to the end of the queue, with its id, priority or due time."""
 
+    @abstractmethod
     def release(self, nodes: Sequence[Node]) -> None:
         """Return nodes that were not consumed."""
 
+    @abstractmethod
     def read(self, name: str) -> Node | None:
         """Read a node without owning it; None if it is owned by a consumer or gone."""
 
+    @abstractmethod
     def remove(self, name: str) -> bool:
         """Delete a free node; return False if it is owned by a consumer or gone."""
 
     def watch(self, names: Sequence[str], wake: Callable[[str], None]) -> list[str]:
         """Call `wake` with each of `names` when its ownership ends; return the names that are free now."""
+        return list(names)
 
     def present(self, names: Sequence[str]) -> list[str]:
-        """Return those of `names` that are in the queue."""
+        """Return those of `names` that may be in the queue."""
+        return list(names)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - see the class
         """End the ownership of all nodes."""
 
+    def _path(self, name: str) -> str:
+        return f"{self._folder.path}/{name}"
 
-class LockedOwnership:
-    """Owns a node by an ephemeral lock. The node is deleted after consumption, and free if its owner dies."""
+    def _ask_all(self, send: Callable[[Any], list[Any]]) -> list[Any]:
+        return ask_all(self._folder.session, send, self._folder.timeout_s)
 
-    def __init__(
-        self,
-        session: Session,
-        path: str,
-        lock_path: str,
-        grammar: Grammar,
-        decoder: Decoder,
-        timeout_s: float,
-    ) -> None:
-        self._decoder = decoder
-        self._session = session
-        self._path = path
+    def _copy(self, node: Node, data: bytes) -> Step:
+        """Return the creation of a node at the end of the queue, with its id, priority or due time."""
+        return create(self._path(self._folder.grammar.prefix(node.name)), data, sequence=True)
+
+
+class LockedOwnership(ItemOwnership):
+    """Owns a node by an ephemeral lock. The node is deleted after consumption, and free if its owner dies.
+
+    Args:
+        folder: The folder of the queue.
+        lock_path: The folder of the locks.
+    """
+
+    def __init__(self, folder: QueueFolder, lock_path: str) -> None:
+        super().__init__(folder)
         self._lock_path = lock_path
-        self._grammar = grammar
-        self._timeout_s = timeout_s
-        self._item_locks = ItemLocks(session, PRESENCES, timeout_s=timeout_s)
+        self._item_locks = ItemLocks(folder.session, PRESENCES, timeout_s=folder.timeout_s)
 
     def take(self, names: Sequence[str]) -> OwnedItems:
         """Lock and read as many of `names` as are free."""
         taken = self._item_locks.take([self._wanted(name) for name in names])
         nodes = [Node(held.name, held.data, held) for held in taken.held]
-        left = [node for node in nodes if not self._decoder.readable(node.name, node.data)]
+        left = [node for node in nodes if not self._folder.decoder.readable(node.name, node.data)]
         if left:
             self.release(left)
             nodes = [node for node in nodes if node not in left]
         denied = [each.name for each in taken.denied]
         for name in denied:
-            self._decoder.pass_over(name, DENIED)
+            self._folder.decoder.pass_over(name, DENIED)
         return OwnedItems(
             nodes, [each.name for each in taken.locked], [*denied, *(node.name for node in left)]
         )
@@ -147,8 +190,7 @@ class LockedOwnership:
     def requeue(self, node: Node, data: bytes) -> FinishOutcome:
         """Delete the node and its lock and create the new node, in one transaction."""
         assert node.held is not None
-        again = create(f"{self._path}/{self._grammar.prefix(node.name)}", data, sequence=True)
-        return self._item_locks.replace(node.held, [again])
+        return self._item_locks.replace(node.held, [self._copy(node, data)])
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Delete the locks."""
@@ -161,20 +203,14 @@ class LockedOwnership:
 
     def present(self, names: Sequence[str]) -> list[str]:
         """Return those of `names` that are in the queue."""
-        paths = [f"{self._path}/{name}" for name in names]
-        stats = ask_all(
-            self._session, lambda client: [client.exists_async(path) for path in paths], self._timeout_s
-        )
+        paths = [self._path(name) for name in names]
+        stats = self._ask_all(lambda client: [client.exists_async(path) for path in paths])
         return [name for name, stat in zip(names, stats, strict=True) if stat is not None]
 
     def read(self, name: str) -> Node | None:
         """Read the node if it is not locked."""
-        paths = (f"{self._lock_path}/{name}", f"{self._path}/{name}")
-        locked, answer = ask_all(
-            self._session,
-            lambda client: [client.exists_async(paths[0]), client.get_async(paths[1])],
-            self._timeout_s,
-        )
+        lock, path = f"{self._lock_path}/{name}", self._path(name)
+        locked, answer = self._ask_all(lambda client: [client.exists_async(lock), client.get_async(path)])
         if locked is not None or isinstance(answer, KazooException):
             return None
         return Node(name, answer[0], None)
@@ -194,45 +230,38 @@ class LockedOwnership:
         self._item_locks.close()
 
     def _wanted(self, name: str) -> WantedItem:
-        return WantedItem(f"{self._path}/{name}", f"{self._lock_path}/{name}")
+        return WantedItem(self._path(name), f"{self._lock_path}/{name}")
 
 
-class DeletedOwnership:
-    """Owns a node by having deleted it. The node is lost if its owner dies."""
+class DeletedOwnership(ItemOwnership):
+    """Owns a node by having deleted it. The node is lost if its owner dies.
 
-    def __init__(
-        self,
-        session: Session,
-        path: str,
-        grammar: Grammar,
-        writer: IdempotentWriter,
-        decoder: Decoder,
-        timeout_s: float,
-    ) -> None:
-        self._session = session
-        self._path = path
-        self._grammar = grammar
+    Args:
+        folder: The folder of the queue.
+        writer: Deletes and creates each node once.
+    """
+
+    def __init__(self, folder: QueueFolder, writer: IdempotentWriter) -> None:
+        super().__init__(folder)
         self._writer = writer
-        self._decoder = decoder
-        self._timeout_s = timeout_s
 
     def take(self, names: Sequence[str]) -> OwnedItems:
         """Read and delete those of `names` that exist."""
-        answers = read_all(self._session, [f"{self._path}/{name}" for name in names], self._timeout_s)
+        answers = read_all(self._folder.session, [self._path(name) for name in names], self._folder.timeout_s)
         nodes, left = [], []
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, NoNodeError):
                 continue
             if isinstance(answer, NoAuthError):
-                self._decoder.pass_over(name, DENIED)
+                self._folder.decoder.pass_over(name, DENIED)
                 left.append(name)
                 continue
             if isinstance(answer, KazooException):
-                raise failure_of("read", f"{self._path}/{name}", answer)
-            if not self._decoder.readable(name, answer[0]):
+                raise failure_of("read", self._path(name), answer)
+            if not self._folder.decoder.readable(name, answer[0]):
                 left.append(name)
                 continue
-            nodes.append((Node(name, answer[0], None), delete(f"{self._path}/{name}", answer[1].version)))
+            nodes.append((Node(name, answer[0], None), delete(self._path(name), answer[1].version)))
         deleted: list[Node] = []
         if nodes:
             # A long timeout: a node that was deleted by a request without an answer would be lost.
@@ -243,29 +272,16 @@ class DeletedOwnership:
                 elif not isinstance(outcome, TransactionRefused):
                     logger.error(
                         "Node %s/%s may be lost: its deletion got no clear answer (%s).",
-                        self._path,
+                        self._folder.path,
                         node.name,
                         outcome,
                         extra={"event": "curator_node_in_doubt"},
                     )
         return OwnedItems(deleted, [], left)
 
-    def drop(self, names: Sequence[str]) -> None:
-        """Do nothing: nodes that were not deleted are not owned."""
-
-    def alive(self, node: Node) -> bool:
-        """Return True: no other consumer can get a deleted node."""
-        return True
-
-    def finish(self, nodes: Sequence[Node]) -> list[FinishOutcome]:
-        """Do nothing: the nodes are already deleted."""
-        return [FinishOutcome.DONE] * len(nodes)
-
     def requeue(self, node: Node, data: bytes) -> FinishOutcome:
         """Create the node again at the end of the queue."""
-        self._writer.commit(
-            [create(f"{self._path}/{self._grammar.prefix(node.name)}", data, sequence=True)], self._timeout_s
-        )
+        self._writer.commit([self._copy(node, data)], self._folder.timeout_s)
         return FinishOutcome.DONE
 
     def release(self, nodes: Sequence[Node]) -> None:
@@ -273,27 +289,16 @@ class DeletedOwnership:
         for node in nodes:
             self.requeue(node, node.data)
 
-    def watch(self, names: Sequence[str], wake: Callable[[str], None]) -> list[str]:
-        """Return all names: without locks, no consumer holds a node that is in the queue."""
-        return list(names)
-
-    def present(self, names: Sequence[str]) -> list[str]:
-        """Return all names without a request: an attempt to take them finds out."""
-        return list(names)
-
     def read(self, name: str) -> Node | None:
         """Read the node."""
-        path = f"{self._path}/{name}"
-        (answer,) = ask_all(self._session, lambda client: [client.get_async(path)], self._timeout_s)
+        path = self._path(name)
+        (answer,) = self._ask_all(lambda client: [client.get_async(path)])
         return None if isinstance(answer, KazooException) else Node(name, answer[0], None)
 
     def remove(self, name: str) -> bool:
         """Delete a node; return False if it is gone."""
         try:
-            self._writer.commit([delete(f"{self._path}/{name}")], self._timeout_s)
+            self._writer.commit([delete(self._path(name))], self._folder.timeout_s)
         except TransactionRefused:
             return False
         return True
-
-    def close(self) -> None:
-        """Do nothing: this class keeps no state in ZooKeeper."""

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.curator.consumer import Consumer
 from celery_dq.curator.framing import Decoder, Serializer, frame, serializer_of
-from celery_dq.curator.item_ownership import DeletedOwnership, ItemOwnership, LockedOwnership, Node
+from celery_dq.curator.item_ownership import (
+    DeletedOwnership,
+    ItemOwnership,
+    LockedOwnership,
+    Node,
+    QueueFolder,
+)
 from celery_dq.curator.names import (
     DELAY,
     ID,
@@ -30,7 +36,7 @@ from celery_dq.curator.names import (
     id_prefix,
     priority_prefix,
 )
-from celery_dq.curator.taking import ItemTaker, Listing
+from celery_dq.curator.taking import ItemTaker
 from celery_dq.curator.writer import Listener, Put, Writer
 from celery_dq.errors import ConfigurationError, InvalidMessage, QueueEmpty
 from celery_dq.per_process import PerProcess
@@ -144,42 +150,26 @@ class _ProcessQueue:
         self.wake_event = threading.Event()
         #: Held by the thread that takes nodes; only one thread at a time may use the listing.
         self.turn = threading.Lock()
-        self.idempotent_writer = IdempotentWriter(queue.session, JOURNALS, clock=queue.clock)
+        folder = QueueFolder(
+            queue.session, queue.path, queue.grammar, queue.decoder, queue.clock, queue.timeout_s
+        )
+        self.folder = folder
+        self.idempotent_writer = IdempotentWriter(folder.session, JOURNALS, clock=folder.clock)
         #: A separate writer, because a background thread may use it for as long as ZooKeeper is unreachable.
-        self.puts = IdempotentWriter(queue.session, JOURNALS, clock=queue.clock)
+        self.puts = IdempotentWriter(folder.session, JOURNALS, clock=folder.clock)
         self.writer = Writer(
-            queue.session,
-            queue.path,
+            folder,
             self.puts,
-            queue.clock,
             max_items=queue.max_items,
             background=queue.put_in_background,
             listeners=queue.listeners,
         )
         self.ownership: ItemOwnership
         if queue.lock_path is None:
-            self.ownership = DeletedOwnership(
-                queue.session,
-                queue.path,
-                queue.grammar,
-                self.idempotent_writer,
-                queue.decoder,
-                queue.timeout_s,
-            )
+            self.ownership = DeletedOwnership(folder, self.idempotent_writer)
         else:
-            self.ownership = LockedOwnership(
-                queue.session, queue.path, queue.lock_path, queue.grammar, queue.decoder, queue.timeout_s
-            )
-        feed = Listing(
-            queue.session,
-            queue.path,
-            queue.grammar,
-            queue.clock,
-            self.wake_event.set,
-            timeout_s=queue.timeout_s,
-            min_items=queue.min_items_before_refresh,
-        )
-        self.item_taker = ItemTaker(queue.session, feed, self.ownership, self.wake_event)
+            self.ownership = LockedOwnership(folder, queue.lock_path)
+        self.item_taker = ItemTaker(folder, self.ownership, self.wake_event, queue.min_items_before_refresh)
         self.consumer: Consumer | None = None
         self.listening = False
 
@@ -276,16 +266,14 @@ class CuratorQueue:
         own = self._state.get()
         if self._consume is not None and own.consumer is None:
             own.consumer = Consumer(
+                own.folder,
                 own.item_taker,
                 own.ownership,
-                self.decoder,
                 self._consume,
                 own.wake_event,
-                name=self.path,
                 requeue=self.requeues,
                 executor=self._executor,
                 prefetch=self._room(),
-                clock=self.clock,
             )
             own.consumer.start()
         return self
@@ -408,7 +396,7 @@ class CuratorQueue:
             return None
         try:
             left = None if timeout_s is None else max(0.0, deadline - self.clock.monotonic())
-            nodes = self._item_taker().take_within(1, left, self.clock)
+            nodes = self._item_taker().take_within(1, left)
         finally:
             own.turn.release()
         if not nodes:

@@ -22,14 +22,12 @@ from typing import Any
 
 from kazoo.exceptions import KazooException, NoNodeError
 
-from celery_dq.clock import Clock
-from celery_dq.curator.item_ownership import ItemOwnership, Node
-from celery_dq.curator.names import Grammar
+from celery_dq.curator.item_ownership import ItemOwnership, Node, QueueFolder
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.shown import shown_logger
 from celery_dq.znodes import serial_distance
 from celery_dq.zookeeper.item_locks import FinishOutcome
-from celery_dq.zookeeper.session import Session, SessionState
+from celery_dq.zookeeper.session import SessionState
 from celery_dq.zookeeper.transaction import failure_of
 
 __all__ = ["ItemTaker", "Listing"]
@@ -50,35 +48,17 @@ class Listing:
     """The nodes of one queue that are free, as far as known. Not thread-safe, except for the watches.
 
     Args:
-        session: The session that reads.
-        path: The folder of the queue; created if it is missing.
-        grammar: The names of the nodes.
-        clock: Wall time for due times, monotonic time for the pace of readings.
+        folder: The folder of the queue.
         wake: Called, in the connection's thread, when :meth:`hand_out` may find more names.
-        timeout_s: Seconds to wait for an answer.
         min_items: In a priority or delay queue, the number of names to return between two checks of births.
 
     Attributes:
         aside: Names that are held by a consumer, or cannot be read; :meth:`hand_out` leaves them out.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        path: str,
-        grammar: Grammar,
-        clock: Clock,
-        wake: Callable[[], None],
-        *,
-        timeout_s: float,
-        min_items: int = 0,
-    ) -> None:
-        self._session = session
-        self._path = path
-        self._grammar = grammar
-        self._clock = clock
+    def __init__(self, folder: QueueFolder, wake: Callable[[], None], min_items: int) -> None:
+        self._folder = folder
         self._wake_event = wake
-        self._timeout_s = timeout_s
         self._min_items = min_items
         #: A heap of (rank, births since the pivot, due time in ms, name).
         self._waiting: list[tuple[int, int, int, str]] = []
@@ -134,7 +114,7 @@ class Listing:
         if self._changed or self._forgotten:
             pauses.append(ASK_AGAIN_S)
         if self._waiting:
-            pauses.append(max(0.0, self._waiting[0][2] / 1000.0 - self._clock.wall()))
+            pauses.append(max(0.0, self._waiting[0][2] / 1000.0 - self._folder.clock.wall()))
         return min(pauses, default=None)
 
     # -- inside
@@ -143,12 +123,12 @@ class Listing:
         if not self._waiting:
             return False
         due_ms = self._waiting[0][2]
-        return not due_ms or due_ms <= self._clock.wall() * 1000.0
+        return not due_ms or due_ms <= self._folder.clock.wall() * 1000.0
 
     def _affordable(self) -> bool:
         if self._size <= FEW:
             return True
-        return self._clock.monotonic() >= self._read_at + min(PATIENCE * self._cost_s, LONGEST_S)
+        return self._folder.clock.monotonic() >= self._read_at + min(PATIENCE * self._cost_s, LONGEST_S)
 
     def _look(self) -> None:
         if self._forgotten or (not self._waiting and self._changed and self._affordable()):
@@ -157,15 +137,15 @@ class Listing:
         # A watch fires a moment after its node was created. Births are checked, so that in this moment no
         # caller finds the queue empty, or gets a less urgent node. A delay queue can wait for the watch.
         look = not self._waiting
-        if self._waiting and self._grammar.reorders and self._handed_out >= self._min_items:
-            look = self._changed or not self._grammar.delays
+        if self._waiting and self._folder.grammar.reorders and self._handed_out >= self._min_items:
+            look = self._changed or not self._folder.grammar.delays
         if look:
-            stat = self._ask(lambda client: client.exists_async(self._path))
+            stat = self._ask(lambda client: client.exists_async(self._folder.path))
             if stat is None or births(stat) != self._births:
                 self._read()
 
     def _read(self) -> None:
-        started = self._clock.monotonic()
+        started = self._folder.clock.monotonic()
         self._watch_number += 1
         number = self._watch_number
 
@@ -198,13 +178,13 @@ class Listing:
             fresh = [name for name in names if name not in self.aside]
         for name in fresh:
             self._add(name)
-        self._read_at = self._clock.monotonic()
+        self._read_at = self._folder.clock.monotonic()
         self._cost_s = self._read_at - started
 
     def _add(self, name: str) -> None:
         if name in self._known:
             return
-        place = self._grammar.place(name)
+        place = self._folder.grammar.place(name)
         if place is None:
             self._meet(name)
             return
@@ -217,35 +197,35 @@ class Listing:
 
     def _children(self, watch: Callable[[Any], None]) -> tuple[list[str], Any]:
         def ask(client: Any) -> Any:
-            return client.get_children_async(self._path, watch=watch, include_data=True)
+            return client.get_children_async(self._folder.path, watch=watch, include_data=True)
 
         try:
             answer: tuple[list[str], Any] = self._ask(ask)
         except NoNodeError:
             # The folder was never created, or was an empty container that the server has deleted.
             try:
-                self._ask(lambda client: client.ensure_path_async(self._path))
+                self._ask(lambda client: client.ensure_path_async(self._folder.path))
                 answer = self._ask(ask)
             except NoNodeError as error:
-                raise failure_of("create", self._path, error) from None
+                raise failure_of("create", self._folder.path, error) from None
         return answer
 
     def _ask(self, request: Callable[[Any], Any]) -> Any:
         try:
-            return self._session.ask(request, self._timeout_s)
+            return self._folder.session.ask(request, self._folder.timeout_s)
         except NoNodeError:
             raise
         except KazooException as error:
-            raise failure_of("read", self._path, error) from None
+            raise failure_of("read", self._folder.path, error) from None
 
     def _meet(self, name: str) -> None:
         if name not in self._strangers:
             self._strangers.add(name)
             logger.warning(
                 "%s/%s is not a node of a %s queue; it is ignored. Use one folder for one kind of queue.",
-                self._path,
+                self._folder.path,
                 name,
-                self._grammar.kind,
+                self._folder.grammar.kind,
                 extra={"event": "curator_foreign_node"},
             )
 
@@ -274,21 +254,17 @@ class ItemTaker:
     Only one thread at a time may call :meth:`take` and :meth:`peek`; any thread may call the other methods.
 
     Args:
-        session: The session that takes the nodes.
-        feed: The listing of the queue's nodes.
+        folder: The folder of the queue.
         holding: How nodes are owned.
         wake: Set when a call of :meth:`take` may find nodes.
+        min_items: See :class:`Listing`.
     """
 
     def __init__(
-        self,
-        session: Session,
-        feed: Listing,
-        holding: ItemOwnership,
-        wake: threading.Event,
+        self, folder: QueueFolder, holding: ItemOwnership, wake: threading.Event, min_items: int
     ) -> None:
-        self._session = session
-        self._listing = feed
+        self._folder = folder
+        self._listing = Listing(folder, wake.set, min_items)
         self._ownership = holding
         self._wake_event = wake
         #: Names whose ownership has ended; appended by any thread.
@@ -301,11 +277,11 @@ class ItemTaker:
 
     def start(self) -> None:
         """Listen to the session."""
-        self._session.add_listener(self._on_session_state)
+        self._folder.session.add_listener(self._on_session_state)
 
     def stop(self) -> None:
         """Stop to listen to the session."""
-        self._session.remove_listener(self._on_session_state)
+        self._folder.session.remove_listener(self._on_session_state)
 
     def take(self, count: int) -> list[Node]:
         """Take up to `count` nodes; return an empty list if no node is available now.
@@ -319,13 +295,12 @@ class ItemTaker:
                 return nodes
         return []
 
-    def take_within(self, count: int, timeout_s: float | None, clock: Clock) -> list[Node]:
+    def take_within(self, count: int, timeout_s: float | None) -> list[Node]:
         """Take up to `count` nodes, and wait for at least one.
 
         Args:
             count: Maximum number of nodes.
             timeout_s: Maximum seconds to wait; None means without a limit.
-            clock: Monotonic time for the deadline.
 
         Returns:
             The nodes; an empty list after the timeout.
@@ -333,7 +308,7 @@ class ItemTaker:
         Raises:
             ZooKeeperUnreachable: ZooKeeper did not answer until the timeout.
         """
-        deadline = math.inf if timeout_s is None else clock.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else self._folder.clock.monotonic() + timeout_s
         while True:
             self._wake_event.clear()
             pause: float | None
@@ -342,10 +317,10 @@ class ItemTaker:
                     return nodes
                 pause = self.pause_s()
             except ZooKeeperUnreachable:
-                if clock.monotonic() >= deadline:
+                if self._folder.clock.monotonic() >= deadline:
                     raise
                 pause = RETRY_S
-            left = deadline - clock.monotonic()
+            left = deadline - self._folder.clock.monotonic()
             if left <= 0:
                 return []
             self._wake_event.wait(min(LONGEST_WAIT_S if pause is None else pause, left))

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 from kazoo.exceptions import KazooException, NoNodeError
 
-from celery_dq.clock import Clock
+from celery_dq.curator.item_ownership import QueueFolder
 from celery_dq.errors import DQError, QueueClosed, QueueFull, ZooKeeperUnreachable
 from celery_dq.outage import Outage
 from celery_dq.shown import shown_logger
 from celery_dq.zookeeper.idempotent_writer import IdempotentWriter
-from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import MAX_REQUEST, TransactionRefused, check_size, create, failure_of
 
 __all__ = ["Listener", "Put", "Writer"]
@@ -54,10 +53,8 @@ class Writer:
     """Creates the nodes of one queue. Thread-safe.
 
     Args:
-        session: The session that sends the requests.
-        path: The folder of the queue; created if it is missing.
+        folder: The folder of the queue.
         writer: Commits each transaction once.
-        clock: Monotonic time for deadlines.
         max_items: Maximum number of nodes in the queue; None means no limit. Several producers may exceed it
             by the nodes that they put at the same moment.
         background: Whether :meth:`put` returns before the nodes are created.
@@ -66,20 +63,16 @@ class Writer:
 
     def __init__(
         self,
-        session: Session,
-        path: str,
+        folder: QueueFolder,
         writer: IdempotentWriter,
-        clock: Clock,
         *,
         max_items: int | None,
         background: bool,
         listeners: Iterable[Listener],
     ) -> None:
-        self._session = session
-        self._path = path
+        self._session, self._path, self._clock = folder.session, folder.path, folder.clock
         self._outage = Outage(logger, "curator_put")
         self._idempotent_writer = writer
-        self._clock = clock
         self._max_items = max_items
         self._background = background
         self._listeners = listeners
