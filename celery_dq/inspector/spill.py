@@ -124,8 +124,8 @@ def _look_at(folder: Path) -> Owner:
             damaged += bool(data)
             continue
         found = scan(data, start, seed)
-        if found.records:
-            pending += len(found.records)
+        if found.messages:
+            pending += len(found.messages)
             oldest = min(oldest, written_at)
         # A file that is being written may end with an incomplete record, which counts as damage for a moment.
         damaged += bool(found.problem)

@@ -17,7 +17,8 @@ from celery_dq.clock import Clock
 from celery_dq.errors import SpillFailed
 from celery_dq.native import unpatched
 from celery_dq.producer.buffer import BufferedMessage, Lane, Limits, MessageBuffer
-from celery_dq.producer.segment_index import PendingSync, SegmentIndex
+from celery_dq.producer.segment_index import SegmentIndex
+from celery_dq.producer.spill_log import PendingSync
 from celery_dq.shown import shown_logger
 
 __all__ = ["Counters", "MessageStore"]
@@ -399,7 +400,7 @@ class MessageStore:
             return self._rewrite(index, unsynced) if segment.poisoned else None
 
     def _rewrite(self, index: SegmentIndex, unsynced: PendingSync) -> SpillFailed | None:
-        lane = self.buffer.active.get(unsynced.producer)
+        lane = self.buffer.active.get(unsynced.segment.header.producer)
         if lane is None:
             return None  # all messages were delivered meanwhile
         try:

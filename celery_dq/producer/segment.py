@@ -3,11 +3,11 @@
 Little-endian::
 
     header    "DQSG"  version u8  length u32  crc u32  |  producer (16 bytes)  number u64  lane (utf-8)
-    record    length u32  crc u32  sequence u64  flags u8  |  payload
+    record    length u32  crc u32  sequence u64  id length u8  |  id  payload
 
 ``length`` counts the bytes after the bar. The CRC of the header covers all of the header except itself. The
-CRC of a record covers its length, sequence, flags and payload, and starts from the CRC of the header. A block
-of another file, which a file system may leave after a power cut, is therefore no valid record.
+CRC of a record covers all of the record except itself, and starts from the CRC of the header. A block of
+another file, which a file system may leave after a power cut, is therefore no valid record.
 
 A segment holds records of one lane, with ascending sequences. A reader steps over damaged bytes to the next
 valid record, and restores a header in which a single byte is damaged.
@@ -16,7 +16,7 @@ valid record, and restores a header in which a single byte is damaged.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 from zlib import crc32
@@ -56,26 +56,18 @@ class FileHeader(NamedTuple):
     lane: str
 
 
-class SegmentRecord(NamedTuple):
-    """One message of a segment, as it was appended."""
-
-    sequence: int
-    flags: int
-    payload: bytes
-
-
 class SegmentScan(NamedTuple):
     """The result of reading a segment.
 
     Attributes:
-        records: The valid records.
+        messages: The messages of the valid records.
         damaged: The bytes between and after them.
         problem: Why the first of these bytes are not a record; "" when there are none.
         missing: Number of records in these bytes, as far as the sequences around them show it; at least one
             for each part.
     """
 
-    records: list[SegmentRecord]
+    messages: list[BufferedMessage]
     damaged: bytes
     problem: str
     missing: int
@@ -143,11 +135,12 @@ def _parse_header(data: bytes | bytearray) -> tuple[FileHeader, int, int]:
     return FileHeader(producer, number, lane), end, seed
 
 
-def pack_record(sequence: int, flags: int, payload: bytes, seed: int) -> bytes:
-    """Return the bytes of one record for the segment with this seed."""
-    length = len(payload)
-    crc = crc32(payload, crc32(_COVERED.pack(length, sequence, flags), seed))
-    return _HEAD.pack(length, crc, sequence, flags) + payload
+def pack_record(message: BufferedMessage, seed: int) -> bytes:
+    """Return the record of a message for the segment with this seed."""
+    sequence, message_id, payload = message
+    rest = message_id + payload
+    crc = crc32(rest, crc32(_COVERED.pack(len(rest), sequence, len(message_id)), seed))
+    return _HEAD.pack(len(rest), crc, sequence, len(message_id)) + rest
 
 
 def scan(data: bytes, start: int, seed: int) -> SegmentScan:
@@ -158,7 +151,7 @@ def scan(data: bytes, start: int, seed: int) -> SegmentScan:
         start: Offset of the first record.
         seed: Seed of the checksums, from the header.
     """
-    records: list[SegmentRecord] = []
+    messages: list[BufferedMessage] = []
     damaged: list[bytes] = []
     problem, missing = "", 0
     at, size, after = start, len(data), -1
@@ -171,26 +164,26 @@ def scan(data: bytes, start: int, seed: int) -> SegmentScan:
             found = _read_record(data, at, seed, after)
             missing += 1 if isinstance(found, str) or after < 0 else max(found.sequence - after - 1, 1)
             continue
-        records.append(record)
+        messages.append(record)
         after = record.sequence
-        at += HEAD_SIZE + len(record.payload)
-    return SegmentScan(records, b"".join(damaged), problem, missing)
+        at += HEAD_SIZE + len(record.id) + len(record.payload)
+    return SegmentScan(messages, b"".join(damaged), problem, missing)
 
 
-def _read_record(data: bytes, at: int, seed: int, after: int) -> SegmentRecord | str:
-    """Return the record at an offset, or the reason why there is none."""
+def _read_record(data: bytes, at: int, seed: int, after: int) -> BufferedMessage | str:
+    """Return the message of the record at an offset, or the reason why there is none."""
     if len(data) - at < HEAD_SIZE:
         return "a record's head is cut short"
-    length, crc, sequence, flags = _HEAD.unpack_from(data, at)
+    length, crc, sequence, id_size = _HEAD.unpack_from(data, at)
     end = at + HEAD_SIZE + length
     if length > MAX_PAYLOAD or end > len(data):
         return "a record is cut short, or its length is damaged"
     if sequence <= after:
         return f"sequence {sequence} does not follow {after}"
-    payload = data[at + HEAD_SIZE : end]
-    if crc32(payload, crc32(_COVERED.pack(length, sequence, flags), seed)) != crc:
+    rest = data[at + HEAD_SIZE : end]
+    if crc32(rest, crc32(_COVERED.pack(length, sequence, id_size), seed)) != crc:
         return "the checksum of a record is wrong"
-    return SegmentRecord(sequence, flags, payload)
+    return BufferedMessage(sequence, rest[:id_size], rest[id_size:])
 
 
 def _find_record(data: bytes, at: int, seed: int, after: int) -> int:
@@ -201,15 +194,6 @@ def _find_record(data: bytes, at: int, seed: int, after: int) -> int:
             return at
         at += 1
     return len(data)
-
-
-def messages_of(records: Iterable[SegmentRecord]) -> list[BufferedMessage]:
-    """Return the messages in the records."""
-    messages = []
-    for sequence, _, payload in records:
-        end = 1 + payload[0]  # the length of the id
-        messages.append(BufferedMessage(sequence, payload[1:end], payload[end:]))
-    return messages
 
 
 class QuarantineContents(NamedTuple):
@@ -236,4 +220,4 @@ def read_contents(data: bytes) -> QuarantineContents:
         return QuarantineContents("", (), str(exc), data)
     found = scan(data, start, seed)
     rest = pack_header(header)[0] + found.damaged if found.problem else b""
-    return QuarantineContents(header.lane, messages_of(found.records), found.problem, rest)
+    return QuarantineContents(header.lane, found.messages, found.problem, rest)

@@ -6,9 +6,6 @@ them. The later files are *stored*: they are on disk only, and are loaded one by
 
 from __future__ import annotations
 
-import errno
-import os
-import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,60 +13,19 @@ from pathlib import Path
 from celery_dq.errors import CorruptSegment, SpillFailed
 from celery_dq.outage import Outage
 from celery_dq.producer.buffer import BufferedMessage, Lane
-from celery_dq.producer.segment import FileHeader, messages_of, pack_header, pack_record
-from celery_dq.producer.spill_log import Orphan, Segment, SpillLog, StoredSegment, sync_data, sync_folder
+from celery_dq.producer.segment import FileHeader, pack_header, pack_record
+from celery_dq.producer.spill_log import Orphan, PendingSync, Segment, SpillLog, StoredSegment
 from celery_dq.shown import shown_logger
 
-__all__ = ["PendingSync", "SegmentIndex", "Unread"]
+__all__ = ["SegmentIndex", "Unread"]
 
 logger = shown_logger(__name__)
 
 #: Size in bytes at which a segment is sealed.
 SEGMENT_BYTES = 1024 * 1024
 
-_ID = struct.Struct("<B")
-
 #: Reads the messages of a stored file. The caller holds no lock.
 Unread = Callable[[], list[BufferedMessage]]
-
-
-class PendingSync:
-    """A file to sync without the lock of the message store: threads may append to it, seal or remove it.
-
-    Args:
-        producer: Producer sequence that the file belongs to.
-        segment: The file.
-    """
-
-    def __init__(self, producer: bytes, segment: Segment) -> None:
-        self.producer = producer
-        self.segment = segment
-        self._size = segment.size
-        self._first = not segment.synced
-        # A duplicate, because the segment may close its descriptor, and a new file could get the same number.
-        # A sealed segment has no descriptor, and is synced again only after a failed sync.
-        self._fd = os.dup(segment.fd) if segment.fd >= 0 else -1
-
-    def sync(self) -> None:
-        """Write the file to disk.
-
-        Raises:
-            OSError: This sync or an earlier one failed. The kernel reports a failure only once, so every
-                later call raises too.
-        """
-        try:
-            if self.segment.poisoned:
-                raise OSError(errno.EIO, "an earlier sync failed")
-            sync_data(self._fd)
-            if self._first:
-                sync_folder(self.segment.path.parent)
-            self.segment.synced = max(self.segment.synced, min(self._size, self.segment.size))
-        except OSError:
-            self.segment.poisoned = True
-            raise
-        finally:
-            if self._fd >= 0:
-                os.close(self._fd)
 
 
 class _Files:
@@ -173,9 +129,7 @@ class SegmentIndex:
             segment = files.open = self.log.create(lane.producer, lane.key)
             files.open_is_stored = stored
             self.bytes += segment.size
-        self.bytes += segment.append(
-            message.sequence, 0, _ID.pack(len(message.id)) + message.id + message.payload
-        )
+        self.bytes += segment.append(message)
 
     def _seal(self, files: _Files) -> None:
         segment, files.open = files.open, None
@@ -250,13 +204,12 @@ class SegmentIndex:
         segment = files.stored.popleft()
 
         def read() -> list[BufferedMessage]:
-            records = self.log.read(segment)
-            if records is None:
+            messages = self.log.read(segment)
+            if messages is None:
                 # The file is in the quarantine now, or it stays for the process that adopts this folder.
                 if isinstance(segment, Segment):
                     self.bytes -= segment.size
                 return []
-            messages = messages_of(records)
             last = messages[-1].sequence if messages else -1
             files.loaded.append((segment, last))
             return messages
@@ -343,12 +296,12 @@ class SegmentIndex:
     def dirty(self) -> list[PendingSync]:
         """Return the files that are not synced. The caller syncs them without holding a lock."""
         found = []
-        for producer, files in self._lanes.items():
+        for files in self._lanes.values():
             if files.doubtful:
                 files.doubtful = [each for each in files.doubtful if not each.gone]
-                found += [PendingSync(producer, each) for each in files.doubtful]
+                found += [PendingSync(each) for each in files.doubtful]
             if files.open is not None and files.open.synced < files.open.size:
-                found.append(PendingSync(producer, files.open))
+                found.append(PendingSync(files.open))
         return found
 
     def rewrite(self, lane: Lane, poisoned: Segment, unsent: Iterable[BufferedMessage]) -> None:
@@ -372,7 +325,7 @@ class SegmentIndex:
             messages = _kept(poisoned, files.last_before(poisoned), unsent)
             segment = self.log.create(lane.producer, lane.key, poisoned.header.number)
             for message in messages:
-                segment.append(message.sequence, 0, _ID.pack(len(message.id)) + message.id + message.payload)
+                segment.append(message)
             segment.sync()
             files.put_in_place(poisoned, segment)
         except (OSError, CorruptSegment) as error:
@@ -411,9 +364,7 @@ class SegmentIndex:
             OSError: The file cannot be written.
         """
         head, seed = pack_header(FileHeader(lane.producer, 0, lane.key))
-        record = pack_record(
-            message.sequence, 0, _ID.pack(len(message.id)) + message.id + message.payload, seed
-        )
+        record = pack_record(message, seed)
         return self.log.copy_to_quarantine(f"rejected-{message.sequence}", head + record)
 
     def close(self) -> None:
@@ -453,4 +404,4 @@ def _kept(poisoned: Segment, before: int, unsent: Iterable[BufferedMessage]) -> 
     found = poisoned.read()
     if found.problem:
         raise CorruptSegment(f"its messages are on disk only, and cannot be read back: {found.problem}")
-    return messages_of(found.records)
+    return found.messages

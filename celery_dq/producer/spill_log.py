@@ -33,9 +33,9 @@ from pathlib import Path
 from celery_dq.errors import CorruptSegment, SpillFailed
 from celery_dq.per_process import PerProcess, start_of
 from celery_dq.private_files import check_parents, open_folder, read_file
+from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.segment import (
     FileHeader,
-    SegmentRecord,
     SegmentScan,
     pack_header,
     pack_record,
@@ -263,8 +263,8 @@ class Segment:
             self.unlink()
             raise
 
-    def append(self, sequence: int, flags: int, payload: bytes) -> int:
-        """Write one record with a single write, without a sync.
+    def append(self, message: BufferedMessage) -> int:
+        """Write the record of one message with a single write, without a sync.
 
         Returns:
             The size of the record in bytes.
@@ -273,7 +273,7 @@ class Segment:
             SpillFailed: The record was not written, and an incomplete part was cut off again. If that failed
                 too, the segment is `torn`.
         """
-        data = pack_record(sequence, flags, payload, self.seed)
+        data = pack_record(message, self.seed)
         try:
             written = os.write(self.fd, data)
         except OSError as error:
@@ -285,7 +285,7 @@ class Segment:
                 f"{self.path}: only {written} of {len(data)} bytes could be written: the disk is full"
             )
         self.size += written
-        self.last = sequence
+        self.last = message.sequence
         self.count += 1
         return written
 
@@ -302,18 +302,8 @@ class Segment:
             OSError: This sync or an earlier one failed, so records may be lost. A repeated sync would succeed
                 without writing them.
         """
-        if self.poisoned:
-            raise OSError(errno.EIO, "an earlier sync failed")
-        if self.synced < self.size:
-            size = self.size
-            try:
-                sync_data(self.fd)
-                if not self.synced:
-                    sync_folder(self.path.parent)
-            except OSError:
-                self.poisoned = True
-                raise
-            self.synced = size
+        if self.poisoned or self.synced < self.size:
+            PendingSync(self).sync()
 
     def empty(self) -> None:
         """Remove all records, which are delivered, and keep the file open. May raise OSError."""
@@ -339,9 +329,46 @@ class Segment:
     def read(self) -> SegmentScan:
         """Read the records back, without the header, which this process knows. May raise OSError."""
         found = scan(read_file(self.path)[: self.size], self.header_size, self.seed)
-        missing = self.count - len(found.records)
+        missing = self.count - len(found.messages)
         problem = found.problem or ("the end of the file is missing" if missing else "")
         return found._replace(problem=problem, missing=missing)
+
+
+class PendingSync:
+    """A file to sync without the lock of the message store: threads may append to it, seal or remove it.
+
+    Args:
+        segment: The file.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self._size = segment.size
+        self._first = not segment.synced
+        # A duplicate, because the segment may close its descriptor, and a new file could get the same number.
+        # A sealed segment has no descriptor, and is synced again only after a failed sync.
+        self._fd = os.dup(segment.fd) if segment.fd >= 0 else -1
+
+    def sync(self) -> None:
+        """Write the file to disk.
+
+        Raises:
+            OSError: This sync or an earlier one failed. The kernel reports a failure only once, so every
+                later call raises too.
+        """
+        try:
+            if self.segment.poisoned:
+                raise OSError(errno.EIO, "an earlier sync failed")
+            sync_data(self._fd)
+            if self._first:
+                sync_folder(self.segment.path.parent)
+            self.segment.synced = max(self.segment.synced, min(self._size, self.segment.size))
+        except OSError:
+            self.segment.poisoned = True
+            raise
+        finally:
+            if self._fd >= 0:
+                os.close(self._fd)
 
 
 class StoredSegment:
@@ -561,17 +588,17 @@ class SpillLog:
         """Return the files in the quarantine."""
         return sorted((self.root / QUARANTINE).glob("*"))
 
-    def read(self, segment: Segment | StoredSegment) -> list[SegmentRecord] | None:
+    def read(self, segment: Segment | StoredSegment) -> list[BufferedMessage] | None:
         """Read a file, and copy its damaged parts to the quarantine.
 
         Returns:
-            The valid records. None when the file itself is in the quarantine, because it cannot be read at
-            all or the copy cannot be written.
+            The messages of the valid records. None when the file itself is in the quarantine, because it
+            cannot be read at all or the copy cannot be written.
         """
         try:
             found = segment.read()
             if not found.problem:
-                return found.records
+                return found.messages
             name = f"{segment.path.parent.name}-{segment.path.stem}"
             copy = self.copy_to_quarantine(name, pack_header(segment.header)[0] + found.damaged)
         except (OSError, CorruptSegment) as error:
@@ -584,11 +611,11 @@ class SpillLog:
             segment.path,
             found.problem,
             found.missing,
-            len(found.records),
+            len(found.messages),
             copy,
             extra={"event": "spill_damaged"},
         )
-        return found.records
+        return found.messages
 
     def copy_to_quarantine(self, name: str, data: bytes) -> Path:
         """Write a file to the quarantine. Return its path. The same data have one file.

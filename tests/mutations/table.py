@@ -259,7 +259,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "buffer",
         "the folder of a new file is not synced",
-        "producer/segment_index.py",
+        "producer/spill_log.py",
         "if self._first:",
         "if False:",
         ("tests/producer/test_power_cuts.py",),

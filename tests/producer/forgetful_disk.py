@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_dq.producer import segment_index, spill_log
+from celery_dq.producer import spill_log
 from celery_dq.producer.spill_log import sync_data
 
 
@@ -33,8 +33,7 @@ class ForgetfulDisk:
         #: Called before each sync takes effect.
         self.before_sync: Callable[[], None] = lambda: None
         monkeypatch.setattr(os, "fsync", self._sync_folder)
-        for module in (spill_log, segment_index):
-            monkeypatch.setattr(module, "sync_data", self._sync_file)
+        monkeypatch.setattr(spill_log, "sync_data", self._sync_file)
 
     def _sync_file(self, fd: int) -> None:
         self.before_sync()

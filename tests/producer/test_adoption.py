@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_dq.producer.buffer import Lane
+from celery_dq.producer.buffer import BufferedMessage, Lane
 from celery_dq.producer.buffered_producer import BufferedProducer
 from celery_dq.producer.segment_index import SegmentIndex
 from celery_dq.producer.spill_log import Orphan, SpillLog
@@ -47,7 +47,7 @@ def test_an_adopted_folder_is_kept_at_the_next_look(tmp_path: Path) -> None:
 def test_of_threads_that_meet_at_an_orphan_one_has_it(tmp_path: Path) -> None:
     for _ in range(20):
         writer = log_of(tmp_path, "dead")
-        writer.create(PRODUCER, "lane").append(0, 0, b"x")
+        writer.create(PRODUCER, "lane").append(BufferedMessage(0, b"", b"x"))
         writer._drop_lock()
         start = threading.Barrier(4)
         found: list[Orphan] = []
@@ -151,7 +151,7 @@ def test_an_asyncio_flush_after_a_replay_waits_as_well(harness: ProducerHarness)
 def abandoned(root: Path) -> Path:
     """Make the folder of a dead process; return it."""
     writer = log_of(root, "dead")
-    writer.create(PRODUCER, "lane").append(0, 0, b"x")
+    writer.create(PRODUCER, "lane").append(BufferedMessage(0, b"", b"x"))
     folder = writer.folder
     assert folder is not None
     writer._drop_lock()

@@ -378,7 +378,7 @@ def test_a_disk_that_is_full_from_the_beginning_degrades_to_memory(
 def test_the_bytes_of_other_processes_count_against_the_limit(harness: ProducerHarness) -> None:
     other = SpillLog(harness.folder)
     other.process = "1.1.0"  # the name in the name of its folder; the process lives, and holds its lock
-    other.create(b"p" * 16, "lane").append(1, 0, b"x" * 15_000)
+    other.create(b"p" * 16, "lane").append(BufferedMessage(1, b"", b"x" * 15_000))
     producer = harness.producer(limits=Limits(max_messages=5, linger_s=0.001), max_bytes=20_000)
     harness.shelf.down = True
     producer.start()

@@ -25,8 +25,8 @@ class SegmentFile:
         self.data = bytearray(path.read_bytes())
         _, self.start, seed = read_header(bytes(self.data))
         self.places = [self.start]
-        for record in scan(bytes(self.data), self.start, seed).records:
-            self.places.append(self.places[-1] + HEAD_SIZE + len(record.payload))
+        for record in scan(bytes(self.data), self.start, seed).messages:
+            self.places.append(self.places[-1] + HEAD_SIZE + len(record.id) + len(record.payload))
 
     def flip(self, at: int) -> None:
         self.data[at] ^= 0x10

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_dq.errors import SpillFailed
-from celery_dq.producer import segment_index
+from celery_dq.producer import spill_log
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.segment import read_header, scan
 from celery_dq.producer.sender import NotOnDisk
@@ -47,7 +47,7 @@ def on_disk(harness: ProducerHarness) -> list[int]:
     for path in harness.folder.glob("*/*.seg"):
         header, start, seed = read_header(path.read_bytes())
         found.append(
-            (header.number, [each.sequence for each in scan(path.read_bytes(), start, seed).records])
+            (header.number, [each.sequence for each in scan(path.read_bytes(), start, seed).messages])
         )
     return [sequence for _, sequences in sorted(found) for sequence in sequences]
 
@@ -170,7 +170,7 @@ def test_a_file_that_is_sealed_meanwhile_is_written_again(
         assert open_file(box) is not segment
         sync_data(fd)
 
-    monkeypatch.setattr(segment_index, "sync_data", sealed_meanwhile)
+    monkeypatch.setattr(spill_log, "sync_data", sealed_meanwhile)
     box.sync()
     assert_written_again(harness, segment, [1, 2, 3])
     deliver(harness, producer, [0, 1, 2])

@@ -37,7 +37,7 @@ def kept(disk: ForgetfulDisk) -> set[int]:
     for path, data in disk.survivors().items():
         if path.suffix == SUFFIX and data:
             _, start, seed = read_header(data)
-            found |= {each.sequence for each in scan(data, start, seed).records}
+            found |= {each.sequence for each in scan(data, start, seed).messages}
     return found
 
 
@@ -86,7 +86,7 @@ def test_a_file_that_is_sealed_with_unsynced_messages_survives_a_power_cut(
     put(producer, *range(30))
     files = sorted(harness.folder.glob(f"*/*{SUFFIX}"))
     assert len(files) > 3
-    sealed = [scan(data, *read_header(data)[1:]).records for data in map(Path.read_bytes, files[:-1])]
+    sealed = [scan(data, *read_header(data)[1:]).messages for data in map(Path.read_bytes, files[:-1])]
     assert kept(disk) == {each.sequence for records in sealed for each in records}
 
 

@@ -197,10 +197,11 @@ def test_a_survey_neither_follows_links_nor_waits_for_pipes(
 OTHER_PROCESS = """
 import sys
 from pathlib import Path
+from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.spill_log import SpillLog
 log = SpillLog(Path(sys.argv[1]))
 log.process = sys.argv[2]
-log.create(b"p" * 16, "lane").append(0, 0, b"x")
+log.create(b"p" * 16, "lane").append(BufferedMessage(0, b"", b"x"))
 print(log.folder, flush=True)
 sys.stdin.read()
 """

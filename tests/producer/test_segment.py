@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from celery_dq.errors import CorruptSegment
+from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.segment import (
     HEAD_SIZE,
     MAX_LANE,
     FileHeader,
-    SegmentRecord,
     pack_header,
     pack_record,
     read_header,
@@ -23,26 +23,28 @@ from celery_dq.producer.segment import (
 PRODUCER = bytes(range(16))
 
 
-def build(records: list[SegmentRecord], lane: str = '["p","push",0]', number: int = 3) -> bytes:
+def build(records: list[BufferedMessage], lane: str = '["p","push",0]', number: int = 3) -> bytes:
     head, seed = pack_header(FileHeader(PRODUCER, number, lane))
-    return head + b"".join(
-        pack_record(record.sequence, record.flags, record.payload, seed) for record in records
-    )
+    return head + b"".join(pack_record(record, seed) for record in records)
 
 
-def recovered(data: bytes) -> list[SegmentRecord]:
+def size_of(record: BufferedMessage) -> int:
+    return HEAD_SIZE + len(record.id) + len(record.payload)
+
+
+def recovered(data: bytes) -> list[BufferedMessage]:
     try:
         _, start, seed = read_header(data)
     except CorruptSegment:
         return []
-    return scan(data, start, seed).records
+    return scan(data, start, seed).messages
 
 
-def some_records(count: int, seed: int = 7) -> list[SegmentRecord]:
+def some_records(count: int, seed: int = 7) -> list[BufferedMessage]:
     chance = random.Random(seed)
     sequences = sorted(chance.sample(range(1, 1 << 40), count))
     return [
-        SegmentRecord(each, chance.randrange(256), chance.randbytes(chance.randrange(60)))
+        BufferedMessage(each, chance.randbytes(chance.randrange(40)), chance.randbytes(chance.randrange(60)))
         for each in sequences
     ]
 
@@ -50,11 +52,11 @@ def some_records(count: int, seed: int = 7) -> list[SegmentRecord]:
 @given(
     st.text(max_size=40),
     st.integers(0, 2**64 - 1),
-    st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=50)), max_size=20),
+    st.lists(st.tuples(st.binary(max_size=255), st.binary(max_size=50)), max_size=20),
 )
 @settings(deadline=None)
-def test_written_records_are_read(lane: str, number: int, parts: list[tuple[int, bytes]]) -> None:
-    records = [SegmentRecord(sequence, flags, payload) for sequence, (flags, payload) in enumerate(parts)]
+def test_written_records_are_read(lane: str, number: int, parts: list[tuple[bytes, bytes]]) -> None:
+    records = [BufferedMessage(sequence, *part) for sequence, part in enumerate(parts)]
     data = build(records, lane, number)
     header, start, seed = read_header(data)
     assert header == FileHeader(PRODUCER, number, lane)
@@ -67,7 +69,7 @@ def test_a_cut_at_every_byte_leaves_the_whole_records_before_it() -> None:
     ends = []
     _, at, _ = read_header(data)
     for record in records:
-        at += HEAD_SIZE + len(record.payload)
+        at += size_of(record)
         ends.append(at)
     for cut in range(len(data)):
         assert recovered(data[:cut]) == records[: sum(end <= cut for end in ends)]
@@ -81,7 +83,7 @@ def test_flipped_bits_cost_only_the_records_that_they_hit() -> None:
         records = some_records(chance.randrange(1, 6), seed=flips)
         data = bytearray(build(records))
         _, start, _ = read_header(bytes(data))
-        ends = list(accumulate((HEAD_SIZE + len(each.payload) for each in records), initial=start))
+        ends = list(accumulate(map(size_of, records), initial=start))
         for _ in range(40):
             first = start * 8 if chance.random() < 0.99 else 0  # to restore a header costs milliseconds
             places = {chance.randrange(first, len(data) * 8) for _ in range(chance.choice((1, 1, 1, 2, 3)))}
@@ -111,17 +113,17 @@ def test_zeros_behind_the_records_are_no_records() -> None:
     data = build(records)
     _, start, seed = read_header(data)
     found = scan(data + bytes(4096), start, seed)
-    assert found.records == records
+    assert found.messages == records
     assert found.damaged == bytes(4096)
     assert found.problem
 
 
 def test_sequences_ascend_or_the_rest_is_not_believed() -> None:
-    records = [SegmentRecord(1, 0, b"a"), SegmentRecord(3, 0, b"b"), SegmentRecord(2, 0, b"c")]
+    records = [BufferedMessage(1, b"i", b"a"), BufferedMessage(3, b"i", b"b"), BufferedMessage(2, b"i", b"c")]
     data = build(records)
     _, start, seed = read_header(data)
     found = scan(data, start, seed)
-    assert found.records == records[:2]
+    assert found.messages == records[:2]
     assert found.problem == "sequence 2 does not follow 3"
 
 

@@ -16,7 +16,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from celery_dq.errors import SpillFailed
-from celery_dq.producer.segment import SegmentRecord
+from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.spill_log import Segment, SpillLog, lock_file
 from celery_dq.testing.waiting import wait_until
 
@@ -31,9 +31,9 @@ def log_of(root: Path, process: str) -> SpillLog:
     return log
 
 
-def left_behind(root: Path) -> list[SegmentRecord]:
+def left_behind(root: Path) -> list[BufferedMessage]:
     """Adopt, read and remove all messages."""
-    records: list[SegmentRecord] = []
+    records: list[BufferedMessage] = []
     log = log_of(root, "adopter")
     for orphan in log.orphans():
         for segment in orphan.segments():
@@ -67,11 +67,12 @@ class Child:
 WRITER = """
 import sys
 from pathlib import Path
+from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.spill_log import SpillLog
 log = SpillLog(Path(sys.argv[1]))
 segment = log.create(b"p" * 16, "lane")
 for sequence in range(int(sys.argv[2])):
-    segment.append(sequence, 0, b"message %d" % sequence)
+    segment.append(BufferedMessage(sequence, b"", b"message %d" % sequence))
 print(log.folder, flush=True)
 sys.stdin.read()
 """
@@ -109,7 +110,7 @@ def test_a_fork_that_outlives_its_parent_does_not_keep_the_folder(tmp_path: Path
 def test_own_folders_are_never_opened_for_adoption(tmp_path: Path) -> None:
     first, second = SpillLog(tmp_path), SpillLog(tmp_path)
     segment = first.create(PRODUCER, "lane")
-    segment.append(1, 0, b"x")
+    segment.append(BufferedMessage(1, b"", b"x"))
     assert list(second.orphans()) == []
     assert first.intact()
     # The lock still excludes other processes.
@@ -137,14 +138,14 @@ def test_a_lost_folder_is_noticed_and_a_new_one_begun(tmp_path: Path) -> None:
     with pytest.raises(SpillFailed):
         log.create(PRODUCER, "lane")
     log.forsake()
-    log.create(PRODUCER, "lane").append(1, 0, b"x")
+    log.create(PRODUCER, "lane").append(BufferedMessage(1, b"", b"x"))
     assert log.intact()
 
 
 def test_a_forsaken_folder_is_adopted_by_another_process_only(tmp_path: Path) -> None:
     """A clean-up job has removed the lock file and not yet the segment, whose messages are in memory."""
     log = SpillLog(tmp_path)
-    log.create(PRODUCER, "lane").append(1, 0, b"x")
+    log.create(PRODUCER, "lane").append(BufferedMessage(1, b"", b"x"))
     assert log.folder is not None
     (log.folder / "lock").unlink()
     assert not log.intact()
@@ -212,14 +213,14 @@ def test_a_damaged_record_is_kept_apart_and_the_rest_is_read(tmp_path: Path) -> 
     log = log_of(tmp_path, "one")
     segment = log.create(PRODUCER, "lane")
     for sequence in range(10):
-        segment.append(sequence, 0, b"x" * 20)
+        segment.append(BufferedMessage(sequence, b"", b"x" * 20))
     with segment.path.open("r+b") as file:
         file.seek(-90, os.SEEK_END)  # within the eighth record
         file.write(b"\0\0\0")
     broken = log.create(PRODUCER, "lane")
-    broken.append(10, 0, b"y")
+    broken.append(BufferedMessage(10, b"", b"y"))
     broken.path.write_bytes(b"no segment")
-    log.create(PRODUCER, "lane").append(11, 0, b"z")
+    log.create(PRODUCER, "lane").append(BufferedMessage(11, b"", b"z"))
     empty = log.create(PRODUCER, "lane")
     empty.path.write_bytes(b"")
     log._drop_lock()
@@ -235,6 +236,7 @@ def test_a_full_disk_leaves_no_part_of_a_record(tmp_path: Path) -> None:
 import resource, signal, sys
 from pathlib import Path
 from celery_dq.errors import SpillFailed
+from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.spill_log import SpillLog
 log = SpillLog(Path(sys.argv[1]))
 segment = log.create(b"p" * 16, "lane")
@@ -242,19 +244,19 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
 sequence = 0
 while True:
     try:
-        segment.append(sequence, 0, b"x" * 333)
+        segment.append(BufferedMessage(sequence, b"", b"x" * 333))
     except SpillFailed as error:
         assert "could be written" in str(error), error
         break
     sequence += 1
 try:
-    segment.append(sequence, 0, b"x" * 333)
+    segment.append(BufferedMessage(sequence, b"", b"x" * 333))
     raise AssertionError("still full")
 except SpillFailed:
     pass
 assert not segment.torn
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-segment.append(sequence, 0, b"there is room again")
+segment.append(BufferedMessage(sequence, b"", b"there is room again"))
 print(sequence, flush=True)
 """
     writer = Child(program, tmp_path)
@@ -276,18 +278,18 @@ def redirect(segment: Segment, path: str) -> None:
 
 def test_no_space_at_all_is_reported(tmp_path: Path) -> None:
     segment = log_of(tmp_path, "one").create(PRODUCER, "lane")
-    segment.append(0, 0, b"kept")
+    segment.append(BufferedMessage(0, b"", b"kept"))
     redirect(segment, "/dev/full")
     with pytest.raises(SpillFailed, match="No space left"):
-        segment.append(1, 0, b"lost")
+        segment.append(BufferedMessage(1, b"", b"lost"))
     assert segment.torn  # a device cannot be cut back
 
 
 def test_a_failed_sync_is_reported(tmp_path: Path) -> None:
     segment = log_of(tmp_path, "one").create(PRODUCER, "lane")
-    segment.append(0, 0, b"kept")
+    segment.append(BufferedMessage(0, b"", b"kept"))
     segment.sync()
-    segment.append(1, 0, b"in doubt")
+    segment.append(BufferedMessage(1, b"", b"in doubt"))
     redirect(segment, "/dev/null")
     with pytest.raises(OSError, match="Invalid argument"):
         segment.sync()
@@ -320,9 +322,9 @@ class Disk(RuleBasedStateMachine):
         segment = self.one(data)
         if segment is not None:
             self.sequence += 1
-            segment.append(self.sequence, 0, payload)
+            segment.append(BufferedMessage(self.sequence, b"", payload))
             self.expected[segment.path].append(self.sequence)
-            assert [each.sequence for each in segment.read().records] == self.expected[segment.path]
+            assert [each.sequence for each in segment.read().messages] == self.expected[segment.path]
 
     @rule(data=st.data())
     def deliver(self, data: Any) -> None:
@@ -375,7 +377,7 @@ class Disk(RuleBasedStateMachine):
         found: dict[Path, list[int]] = {}
         for orphan in adopter.orphans():
             for segment in orphan.segments():
-                found[segment.path] = [each.sequence for each in segment.read().records]
+                found[segment.path] = [each.sequence for each in segment.read().messages]
                 segment.unlink()
             orphan.close()
         assert found == {path: self.expected[path] for path in self.dead}
