@@ -190,7 +190,7 @@ def test_a_public_name_that_is_the_name_of_a_package_is_not_hidden_by_it() -> No
 
 
 def test_every_public_name_whose_room_is_built_is_there() -> None:
-    for name, home in celery_dq._HOMES:
+    for name, home in celery_dq._HOMES.items():
         path = ROOT / home.replace(".", "/")
         if path.is_dir() or path.with_suffix(".py").exists():
             assert getattr(celery_dq, name) is not None
