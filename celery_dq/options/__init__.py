@@ -2,7 +2,6 @@
 
 ``schema``     how a setting is declared, and how a wrong value is refused
 ``quota``      what a tenant may take
-``singleton``  singleton queues and elections
 ``sections``   all settings, declared as the fields of frozen objects
 ``resolve``    from the configuration of an app to ``Options``
 

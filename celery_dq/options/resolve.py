@@ -21,13 +21,14 @@ from celery_dq.options.schema import (
     refuse_unknown,
     refuse_unreadable_url,
 )
-from celery_dq.options.sections import SETTINGS, Options, QueueOptions
-from celery_dq.options.singleton import read_election, read_singletons
-from celery_dq.shown import shown_url
+from celery_dq.options.sections import SETTINGS, Options, QueueOptions, SingletonOptions
+from celery_dq.shown import shown_setting, shown_url
 
 __all__ = ["REDIS_URLS", "resolve"]
 
 _PREFIX = "dq_"
+_ELECTIONS = ("zookeeper", "redis", "rediss")
+_ZOOKEEPER_OPTIONS = ("auth", "sasl", "tls")
 #: What the URL of a Redis begins with, for redis-py.
 REDIS_URLS = ("redis://", "rediss://", "unix://")
 
@@ -46,7 +47,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
     given = _given(conf)
     known = {setting.name: setting for setting in SETTINGS}
     refuse_unknown(given, known, where="settings", what="setting")
-    singletons = tuple(read_singletons(given.pop("dq_singleton_queues", {})))
+    singletons = tuple(_singletons(given.pop("dq_singleton_queues", {})))
     values = {
         name: each.check(given[name]) if name in given else each.default for name, each in known.items()
     }
@@ -65,7 +66,7 @@ def resolve(conf: Mapping[str, Any]) -> Options:
         default_quota=default_quota,
         queues=tuple(_queues(values["dq_queues"], defaults)),
         singletons=singletons,
-        election_options=read_election(values["dq_election"], values["dq_election_options"]),
+        election_options=_election(values["dq_election"], values["dq_election_options"]),
     )
     _refuse_contradictions(options)
     return options
@@ -115,6 +116,52 @@ def _queues(table: Mapping[Any, Any], defaults: QueueOptions) -> Iterable[QueueO
             names_quota=bool(parts) or defaults.names_quota,
             **checked(own, section, where, _PREFIX),
         )
+
+
+def _singletons(table: Any) -> Iterable[SingletonOptions]:
+    """Yield one section per queue of ``dq_singleton_queues``: a dict of dicts, or only the names."""
+    if isinstance(table, (list, tuple, set, frozenset)):
+        table = {name: {} for name in table}
+    elif not isinstance(table, Mapping):
+        example = f": write [{table!r}]" if isinstance(table, str) and table else ""
+        raise ConfigurationError(
+            f"dq_singleton_queues = {table!r} is neither a list of the names of queues nor a dict of their "
+            f"options{example}"
+        )
+    own = fields_of_settings(SingletonOptions)
+    for name in sorted(table, key=str):
+        where = f"dq_singleton_queues[{name!r}]"
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"{where}: {name!r} is not the name of a queue: give a text, not empty")
+        section = table[name] or {}
+        if not isinstance(section, Mapping):
+            raise ConfigurationError(f"{where} = {section!r} is not a dict")
+        refuse_unknown(section, [each.name for each in own.values()], where=where)
+        yield SingletonOptions(name, **checked(own, section, where))
+
+
+def _election(url: str, options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return ``dq_election_options``, by name, after checking that the election can use them."""
+    scheme = url.partition("://")[0]
+    if url and scheme not in _ELECTIONS:
+        raise ConfigurationError(
+            f"dq_election = {shown_url(url)!r} names no election: give zookeeper://host:2181, "
+            "redis://host/db, rediss://host/db, or '' for the broker"
+        )
+    if scheme != "zookeeper":
+        refuse_unreadable_url("dq_election", url)
+    elif "@" in url:
+        raise ConfigurationError(
+            f"dq_election = {shown_url(url)!r} holds a login, and this URL has no place for one: give the "
+            "hosts alone, and dq_election_options = {'auth': [('digest', 'user:password')]}"
+        )
+    refuse_unknown(options, _ZOOKEEPER_OPTIONS, where="dq_election_options")
+    if options and scheme != "zookeeper":
+        raise ConfigurationError(
+            f"dq_election_options = {shown_setting(options)} has no effect without dq_election = "
+            "'zookeeper://…': leave it out"
+        )
+    return tuple(sorted(options.items()))
 
 
 def _refuse_spread(values: Mapping[str, Any], where: str) -> None:

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from celery_dq.duration import SECOND_US
 from celery_dq.options.quota import UNLIMITED, Quota
 from celery_dq.options.schema import section, setting, settings_of
-from celery_dq.options.singleton import SingletonOptions
-
-__all__ = ["QUEUE_SETTINGS", "SETTINGS", "STRICT_HEAD_START_US", "Options", "QueueOptions"]
 
 # A head start of 31 years per step gives strict priority, because no message waits that long. Nine steps
 # subtracted from a time in microseconds are still exact in a double.
@@ -87,6 +84,30 @@ class QueueOptions:
 #: The keys of dq_queues[name] besides the parts of a quota; there they have no prefix.
 QUEUE_SETTINGS = settings_of(QueueOptions)
 _QUEUE_OPTIONS = [each.name.removeprefix("dq_") for each in QUEUE_SETTINGS]
+
+
+@dataclass(frozen=True)
+class SingletonOptions:
+    """Options of one singleton queue.
+
+    Attributes:
+        name: Name of the queue.
+    """
+
+    name: str
+    hand_over: Literal["finish", "abort"] = setting(
+        "hand_over",
+        "finish",
+        "Whether a hand-over lets the running message end, or aborts it.",
+        choices=("finish", "abort"),
+    )
+    grace_us: int = setting(
+        "grace",
+        0,
+        "How long a successor waits after a leader that did not hand over, for effects without fencing.",
+        high=3_600 * SECOND_US,
+    )
+    career: str = setting("career", "", "A subclass of Career, as 'module:name'.")
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from kombu.transport.virtual import Channel as VirtualChannel
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.context import AppContext
 from celery_dq.errors import DQError
-from celery_dq.options.sections import Options
-from celery_dq.options.singleton import SingletonOptions
+from celery_dq.options.sections import Options, SingletonOptions
 from celery_dq.other_brokers.singleton_message import SingletonMessage
 from celery_dq.outage import Outage
 from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER, Leaderships

@@ -29,7 +29,7 @@ from celery_dq.clock import Clock, SystemClock
 from celery_dq.errors import Fenced
 from celery_dq.leadership.career import Career, Phase, Term
 from celery_dq.leadership.elector import Election, LeaderElector
-from celery_dq.options.singleton import SingletonOptions
+from celery_dq.options.sections import SingletonOptions
 from celery_dq.outage import Outage
 from celery_dq.protocols import SingletonConsumer
 from celery_dq.shown import shown_logger

@@ -19,8 +19,7 @@ from kombu.exceptions import OperationalError
 from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError
 from celery_dq.leadership.redis_election import broker_client
-from celery_dq.options.sections import Options
-from celery_dq.options.singleton import SingletonOptions
+from celery_dq.options.sections import Options, SingletonOptions
 from celery_dq.protocols import QUEUE_HEADER, TOKEN_HEADER
 from celery_dq.shown import shown_logger
 from celery_dq.singleton.elections import Elections

@@ -8,7 +8,7 @@ from kombu import Queue
 
 from celery_dq.errors import ConfigurationError
 from celery_dq.options import resolve
-from celery_dq.options.singleton import SingletonOptions
+from celery_dq.options.sections import SingletonOptions
 from celery_dq.worker.singleton import singleton_queues
 
 
