@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
-from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from celery_dq.errors import NotElected, ZooKeeperUnreachable
 from celery_dq.leadership.elector import ElectionWon, Leader
@@ -34,7 +34,17 @@ from celery_dq.outage import Outage
 from celery_dq.znodes import LeadershipNodes, guid_of, leaderships, serial_order
 from celery_dq.zookeeper.multi_read import existing, read_all
 from celery_dq.zookeeper.session import Session, SessionState
-from celery_dq.zookeeper.transaction import ask_all
+from celery_dq.zookeeper.transaction import (
+    Step,
+    TransactionRefused,
+    ask_all,
+    begin,
+    check,
+    delete,
+    set_data,
+    transact,
+    verdict,
+)
 
 __all__ = ["ZooKeeperElection", "ZooKeeperLines", "leadership_names"]
 
@@ -60,14 +70,9 @@ def forget_leadership(session: Session, nodes: LeadershipNodes) -> None:
     Raises:
         ZooKeeperUnreachable: ZooKeeper does not answer.
     """
-
-    def remove(client: Any) -> Any:
-        batch = client.transaction()
-        for path in (nodes.candidates, nodes.epoch, nodes.path):
-            batch.delete(path)
-        return batch.commit_async()
-
-    session.ask(remove, session.timeout_s)
+    steps = [delete(path) for path in (nodes.candidates, nodes.epoch, nodes.path)]
+    with contextlib.suppress(TransactionRefused):
+        transact(session, steps, session.timeout_s)
 
 
 class ZooKeeperLines:
@@ -299,10 +304,8 @@ class ZooKeeperElection:
         data = {"token": token, "who": self.who, "since": since, "clean": False}
         self._commit(
             f"election for {self.name!r}",
-            lambda batch: (
-                batch.check(self._nodes.candidate(self._node), -1),
-                batch.set_data(self._nodes.epoch, json.dumps(data).encode(), version=version),
-            ),
+            check(self._nodes.candidate(self._node)),
+            set_data(self._nodes.epoch, json.dumps(data).encode(), version),
         )
         self._epoch_version, self._token, self._since = version + 1, token, since
         former = int(epoch["token"]) if epoch["who"] == self.who else 0
@@ -318,10 +321,8 @@ class ZooKeeperElection:
         data = json.dumps({"who": self.who, "token": self._token}).encode()
         self._commit(
             f"renewal for {self.name!r}",
-            lambda batch: (
-                batch.check(self._nodes.epoch, self._epoch_version),
-                batch.set_data(self._nodes.candidate(self._node), data),
-            ),
+            check(self._nodes.epoch, self._epoch_version),
+            set_data(self._nodes.candidate(self._node), data),
         )
         # The write may have been sent in a new session, to a node that the old session has left.
         self._check_session()
@@ -348,10 +349,8 @@ class ZooKeeperElection:
         try:
             self._commit(
                 f"resignation from {self.name!r}",
-                lambda batch: (
-                    batch.set_data(self._nodes.epoch, json.dumps(data).encode(), version=self._epoch_version),
-                    batch.delete(self._nodes.candidate(self._node)),
-                ),
+                set_data(self._nodes.epoch, json.dumps(data).encode(), self._epoch_version),
+                delete(self._nodes.candidate(self._node)),
             )
         except NotElected:
             return False  # another candidate has raised the epoch, or the candidate's node is gone
@@ -395,19 +394,11 @@ class ZooKeeperElection:
         data, stat = self._ask(lambda client: client.get_async(path))
         return json.loads(data), stat.version
 
-    def _commit(self, what: str, fill: Any) -> None:
-        """Carry out a transaction; kazoo's commit returns exceptions instead of raising them."""
-
-        def request(client: Any) -> Any:
-            batch = client.transaction()
-            fill(batch)
-            return batch.commit_async()
-
-        answers = self._ask(request)
-        failed = [each for each in answers if isinstance(each, Exception)]
-        if not failed:
-            return
-        for error in failed:
-            if isinstance(error, (NoNodeError, BadVersionError)):
-                raise NotElected(f"{what} was refused: {type(error).__name__}")
-        raise KazooException(f"{what} failed: {failed!r}")
+    def _commit(self, what: str, *steps: Step) -> None:
+        """Carry out a transaction."""
+        try:
+            verdict(steps, self._ask(lambda client: begin(client, steps)))
+        except TransactionRefused as refused:
+            if isinstance(refused.error, (NoNodeError, BadVersionError)):
+                raise NotElected(f"{what} was refused: {type(refused.error).__name__}") from None
+            raise
