@@ -260,7 +260,8 @@ class Session:
             ConfigurationError: The server refused the credentials.
             kazoo.exceptions.KazooException: The server refused the request.
         """
-        return self._answer(self.open(timeout_s), request, timeout_s)
+        client = self.open(timeout_s)
+        return self.answer(client, request(client), timeout_s)
 
     def children(self, folder: str, timeout_s: float) -> list[str]:
         """Return the names in a folder; none if it does not exist. The errors are those of :meth:`ask`."""
@@ -270,9 +271,10 @@ class Session:
             return []
         return names
 
-    def _answer(self, client: Any, request: Callable[[Any], Any], timeout_s: float) -> Any:
+    def answer(self, client: Any, pending: Any, timeout_s: float) -> Any:
+        """Wait for the answer to a request that was sent. The errors are those of :meth:`ask`."""
         try:
-            return request(client).get(timeout=timeout_s)
+            return pending.get(timeout=timeout_s)
         except (*SILENCE, client.handler.timeout_exception) as error:
             raise ZooKeeperUnreachable(
                 f"ZooKeeper at {self.hosts} did not answer within {timeout_s:g} s: {error!r}"
@@ -312,7 +314,7 @@ class Session:
             watch = {"watch": lambda _event: gone.set()} if client.chroot else {}
 
             def look() -> None:
-                self._answer(client, lambda client: client.get_async("/", **watch), patience_s)
+                self.answer(client, client.get_async("/", **watch), patience_s)
 
             try:
                 try:

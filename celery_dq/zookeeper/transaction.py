@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kazoo.exceptions import (
-    AuthFailedError,
     InvalidACLError,
     KazooException,
     NoAuthError,
@@ -22,12 +21,11 @@ from kazoo.exceptions import (
 
 from celery_dq.errors import (
     AccessDenied,
-    ConfigurationError,
     DQError,
     MessageTooLarge,
     ZooKeeperUnreachable,
 )
-from celery_dq.zookeeper.session import SILENCE, Session
+from celery_dq.zookeeper.session import Session
 
 __all__ = [
     "MAX_REQUEST",
@@ -236,12 +234,6 @@ def ask_all(session: Session, send: Callable[[Any], Sequence[Any]], timeout_s: f
 def answer_of(session: Session, client: Any, pending: Any, timeout_s: float) -> Any:
     """Wait for the answer to one request of :func:`ask_all`."""
     try:
-        return pending.get(timeout=timeout_s)
-    except (*SILENCE, client.handler.timeout_exception) as error:
-        raise ZooKeeperUnreachable(
-            f"ZooKeeper at {session.hosts} did not answer within {timeout_s:g} s: {error!r}"
-        ) from None
-    except AuthFailedError as error:
-        raise ConfigurationError(f"ZooKeeper at {session.hosts} refused the credentials: {error!r}") from None
+        return session.answer(client, pending, timeout_s)
     except KazooException as error:
         return error
