@@ -51,7 +51,7 @@ from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError, Fenced
 from celery_dq.keys import beat_state
 from celery_dq.leadership.career import Term
-from celery_dq.leadership.elector import LeaderElector
+from celery_dq.leadership.elector import LeaderCallbacks, LeaderElector
 from celery_dq.leadership.redis_election import broker_client
 from celery_dq.options.sections import Options
 from celery_dq.outage import Outage
@@ -576,15 +576,18 @@ def _leave(number: int, frame: Any) -> None:
     raise SystemExit(0)
 
 
-class BeatCallbacks:
-    """The callbacks of the elector of a beat; :meth:`ElectedScheduler.tick` does the work."""
+class BeatCallbacks(LeaderCallbacks):
+    """The callbacks of the elector of a beat; :meth:`ElectedScheduler.tick` does the work.
+
+    Each tick checks the term itself. It is short, and the broker refuses one that another beat has sent.
+    """
 
     def __init__(self, scheduler: ElectedScheduler) -> None:
         self._scheduler = scheduler
 
     def floor(self) -> int:
-        """Return the highest token of the store and of this beat, because the election may be a new one."""
-        return max(self._scheduler.schedule_store.token(), self._scheduler._token)
+        """Return the highest token of the store, because the election may be a new one."""
+        return self._scheduler.schedule_store.token()
 
     def serve(self, term: Term) -> None:
         """Lead until the end of the term."""
@@ -595,9 +598,3 @@ class BeatCallbacks:
                 term.end(
                     f"a tick takes longer than {STUCK_S:g} s: the broker or {store} does not answer this beat"
                 )
-
-    def trust(self, term: Term, until: float) -> None:
-        """Do nothing: each tick checks the term itself."""
-
-    def abort(self, term: Term) -> None:
-        """Do nothing: a tick is short, and the broker refuses a tick that another beat has sent."""

@@ -138,10 +138,12 @@ LONGEST_WAIT_S = 30.0
 
 
 class LeaderCallbacks(Protocol):
-    """The work of a leader."""
+    """The work of a leader. By default it needs no end of trust, and is not aborted."""
 
     def floor(self) -> int:
-        """Return the highest token known outside of the election; the next token is above it.
+        """Return the highest token known outside of the election and of this candidate's terms.
+
+        The next token is above it, also where a server has lost its data.
 
         Raises:
             OSError: The token could not be read.
@@ -155,9 +157,11 @@ class LeaderCallbacks(Protocol):
 
     def trust(self, term: Term, until: float) -> None:
         """Receive the monotonic time until which the term is trusted; called again after each renewal."""
+        return
 
     def abort(self, term: Term) -> None:
         """Stop the work of a term that has fallen, by force if necessary; return at once."""
+        return
 
 
 class LeaderElector:
@@ -187,6 +191,8 @@ class LeaderElector:
         self._clock: Clock = clock or SystemClock()
         self._may_lead = may_lead
         self._term: Term | None = None
+        #: The highest token of this candidate's terms.
+        self._highest = 0
         self._closing = False
         self._wake_event = threading.Event()
         self._failures = 0
@@ -359,9 +365,10 @@ class LeaderElector:
             self._wake_event.wait(pause_s * (1 + random.random()))
 
     def _lead(self) -> None:
-        floor = self._callbacks.floor()
+        floor = max(self._callbacks.floor(), self._highest)
         sent_at = self._clock.monotonic()
         won = self.election.accept(floor, self._clock.wall())
+        self._highest = won.token
         self._answered()
         # A predecessor of this same candidate may have ended during its grace, while work of an earlier term
         # was still running.

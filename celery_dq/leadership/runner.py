@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from celery_dq.clock import Clock
 from celery_dq.leadership.career import Career, Term
-from celery_dq.leadership.elector import Election, LeaderElector
+from celery_dq.leadership.elector import Election, LeaderCallbacks, LeaderElector
 from celery_dq.shown import shown_logger
 
 __all__ = ["Runner"]
@@ -25,7 +25,7 @@ SOURCE_WAIT_S = 0.2
 DOUBT_LOOK_S = 0.01
 
 
-class Runner(Generic[Message]):
+class Runner(LeaderCallbacks, Generic[Message]):
     """Runs a career in each term that its candidate wins.
 
     Use it as a context manager, or call :meth:`open` and :meth:`close`.
@@ -66,8 +66,6 @@ class Runner(Generic[Message]):
         self._requeue = requeue
         self._on_fall = on_fall
         self._floor = floor
-        #: The highest token of this process's terms.
-        self._highest = 0
         self.elector = LeaderElector(election, self, grace_s=grace_s, clock=clock)
 
     @property
@@ -107,7 +105,7 @@ class Runner(Generic[Message]):
 
     def floor(self) -> int:
         """Return the highest token that is known outside of the election."""
-        return max(self._floor(), self._highest)
+        return self._floor()
 
     def serve(self, term: Term) -> None:
         """Run the career for one term, from inauguration to hand-over."""
@@ -127,10 +125,6 @@ class Runner(Generic[Message]):
                     term.end("the career resigned")
         finally:
             self._career.hand_over()
-
-    def trust(self, term: Term, until: float) -> None:
-        """Remember the token; the term itself is checked before each message."""
-        self._highest = max(self._highest, term.token)
 
     def abort(self, term: Term) -> None:
         """Call `on_fall`."""

@@ -452,21 +452,17 @@ class QueueDuties:
         self._fence = fence
         self._guard = guard
         self._kills = kills
-        #: The highest token of this worker's terms.
-        self._highest = 0
 
     def floor(self) -> int:
-        """Return the highest token that the broker or this worker knows.
+        """Return the highest token that the broker knows.
 
         A server that has lost its data must not give out a token of an earlier term again: the guard would
         kill the process that runs a message with such a token.
         """
-        epoch = 0 if self._fence is None else self._fence.epoch(self._options.name)
-        return max(epoch, self._highest)
+        return 0 if self._fence is None else self._fence.epoch(self._options.name)
 
     def trust(self, term: Term, until: float) -> None:
         """Set the end of trust in the guard."""
-        self._highest = max(self._highest, term.token)
         self._guard.trust(term.name, term.token, until)
 
     def abort(self, term: Term) -> None:

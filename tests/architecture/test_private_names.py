@@ -18,7 +18,6 @@ PUBLIC = {"_asdict", "_fields", "_replace"}
 OWN = {
     ("app/publishing/results.py", "_cache"),  # of the class in this module, as in Celery's
     ("app/publishing/results.py", "_ignored"),
-    ("beat/scheduler.py", "_token"),
     ("producer/buffered_producer.py", "_get_running_loop"),  # asyncio: whether a loop runs in this thread
     ("producer/buffering_producer.py", "_accept"),
     ("producer/message_store.py", "_is_owned"),  # a lock of Python
