@@ -7,5 +7,5 @@ before the task runs, and consumes a singleton queue only in its term.
 ``dedup_calls``        the dedup request of a task; calls that wait, or that a run covers
 ``redis_coordinator``  the Redis with the locks, its coordinator (one Lua call per change), and its heartbeat
 ``lua``                the scripts; ``lua/include/dedup_lock.lua`` is the state of one key
-``singleton_sequencer``, ``singleton_message``   the boot step; singleton queues in the terms of a worker
+``singleton_sequencer``  the boot step; singleton queues in the terms of a worker, and their messages
 """

@@ -23,7 +23,7 @@ from celery_dq.dedup.rule import rule_of
 from celery_dq.dedup.signals import verdict_given
 from celery_dq.errors import InvalidKey
 from celery_dq.other_brokers.redis_coordinator import SILENCE
-from celery_dq.other_brokers.singleton_message import CoveringRun, SingletonMessage
+from celery_dq.other_brokers.singleton_sequencer import CoveringRun, SingletonMessage
 from celery_dq.outage import Outage
 from celery_dq.protocols import DEDUP_HEADER
 from celery_dq.shown import shown_logger

@@ -49,7 +49,7 @@ from celery_dq.other_brokers.dedup_calls import (
     wants_result,
 )
 from celery_dq.other_brokers.redis_coordinator import SILENCE, DedupLockHeartbeat, OwnRedis, redis_of
-from celery_dq.other_brokers.singleton_message import SingletonMessage
+from celery_dq.other_brokers.singleton_sequencer import SingletonMessage
 from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.waker import Waker

@@ -39,7 +39,7 @@ LEFT = {
     ("worker/discards.py", "_context"),
     ("worker/discards.py", "_payload"),
     ("worker/discards.py", "_request_dict"),
-    ("other_brokers/singleton_message.py", "_already_revoked"),
+    ("other_brokers/singleton_sequencer.py", "_already_revoked"),
 }
 
 

@@ -17,8 +17,11 @@ from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.career import Career
 from celery_dq.leadership.redis_election import RedisElection, RedisLines
 from celery_dq.options.sections import SingletonOptions
-from celery_dq.other_brokers.singleton_message import SingletonMessage
-from celery_dq.other_brokers.singleton_sequencer import SequencedSingletonStep, SingletonSequencer
+from celery_dq.other_brokers.singleton_sequencer import (
+    SequencedSingletonStep,
+    SingletonMessage,
+    SingletonSequencer,
+)
 from celery_dq.singleton.guard import Guard
 from celery_dq.singleton.leaderships import WorkerLeaderships
 from celery_dq.testing.waiting import wait_until
