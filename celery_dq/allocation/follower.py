@@ -26,7 +26,7 @@ from celery_dq.errors import DQError
 from celery_dq.outage import Outage
 from celery_dq.shown import shown_logger
 from celery_dq.znodes import AllocationNodes
-from celery_dq.zookeeper.session import Session, SessionState
+from celery_dq.zookeeper.session import Session
 
 __all__ = ["GAIN_DELAY_S", "Follower"]
 
@@ -66,7 +66,6 @@ class Follower:
         self.worker = worker
         self._session = session
         self._nodes = nodes
-        self._registration = Registration(session, nodes, worker, self._on_lost)
         self._published = PublishedAssignment(session, nodes)
         self._is_allocated = is_allocated
         self._silence_s = silence_s
@@ -78,6 +77,7 @@ class Follower:
         self._served: dict[str, frozenset[int]] | None = None
         self._version = 0
         self._wake = threading.Event()
+        self._registration = Registration(session, nodes, worker, self._wake.set)
         self._flipped = True
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -168,7 +168,7 @@ class Follower:
         """Start to take part. Idempotent."""
         if self._thread is None:
             self._closing = False
-            self._session.add_listener(self._on_state)
+            self._session.add_listener(self._look_soon)
             self._thread = threading.Thread(target=self._run, name="dq-allocation", daemon=True)
             self._thread.start()
 
@@ -181,7 +181,7 @@ class Follower:
         thread, self._thread = self._thread, None
         if thread is not None:
             self._closing = True
-            self._session.remove_listener(self._on_state)
+            self._session.remove_listener(self._look_soon)
             self._wake.set()
             thread.join(timeout_s)
 
@@ -225,14 +225,8 @@ class Follower:
             wait_s = min(wait_s, max(self._coming[0] - self._clock.monotonic(), 0.0))
         return wait_s
 
-    def _on_state(self, state: SessionState) -> None:
-        self._flipped = True
-        self._wake.set()
-
-    def _on_lost(self) -> None:
-        self._wake.set()
-
-    def _on_flip(self, _event: Any) -> None:
+    def _look_soon(self, _event: Any) -> None:
+        """Read the generation again: the connection has changed, or the generation has."""
         self._flipped = True
         self._wake.set()
 
@@ -280,7 +274,7 @@ class Follower:
         self._flipped = True
 
     def _read(self) -> None:
-        generation = self._published.generation(self._on_flip)
+        generation = self._published.generation(self._look_soon)
         if generation is None or generation == self.generation:
             return
         lists = self._published.served_by(self.worker, generation.number)

@@ -126,6 +126,10 @@ class Consumer:
             try:
                 room = self._batch - len(self._handler_thread) - self._running
                 nodes = self._item_taker.take(min(room, TOGETHER)) if room > 0 else []
+                if nodes:
+                    with self._change:
+                        self._handler_thread.extend(nodes)
+                    self._work()
             except ZooKeeperUnreachable as error:
                 logger.info(
                     "Consumer %s can take no nodes (%s); it tries again.",
@@ -136,25 +140,20 @@ class Consumer:
                 self._wake_event.wait(RETRY_S)
                 continue
             except Exception as error:
-                self._cannot_take(error)
+                self._taking.began(
+                    "Consumer %s cannot take or start nodes (%r); it tries again every %g s.",
+                    self._name,
+                    error,
+                    RETRY_S,
+                    exc_info=error,
+                )
                 self._wake_event.wait(RETRY_S)
                 continue
-            if nodes:
-                with self._change:
-                    self._handler_thread.extend(nodes)
-                try:
-                    self._work()
-                except Exception as error:
-                    self._cannot_take(error)
-                    self._wake_event.wait(RETRY_S)
-                else:
-                    self._taking.over("Consumer %s takes nodes again.", self._name)
-            elif room > 0:
+            if room > 0:
                 self._taking.over("Consumer %s takes nodes again.", self._name)
-                pause = self._item_taker.pause_s()
+            if not nodes:
+                pause = self._item_taker.pause_s() if room > 0 else None
                 self._wake_event.wait(LONGEST_WAIT_S if pause is None else min(pause, LONGEST_WAIT_S))
-            else:
-                self._wake_event.wait(LONGEST_WAIT_S)
         with self._change:
             self._taken = True
             self._change.notify_all()
@@ -237,15 +236,6 @@ class Consumer:
             self._wake_event.set()
 
     # -- the finisher
-
-    def _cannot_take(self, error: Exception) -> None:
-        self._taking.began(
-            "Consumer %s cannot take or start nodes (%r); it tries again every %g s.",
-            self._name,
-            error,
-            RETRY_S,
-            exc_info=error,
-        )
 
     def _finish(self) -> None:
         while True:

@@ -121,14 +121,8 @@ def _parsed(raw: bytes) -> dict[str, Any]:
         message = loads(raw)
     except Exception as exc:
         raise InvalidMessage(f"it is not JSON: {described(exc)}") from exc
-    if (
-        not isinstance(message, dict)
-        or not isinstance(message.get("headers"), dict)
-        or not isinstance(message.get("properties"), dict)
-        or not isinstance(message.get("body"), str)
-        or not isinstance(message.get("content-type"), str)
-        or not isinstance(message.get("content-encoding"), str)
-    ):
+    parts = {"headers": dict, "properties": dict, "body": str, "content-type": str, "content-encoding": str}
+    if not isinstance(message, dict) or not all(isinstance(message.get(part), parts[part]) for part in parts):
         raise InvalidMessage(
             "it is not a message of kombu, which has a body, headers, properties, and the type and encoding "
             "of the body"

@@ -97,9 +97,10 @@ class SingularUpdateQueue(Generic[Request, Result]):
     ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity = {capacity!r}: a queue holds at least one request")
-        self._handler = handler
         self._max_batch = 1
-        self._apply_all: Callable[[Sequence[Request]], Sequence[Any]] | None = None
+        self._apply_all: Callable[[Sequence[Request]], Sequence[Any]] = lambda requests: [
+            handler(requests[0])
+        ]
         self._capacity = capacity
         self._block = block
         self._then = then
@@ -127,7 +128,7 @@ class SingularUpdateQueue(Generic[Request, Result]):
         """
         if max_batch < 1:
             raise ValueError(f"max_batch = {max_batch!r}: a batch has at least one request")
-        made = cls(_never, **options)
+        made = cls(handler, **options)  # type: ignore[arg-type]  # replaced in the next line
         made._apply_all = handler
         made._max_batch = max_batch
         return made
@@ -238,14 +239,11 @@ class SingularUpdateQueue(Generic[Request, Result]):
 
     def _apply(self, entries: list[_QueuedRequest[Request, Result]]) -> None:
         try:
-            if self._apply_all is None:
-                results: Sequence[Any] = (self._handler(entries[0].request),)
-            else:
-                results = self._apply_all([entry.request for entry in entries])
-                if len(results) != len(entries):
-                    raise TypeError(
-                        f"{self.name}: the handler returned {len(results)} results for {len(entries)}"
-                    )
+            results = self._apply_all([entry.request for entry in entries])
+            if len(results) != len(entries):
+                raise TypeError(
+                    f"{self.name}: the handler returned {len(results)} results for {len(entries)}"
+                )
         except BaseException as error:
             # SystemExit too is passed to the caller, because other requests still need the thread.
             for entry in entries:
@@ -265,10 +263,6 @@ class SingularUpdateQueue(Generic[Request, Result]):
             entry.future.set_exception(error)
             return
         following.add_done_callback(lambda done: _copy(done, entry.future))
-
-
-def _never(request: Any) -> Any:
-    raise AssertionError("a grouped queue has no handler for one request")
 
 
 def _copy(done: Future[Any], to: Future[Any]) -> None:
