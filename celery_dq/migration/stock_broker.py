@@ -30,8 +30,8 @@ from celery_dq.protocols import DEDUP_HEADER, DEDUP_PROPERTY, DELIVERIES_HEADER,
 from celery_dq.scripts.loader import ScriptSet
 from celery_dq.transport import envelope
 from celery_dq.transport.aliases import TENANT_SCHEMES
-from celery_dq.transport.message_record import DedupSection, MessageRecord
 from celery_dq.transport.in_flight import shown_eta
+from celery_dq.transport.message_record import DedupSection, MessageRecord
 
 #: ``inverted``: the order is kept, 0 becomes 9. ``same``: the numbers are kept.
 Priorities: TypeAlias = Literal["inverted", "same"]
