@@ -25,8 +25,6 @@ from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 from celery_dq.transport.redis.store.server_errors import BrokerOverloaded, MessageRefused, PushInterrupted
 
-__all__ = ["AppSender", "headers_of", "lane_of"]
-
 #: Errors of a server that cannot take messages now. They are treated like a server that does not answer.
 _PASSING: tuple[type[BaseException], ...] = (
     redis.ConnectionError,

@@ -8,8 +8,6 @@ from typing import Any
 from celery_dq.compat.celery_calls import running_task, task_named
 from celery_dq.transport.tenant import Rule, check_tenant, tenant_rule
 
-__all__ = ["TenantRules"]
-
 
 class TenantRules:
     """The tenants that the tasks of one app name for their calls, compiled at first use."""

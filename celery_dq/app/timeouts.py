@@ -18,8 +18,6 @@ from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.redis.store.server_errors import BrokerOverloaded, PushInterrupted, message_refused
 
-__all__ = ["AMQP", "Deadline", "LimitedCall", "connection_with_timeout", "unchanged_attempts"]
-
 #: Transports by the names of their socket timeout options. Other transports have no such option.
 REDIS = ("redis", "rediss", "sentinel", *TENANT_SCHEMES, "dq-redis+socket")
 AMQP = ("amqp", "amqps", "pyamqp")

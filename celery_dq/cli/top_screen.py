@@ -14,8 +14,6 @@ from celery_dq.cli.output import cell
 from celery_dq.cli.top_state import TopState
 from celery_dq.inspector.queues import QueueSnapshot
 
-__all__ = ["screen"]
-
 T = TypeVar("T")
 
 #: The lines that are not table rows: title, three headings with an empty line before each, three below.

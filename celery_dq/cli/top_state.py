@@ -15,8 +15,6 @@ from celery_dq.inspector.queues import QueueSnapshot
 from celery_dq.inspector.workers import LeaderSnapshot
 from celery_dq.producer.buffered_producer import ProducerSnapshot
 
-__all__ = ["SORTS", "Reading", "TopState"]
-
 #: Tenants of the chosen queue that are read, the largest backlogs.
 MOST_TENANTS = 50
 

@@ -15,8 +15,6 @@ from celery_dq.inspector.tenants import BACKLOG_STATES, TenantState
 from celery_dq.transport.redis.store.partition import TENANTS_PER_COUNT, Partition
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_rounds
 
-__all__ = ["QueueBacklogs", "TenantBacklog", "queue_backlogs"]
-
 #: Tenants that one call counts to find the largest backlogs; those behind are not looked at.
 MOST_COUNTED = 100_000
 #: Fewest tenants that one script counts, when those of many partitions share a round trip.

@@ -23,16 +23,6 @@ from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.resource_set import resources_of
 from celery_dq.transport.tenant import check_tenant
 
-__all__ = [
-    "LiveQuotas",
-    "QuotaChange",
-    "compare",
-    "live_quotas",
-    "read_document",
-    "refuse_default_spread",
-    "written",
-]
-
 _PARTS = ("default", "tenants")
 
 

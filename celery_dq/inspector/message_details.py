@@ -16,8 +16,6 @@ from celery_dq.transport import envelope
 from celery_dq.transport.message_record import HEADER_SIZE, MessageRecord
 from celery_dq.transport.redis.store.partition import Partition
 
-__all__ = ["MessageDetails", "message_details"]
-
 
 @dataclass(frozen=True)
 class MessageDetails:

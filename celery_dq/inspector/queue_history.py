@@ -11,8 +11,6 @@ from itertools import pairwise
 from celery_dq.inspector.queue_counters import WAIT_BOUNDS_S, QueueCounters, WaitingTimes
 from celery_dq.inspector.redis_values import moment
 
-__all__ = ["HistoryPoint", "HistorySample", "history_points"]
-
 #: Amounts from here on are not ours: counters in Redis have 64 bits.
 MOST = 2**63
 

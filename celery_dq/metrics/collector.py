@@ -23,8 +23,6 @@ from celery_dq.metrics.state import BrokerState, SharedState, StateReader
 from celery_dq.metrics.table import METRICS, Metric
 from celery_dq.transport.redis.consumer_identity import ClaimTimes
 
-__all__ = ["DQCollector", "make_registry"]
-
 _FAMILIES: dict[str, type[Any]] = {
     "gauge": GaugeMetricFamily,
     "counter": CounterMetricFamily,

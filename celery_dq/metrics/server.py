@@ -16,8 +16,6 @@ from prometheus_client import make_wsgi_app
 from celery_dq.metrics.collector import make_registry
 from celery_dq.shown import shown_logger
 
-__all__ = ["MetricsServer"]
-
 logger = shown_logger(__name__)
 
 

@@ -7,8 +7,6 @@ from typing import Literal, TypeAlias, cast
 
 from celery_dq.inspector.queue_counters import COUNTERS
 
-__all__ = ["METRICS", "OTHER_TENANTS", "Metric"]
-
 MetricKind: TypeAlias = Literal["gauge", "counter", "histogram"]
 #: The objects of a reading that a metric describes, see :class:`~celery_dq.metrics.state.BrokerState`.
 Subject: TypeAlias = Literal["scrape", "queue", "worker", "tenant", "leader", "buffer", "spill"]

@@ -12,8 +12,6 @@ from celery_dq.errors import MissingLibrary
 from celery_dq.native import leave_green_hub, start_thread, unpatched
 from celery_dq.shown import shown_logger
 
-__all__ = ["MetricsStep"]
-
 logger = shown_logger(__name__)
 
 #: Seconds to wait for the end of the thread.

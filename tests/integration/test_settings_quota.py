@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 from kombu import Connection, Queue
 
 import celery_dq
-from celery_dq.app.checks.doctor import Finding, check_server
+from celery_dq.app.checks.doctor import check_server
+from celery_dq.app.checks.finding import Finding
 from celery_dq.cli import dq
 from celery_dq.options import Quota
 from tests.integration.shop import send

@@ -25,8 +25,6 @@ from celery_dq.keys import audit_stream
 from celery_dq.options import Options
 from celery_dq.shown import shown_logger
 
-__all__ = ["MAX_ENTRIES", "AuditEntry", "AuditTrail", "AuditedChange", "check_entry_id"]
-
 logger = shown_logger(__name__)
 
 #: Entries that the stream keeps, about: Redis removes the oldest ones in blocks. They take some 2 MB.

@@ -28,8 +28,6 @@ from celery_dq.producer.segment import read_contents
 from celery_dq.producer.sender import Sender, State
 from celery_dq.producer.spill_log import SpillLog
 
-__all__ = ["BufferApi"]
-
 Delivered = TypeVar("Delivered", bound=Callable[[Sequence[str]], Any])
 #: The password and the options in each broker URL of a list.
 _SECRETS = re.compile(r"(://[^:/@]*):[^/]*(@)|\?[^;]*")

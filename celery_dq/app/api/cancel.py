@@ -12,8 +12,6 @@ from celery_dq.inspector.redis_values import Client
 from celery_dq.transport.redis.store.partition import MAX_CHUNK, Cancellation, Partition
 from celery_dq.transport.redis.store.script_calls import run_all, share
 
-__all__ = ["cancel_all_of_tenant", "cancel_everywhere", "cancel_found", "cancellable_of_tenant", "purge_all"]
-
 #: Ids in one call of the ``cancel`` script.
 MOST_CANCELLED = 100
 #: An outcome of a higher rank says more about a task that several partitions answer for.

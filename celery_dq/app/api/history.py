@@ -16,8 +16,6 @@ from celery_dq.inspector.queues import queue_snapshot
 from celery_dq.inspector.redis_values import check_text, server_time_us, text
 from celery_dq.keys import history_stream
 
-__all__ = ["STEP_MS", "HistoryApi"]
-
 #: Milliseconds between two samples, whichever process writes them.
 STEP_MS = 15_000
 #: Samples that are kept: those of an hour.

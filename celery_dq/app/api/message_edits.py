@@ -14,8 +14,6 @@ from celery_dq.transport.redis.store.partition import Edited, Partition
 from celery_dq.transport.redis.store.script_calls import run_all
 from celery_dq.transport.redis.store.whole_queue import likely_first
 
-__all__ = ["CHANGED", "Arguments", "EditMessage", "edit_arguments", "edit_place", "editable_arguments"]
-
 #: The states of a task whose arguments may change; an outcome that is one of them is a change.
 CHANGED = ("waiting", "delayed", "blocked")
 #: An outcome of a higher rank says more. An in-flight message, which is ``other``, may have another message

@@ -14,8 +14,6 @@ from celery_dq.inspector.redis_values import check_moment, check_seconds, server
 from celery_dq.transport.redis.store.partition import NotPaused, Partition, PauseReply
 from celery_dq.transport.redis.store.script_calls import ScriptCall, run_all
 
-__all__ = ["pause", "resume"]
-
 
 def pause(
     broker: BrokerAccess, opened: OpenQueue, tenant: str | None, until: datetime | timedelta | None

@@ -8,8 +8,6 @@ from typing import TypeAlias, TypeVar
 
 from celery_dq.duration import parse_rate
 
-__all__ = ["OnProgress", "ignore_progress", "paced", "rate_per_second"]
-
 T = TypeVar("T")
 
 #: Called after each chunk with the number of messages, or other things, that the call has changed by then.

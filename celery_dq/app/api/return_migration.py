@@ -26,8 +26,6 @@ from celery_dq.shown import shell_word, shown_url
 from celery_dq.transport.message_record import HEADER_SIZE
 from celery_dq.transport.redis.store.partition import Partition
 
-__all__ = ["ReturnMigration"]
-
 #: For how long the messages of an interrupted migration are kept for the next run, in milliseconds: 30 days.
 LEASE_MS = 30 * 24 * 3_600_000
 

@@ -14,8 +14,6 @@ from kombu import compression, serialization
 from celery_dq.errors import InvalidMessage, described
 from celery_dq.transport import envelope
 
-__all__ = ["check_changes", "shown_arguments", "with_arguments"]
-
 #: The content type of a message that names none.
 JSON = "application/json"
 #: Characters of Celery's representation of arguments.

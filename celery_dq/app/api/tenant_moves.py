@@ -47,8 +47,6 @@ from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import Rounds, run_one
 from celery_dq.transport.redis.store.script_calls import ScriptCall
 
-__all__ = ["TenantMoves"]
-
 logger = shown_logger(__name__)
 
 _T = TypeVar("_T")

@@ -17,15 +17,6 @@ from celery_dq.transport.redis.store.quotas import place_held_back
 from celery_dq.transport.redis.store.rounds import Rounds, run_one, run_rounds
 from celery_dq.transport.redis.store.script_calls import run_all
 
-__all__ = [
-    "StoredSettings",
-    "align_settings",
-    "copy_settings",
-    "divide_quotas",
-    "divide_used_permits",
-    "remove_former_settings",
-]
-
 #: Looks at the settings of all partitions. The last one finds a difference only if users still change some.
 MOST_LOOKS = 10
 

@@ -16,8 +16,6 @@ from celery_dq.app.checks.finding import Finding
 from celery_dq.errors import ConfigurationError
 from celery_dq.transport.redis.store.server_errors import BrokerRefused
 
-__all__ = ["SERVER_CHECKS", "SETTINGS_CHECKS", "Finding", "check_server", "check_settings"]
-
 #: Checks that open no connection.
 SETTINGS_CHECKS = (
     settings_checks.client_libraries,

@@ -7,8 +7,6 @@ from typing import Literal
 
 from redis.exceptions import TryAgainError
 
-__all__ = ["WAIT_FOR_SLOT", "Finding", "reason_of", "slot_moves"]
-
 #: The remedy where :func:`slot_moves`.
 WAIT_FOR_SLOT = "Wait for the end of the move, and run the command again."
 

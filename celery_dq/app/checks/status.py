@@ -19,8 +19,6 @@ from celery_dq.inspector.workers import LeaderSnapshot, WorkerSnapshot
 from celery_dq.shared_reading import SharedReading
 from celery_dq.shown import shell_word, shown_url
 
-__all__ = ["Status", "read_status"]
-
 _DOCTOR = "'celery dq doctor' checks the set-up."
 #: Errors of the settings with which no server can be asked.
 _UNUSABLE = {"E001", "E002", "E004"}

@@ -28,8 +28,6 @@ from celery_dq.options.sections import BufferOptions
 from celery_dq.per_process import PerProcess
 from celery_dq.producer.buffering_producer import BufferingProducer
 
-__all__ = ["BufferChoice", "BufferStage", "LazyPoolProducer", "acquire_lazily"]
-
 
 class BufferChoice:
     """Decides whether a call is buffered; see the module.

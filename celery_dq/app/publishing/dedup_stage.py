@@ -23,16 +23,6 @@ from celery_dq.shown import shown_logger
 from celery_dq.transport.message_record import DedupSection
 from celery_dq.transport.redis.store.message_ids import delivery_of, task_id_of
 
-__all__ = [
-    "DedupCallRequest",
-    "DedupRequests",
-    "DedupRules",
-    "DedupStage",
-    "as_sent_by",
-    "conclude_verdict",
-    "dedup_request_for",
-]
-
 logger = shown_logger(__name__)
 
 _VERDICTS = {

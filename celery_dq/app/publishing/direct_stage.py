@@ -38,8 +38,6 @@ from celery_dq.transport.packer import PackedMessage, StampedMessage
 from celery_dq.transport.redis.store.server_errors import MessageRefused, PushInterrupted
 from celery_dq.transport.redis.transport import Channel
 
-__all__ = ["CircuitBreaker", "DirectPublisher", "DirectStage"]
-
 T = TypeVar("T")
 CircuitState: TypeAlias = Literal["closed", "open", "half-open"]
 

@@ -16,8 +16,6 @@ from celery_dq.app.publishing.amqp import OF_ONE_CALL
 from celery_dq.transport.packer import STAMPS, Packer
 from celery_dq.transport.tenant import Rule
 
-__all__ = ["KNOWN_HEADERS", "VARIABLE", "MessageTemplate", "learn_template"]
-
 _ID, _ARGS, _KWARGS, _MORE, _REPLY = ("@dq-id@", "@dq-args@", "@dq-kwargs@", "@dq-more@", "@dq-reply@")
 #: Headers and properties that differ between the calls of a kind.
 VARIABLE = ("id", "root_id", "argsrepr", "kwargsrepr", "correlation_id", "reply_to", "tenant")

@@ -18,8 +18,6 @@ from celery_dq.dedup.key import MakeKey
 from celery_dq.dedup.rule import Dedup
 from celery_dq.producer.buffering_producer import BufferingProducer, Published
 
-__all__ = ["CALL_OPTION", "Call", "CallPipeline", "CelerysWay", "Proceed", "Stage"]
-
 #: The option with which Celery's ``send_task`` passes the :class:`Call` down to the task sender.
 CALL_OPTION = "dq_call"
 #: The parameters of Celery's ``send_task`` after ``name``, ``args`` and ``kwargs``.

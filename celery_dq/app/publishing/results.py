@@ -28,15 +28,6 @@ from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.transport.redis.store.home import id_rest, id_start
 
-__all__ = [
-    "NO_SERVER_ASKED",
-    "FlushingResult",
-    "Ids",
-    "flushing_result_class",
-    "prepare_for_results",
-    "result_of",
-]
-
 #: Modules whose backends ask no server before a call. The Redis backend asks none once it was prepared.
 NO_SERVER_ASKED = ("celery.backends.base", "celery.backends.redis")
 _RPC = "celery.backends.rpc"

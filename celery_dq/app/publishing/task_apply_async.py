@@ -42,8 +42,6 @@ from celery_dq.compat.kombu_messages import json_encoder_is_kombus, publish_prep
 from celery_dq.producer.sender import Addressed
 from celery_dq.transport.packer import PackedMessage
 
-__all__ = ["TaskApplyAsync", "TemplateChoice", "replace_apply_async"]
-
 #: How a call is sent: from a template, from one by Celery's sender, or without a template.
 Answer: TypeAlias = Literal["plain", "observed", "celery"]
 

@@ -31,8 +31,6 @@ from celery_dq.transport import envelope
 from celery_dq.transport.packer import PackedMessage, Packer
 from celery_dq.transport.tenant import check_tenant
 
-__all__ = ["EMBED", "Kind", "MessageTemplates", "only_adds", "plain_args", "plain_kwargs", "represent"]
-
 #: The common part of the calls with one template: the name of the task, and options with their values.
 Kind: TypeAlias = tuple[Any, ...]
 

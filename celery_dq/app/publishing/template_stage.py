@@ -38,8 +38,6 @@ from celery_dq.producer.sender import Addressed
 from celery_dq.protocols import DEDUP_PROPERTY
 from celery_dq.transport.packer import PackedMessage
 
-__all__ = ["TemplateProducer", "TemplateStage"]
-
 
 class TemplateStage:
     """See the module.

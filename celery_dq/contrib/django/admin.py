@@ -12,8 +12,6 @@ from celery_dq.contrib.django.dashboard.access import VIEW_QUEUES, may
 from celery_dq.contrib.django.dashboard.links import link_to
 from celery_dq.contrib.django.models import Dashboard
 
-__all__ = ["DashboardAdmin"]
-
 
 @admin.register(Dashboard)
 class DashboardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type checkers only

@@ -7,7 +7,8 @@ from typing import Any
 
 from django.core import checks
 
-from celery_dq.app.checks.doctor import Finding, check_server, check_settings
+from celery_dq.app.checks.doctor import check_server, check_settings
+from celery_dq.app.checks.finding import Finding
 from celery_dq.contrib.django.conf import project_app
 
 #: Tag of the checks, for ``manage.py check --tag celery_dq``.

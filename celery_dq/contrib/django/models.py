@@ -8,8 +8,6 @@ from django.db import models
 
 from celery_dq.contrib.django.dashboard.access import PERMISSIONS
 
-__all__ = ["Dashboard", "NoRows"]
-
 
 class NoRows(models.Manager):  # type: ignore[type-arg]  # generic for type checkers only
     """Finds nothing, and asks no database: ``dumpdata`` and the admin read every model."""

@@ -14,8 +14,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from celery_dq.contrib.django.apps import CeleryDQConfig
 
-__all__ = ["metrics"]
-
 
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:

@@ -7,8 +7,6 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
-__all__ = ["PERMISSIONS", "VIEW_ARGUMENTS", "VIEW_QUEUES", "may"]
-
 VIEW_QUEUES = "view_queues"
 VIEW_ARGUMENTS = "view_arguments"
 #: The permissions of the app ``celery_dq``, with Django's description.

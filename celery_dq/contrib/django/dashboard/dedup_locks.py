@@ -9,8 +9,6 @@ from django.http import QueryDict
 from celery_dq.app.api.api import DQ
 from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, PageView, required
 
-__all__ = ["DedupLocksView", "ReleaseView"]
-
 #: Dedup locks that the page shows.
 LOCKS = 100
 

@@ -16,8 +16,6 @@ from celery_dq.inspector.explain import explain_state, explain_unknown
 from celery_dq.inspector.message_details import MessageDetails
 from celery_dq.inspector.messages import UNREADABLE, MessageSnapshot
 
-__all__ = ["CancelView", "MessageChange", "MessageView", "reason_without_text", "shown", "without_arguments"]
-
 WithArguments = TypeVar("WithArguments", MessageSnapshot, DeadLetter)
 
 #: Headers that Celery writes, with no value of the application in them. Other headers may hold secrets.

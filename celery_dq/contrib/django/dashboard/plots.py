@@ -10,8 +10,6 @@ from datetime import datetime, timedelta, timezone
 from celery_dq.inspector.queue_counters import WAIT_BOUNDS_S
 from celery_dq.inspector.queue_history import HistoryPoint
 
-__all__ = ["Line", "Plot", "plots"]
-
 #: Size of a plot in units of its SVG, and the margins of its axes.
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP = 400, 150, 50, 18, 20, 8
 SPAN = timedelta(hours=1)

@@ -10,8 +10,6 @@ from celery_dq.app.api.history import STEP_MS
 from celery_dq.contrib.django.dashboard.broker_reads import failure_of
 from celery_dq.shown import shown_logger
 
-__all__ = ["Sampler"]
-
 logger = shown_logger(__name__)
 
 #: Seconds after the last look at a queue for which it is sampled.

@@ -35,21 +35,6 @@ from celery_dq.contrib.django.dashboard.views import NotFoundView
 from celery_dq.errors import ConfigurationError, DQError
 from celery_dq.shown import shown_logger
 
-__all__ = [
-    "Operator",
-    "OperatorMiddleware",
-    "application",
-    "check_origin",
-    "handler400",
-    "handler404",
-    "hash_password",
-    "host_of",
-    "is_loopback",
-    "read_passwords",
-    "serve",
-    "urlpatterns",
-]
-
 logger = shown_logger(__name__)
 
 #: Iterations of the hash of a new password.

@@ -25,8 +25,6 @@ from celery_dq.errors import DQError, InvalidRequest
 from celery_dq.inspector.redis_values import check_text
 from celery_dq.shown import plain, shown_logger
 
-__all__ = ["ChangeView", "Confirmation", "NotFoundView", "PageView", "required"]
-
 logger = shown_logger(__name__)
 
 #: Version of the JSON documents. A field may be added without a new version.
