@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.app.api.durable_revoke import DurableRevoke
-from celery_dq.app.mixins import define_attributes, mix_into
+from celery_dq.app.mixins import DurableRevoke, define_attributes, mix_into
 from celery_dq.app.publishing.amqp import DQAmqp
 from celery_dq.app.publishing.buffer_stage import BufferStage, acquire_lazily
 from celery_dq.app.publishing.dedup_stage import DedupStage

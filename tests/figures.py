@@ -12,8 +12,7 @@ from celery import Celery
 from rich.console import Console
 
 import celery_dq
-from celery_dq.cli.top_screen import screen
-from celery_dq.cli.top_state import TopState
+from celery_dq.cli.top_screen import TopState, screen
 from celery_dq.testing.servers import RedisServer
 
 FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "top.svg"

@@ -2,8 +2,8 @@
 
 ``timeouts``     connections to publish on, whose steps all have a deadline
 ``senders``      the way of a buffered message to its broker
-``mixins``       mixes behaviour into classes that a Celery app uses, and attributes into its requests
 ``api``          ``app.dq``: queues, quotas, dead letters, dedup locks, the buffer
+``mixins``       mixes behaviour into classes that a Celery app uses, and attributes into its requests
 ``publishing``   the path of a call, from ``apply_async`` to the broker
 ``checks``       ``celery dq doctor``
 

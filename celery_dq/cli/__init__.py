@@ -7,7 +7,7 @@ therefore known to ``celery purge``, ``celery amqp`` and all others too.
 ``bulk``       dry runs, questions and progress of commands that change much
 ``arguments``  times, durations and arguments of tasks; refuses unknown names
 ``status``     queues, consumers and leaders on one screen; leaders, workers, audit, checks of the set-up
-``top``        the same live, with keys; ``top_state`` and ``top_screen`` are its parts
+``top``        the same live, with keys; ``top_screen`` has its state and draws it
 ``queues``     look at queues and tenants, move and delete messages, partitions, pauses
 ``messages``   look at messages, cancel or edit them
 ``quotas``     quotas of tenants

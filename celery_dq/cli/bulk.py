@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import click
 
-from celery_dq.app.api.progress import OnProgress, ignore_progress
+from celery_dq.app.api.audit import OnProgress, ignore_progress
 from celery_dq.cli.output import show
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -8,12 +8,12 @@ from dataclasses import replace
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.app.api.progress import OnProgress
+from celery_dq.app.api.audit import OnProgress
+from celery_dq.app.api.buffer import QuarantinedFile
 from celery_dq.cli.arguments import nearest, seconds_option
 from celery_dq.cli.bulk import INTERRUPTED, bulk, change_many, confirm, counted
 from celery_dq.cli.output import command, print_line, show, show_table
 from celery_dq.errors import ConfigurationError, InvalidRequest
-from celery_dq.inspector.spill import QuarantinedFile
 
 _COLUMNS = ("name", "state", "pending", "bytes", "age_s", "damaged")
 _FILE_COLUMNS = ("name", "at", "bytes", "messages", "problem")

@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.app.checks.doctor import check_server, check_settings
+from celery_dq.app.checks.doctor import Status, check_server, check_settings, read_status
 from celery_dq.app.checks.finding import Finding
-from celery_dq.app.checks.status import Status, read_status
 from celery_dq.cli.arguments import (
     ABOVE_0,
     listed,

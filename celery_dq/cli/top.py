@@ -17,12 +17,13 @@ from kombu.exceptions import OperationalError
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.arguments import seconds_option
 from celery_dq.cli.output import command, show
-from celery_dq.cli.top_state import TopState
 from celery_dq.clock import SystemClock
 from celery_dq.errors import DQError, InvalidRequest, MissingLibrary
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from celery_dq.cli.top_screen import TopState
 
 #: The bytes of keys that are not characters.
 _NAMED = {
@@ -53,6 +54,8 @@ def top(dq: DQ, as_json: bool, interval: float, once: bool) -> None:
     """
     try:
         from rich.console import Console
+
+        from celery_dq.cli.top_screen import TopState, screen
     except ImportError as exc:
         raise MissingLibrary.needed_by("celery dq top", "rich", "tui") from exc
     if not dq.serves_queues():
@@ -65,8 +68,6 @@ def top(dq: DQ, as_json: bool, interval: float, once: bool) -> None:
         show(True, state.reading)
         return
     if once:
-        from celery_dq.cli.top_screen import screen
-
         console = Console(highlight=False)
         console.print(screen(state, console.height if console.is_terminal else 24))
         return

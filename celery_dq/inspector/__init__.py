@@ -7,14 +7,12 @@ A snapshot may be out of date when it arrives, and counts that are read together
 in between.
 
 ``redis_values``                   reads replies of Redis
-``queues``, ``tenants``, ``messages``   the state of a queue and of its tenants, with pauses
-``message_details``                one message with its headers and times
+``queues``, ``tenants``, ``messages``   the state of a queue, of its tenants and messages, with pauses
 ``queue_counters``                 counters of a queue, waiting times, the oldest waiting message
 ``live_quotas``                    the live quotas of a queue, to compare, export and import
 ``dead_letters``, ``dedup_locks``  messages given up on; dedup locks
 ``workers``                        workers, and leaders of singleton queues and other elections
 ``explain``                        why a tenant or a message waits, as a sentence
-``spill``                          buffered messages on disk; refused and damaged ones
 
 ``app.dq``, the command line, the dashboard and the metrics read through here.
 """

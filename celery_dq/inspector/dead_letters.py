@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +9,7 @@ from operator import methodcaller
 from typing import Any, NamedTuple
 
 from celery_dq.errors import InvalidRequest
-from celery_dq.inspector.messages import message_of
+from celery_dq.inspector.messages import message_of, read_info
 from celery_dq.inspector.redis_values import CHUNK, MOST, Client, chunks, first_of, moment, text
 from celery_dq.transport.redis.store.partition import Partition, process_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_one, run_rounds, together
@@ -234,15 +233,6 @@ def dead_letter_counts(partitions: Sequence[Partition], client: Client) -> list[
 def _count(key: str) -> Rounds[int]:
     (count,) = yield lambda pipe: pipe.hlen(key)
     return int(count)
-
-
-def read_info(info: bytes | None) -> dict[str, Any]:
-    """Return the description of the end of a dead letter; only a reason if it cannot be read."""
-    try:
-        known: dict[str, Any] = json.loads(info) if info else {}
-        return {**known, "deliveries": int(known.get("deliveries", 0))}
-    except Exception:  # another program may have written anything
-        return {"reason": "unreadable", "deliveries": 0}
 
 
 def _dead_letter(message_id: str, queue: str, at_us: float, raw: bytes, info: bytes | None) -> DeadLetter:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from celery_dq.app.api.api import DQ
+from celery_dq.app.api.api import DQ, QueuesApi
 from celery_dq.app.api.broker import BrokerAccess
-from celery_dq.app.api.by_queue_name import QueuesApi
+from celery_dq.app.api.buffer import SpillFiles, spill_files
 from celery_dq.app.api.dedup import DedupApi
 from celery_dq.app.api.leaders import Leaders
 from celery_dq.app.timeouts import connection_with_timeout
@@ -21,7 +21,6 @@ from celery_dq.clock import Clock, SystemClock
 from celery_dq.context import AppContext
 from celery_dq.inspector.backlogs import QueueBacklogs, TenantBacklog
 from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot
-from celery_dq.inspector.spill import SpillFiles, spill_files
 from celery_dq.inspector.workers import LeaderSnapshot
 from celery_dq.metrics.table import OTHER_TENANTS
 from celery_dq.outage import Outage

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from celery_dq.app.api.history import STEP_MS
+from celery_dq.app.api.history import STEP_MS, HistorySample
 from celery_dq.inspector.queue_counters import WAIT_BOUNDS_S
-from celery_dq.inspector.queue_history import HistorySample
 from celery_dq.keys import history_stream
 
 __all__ = ["fill", "served", "write_history"]

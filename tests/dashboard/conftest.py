@@ -36,7 +36,7 @@ def use_app(monkeypatch: pytest.MonkeyPatch, project: None) -> Iterator[Callable
     from django.apps import apps
 
     from celery_dq.contrib.django.dashboard.broker_reads import BrokerReads
-    from celery_dq.contrib.django.dashboard.sampler import Sampler
+    from celery_dq.contrib.django.dashboard.history import Sampler
     from celery_dq.per_process import PerProcess
 
     made: list[Any] = []

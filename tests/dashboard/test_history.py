@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dq.contrib.django.dashboard.plots import plots
+from celery_dq.app.api.history import HistoryPoint, HistorySample, history_points
+from celery_dq.contrib.django.dashboard.history import plots
 from celery_dq.contrib.django.templatetags.celery_dq_pages import plotted
 from celery_dq.inspector.queue_counters import WAIT_BOUNDS_S
-from celery_dq.inspector.queue_history import HistoryPoint, HistorySample, history_points
 from celery_dq.keys import history_stream
 from celery_dq.testing.waiting import wait_until
 from tests.integration.shop import claim, send

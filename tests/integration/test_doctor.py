@@ -23,9 +23,8 @@ from kombu import Connection
 
 import celery_dq
 from celery_dq.app.checks import server_checks
-from celery_dq.app.checks.doctor import check_server, check_settings
+from celery_dq.app.checks.doctor import check_server, check_settings, read_status
 from celery_dq.app.checks.finding import Finding
-from celery_dq.app.checks.status import read_status
 from celery_dq.cli import dq
 from celery_dq.clock import SystemClock
 from celery_dq.compat.guard import READ_VERSIONS

@@ -13,9 +13,8 @@ from click.testing import CliRunner
 
 import celery_dq
 from celery_dq.app.api import map_change, tenant_moves
-from celery_dq.app.checks.doctor import check_server
+from celery_dq.app.checks.doctor import check_server, read_status
 from celery_dq.app.checks.finding import Finding
-from celery_dq.app.checks.status import read_status
 from celery_dq.cli import dq as dq_command
 from celery_dq.errors import InvalidRequest
 from celery_dq.options import Quota

@@ -11,7 +11,7 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_dq.app.api.move import Mover
-from celery_dq.app.checks.status import read_status
+from celery_dq.app.checks.doctor import read_status
 from celery_dq.cli import dq
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetterFilter

@@ -17,8 +17,8 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 import celery_dq
+from celery_dq.app.api.buffer import survey
 from celery_dq.cli import dq
-from celery_dq.inspector.spill import survey
 from celery_dq.producer import flusher
 from celery_dq.testing.servers import RedisServer
 

@@ -25,8 +25,7 @@ from rich.console import Console
 
 from celery_dq.cli import dq
 from celery_dq.cli.top import _read_keys
-from celery_dq.cli.top_screen import screen
-from celery_dq.cli.top_state import TopState
+from celery_dq.cli.top_screen import TopState, screen
 from tests.integration.shop import claim, send
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from sentry_sdk.integrations.celery import CeleryIntegration
 
 import celery_dq
-from celery_dq.app.publishing.template_filling import MessageTemplates
+from celery_dq.app.publishing.message_template import MessageTemplates
 
 
 class Tool(Protocol):

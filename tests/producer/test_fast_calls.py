@@ -19,10 +19,14 @@ from kombu.exceptions import EncodeError
 
 import celery_dq
 from celery_dq.app.api.api import dq_of
-from celery_dq.app.publishing.message_template import KNOWN_HEADERS
+from celery_dq.app.publishing.message_template import (
+    KNOWN_HEADERS,
+    MessageTemplates,
+    plain_args,
+    plain_kwargs,
+)
 from celery_dq.app.publishing.results import Ids, prepare_for_results
 from celery_dq.app.publishing.task_apply_async import TaskApplyAsync
-from celery_dq.app.publishing.template_filling import MessageTemplates, plain_args, plain_kwargs
 from celery_dq.app.publishing.template_stage import TemplateStage
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import Addressed

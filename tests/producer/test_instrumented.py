@@ -19,7 +19,7 @@ from celery.utils.saferepr import saferepr
 from kombu import Producer
 
 import celery_dq
-from celery_dq.app.publishing.template_filling import MessageTemplates
+from celery_dq.app.publishing.message_template import MessageTemplates
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.testing.waiting import wait_until
 from tests.producer.conftest import MakeApp, Stored

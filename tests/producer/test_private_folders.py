@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from celery_dq.app.api.buffer import quarantined_files, survey
 from celery_dq.errors import ConfigurationError, SpillFailed
-from celery_dq.inspector.spill import quarantined_files, survey
 from celery_dq.per_process import start_of
 from celery_dq.probe import ProbeState, ask_probe
 from celery_dq.producer.segment_index import SegmentIndex

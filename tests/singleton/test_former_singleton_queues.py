@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import celery_dq
-from celery_dq.app.checks.doctor import check_server
-from celery_dq.app.checks.status import read_status
+from celery_dq.app.checks.doctor import check_server, read_status
 from celery_dq.errors import InvalidRequest
 from celery_dq.testing.waiting import wait_until
 from tests.singleton.posting_app import QUEUE

@@ -17,7 +17,7 @@ from kombu.message import Message as KombuMessage
 from kombu.utils import json as kombu_json
 
 from celery_dq.errors import CorruptRecord
-from celery_dq.inspector.dead_letters import read_info
+from celery_dq.inspector.messages import read_info
 from celery_dq.producer.kombu_sender import unpack_headers
 from celery_dq.transport import envelope
 from celery_dq.transport.in_flight import JSON, Message, StoredMessage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_dq.app.api import progress
+from celery_dq.app.api import redis_dead_letters
 
 
 class FakeTime:
@@ -22,9 +22,9 @@ class FakeTime:
 
 def test_a_stall_is_not_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeTime()
-    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(redis_dead_letters, "time", clock)
     seen = []
-    for item in progress.paced(range(8), 4):
+    for item in redis_dead_letters.paced(range(8), 4):
         seen.append(clock.now)
         if item == 2:
             clock.sleep(10)
@@ -33,6 +33,6 @@ def test_a_stall_is_not_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_rate_there_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeTime()
-    monkeypatch.setattr(progress, "time", clock)
-    assert list(progress.paced("abc", None)) == [*"abc"]
+    monkeypatch.setattr(redis_dead_letters, "time", clock)
+    assert list(redis_dead_letters.paced("abc", None)) == [*"abc"]
     assert clock.now == 0

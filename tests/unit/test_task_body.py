@@ -8,8 +8,8 @@ import lzma
 import pytest
 from kombu import compression
 
-from celery_dq.app.api import task_body
-from celery_dq.app.api.task_body import JSON, read_body, shown_arguments, with_arguments
+from celery_dq.app.api import message_edits
+from celery_dq.app.api.message_edits import JSON, read_body, shown_arguments, with_arguments
 from celery_dq.errors import InvalidMessage
 from celery_dq.transport import envelope
 
@@ -30,7 +30,7 @@ def test_a_body_is_read_and_edited_in_its_compression(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_body_above_the_bound_is_not_decompressed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_body, "MAX_BODY", 1_000_000)
+    monkeypatch.setattr(message_edits, "MAX_BODY", 1_000_000)
     bomb, kind = compression.compress(bytes(1_000_001), kind)
     assert len(bomb) < 2_000
     with pytest.raises(InvalidMessage, match="more than 1,000,000 bytes"):

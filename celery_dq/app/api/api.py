@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.app.api.broker import BrokerAccess, ByQueueName
 from celery_dq.app.api.buffer import BufferApi
-from celery_dq.app.api.by_queue_name import DeadLettersApi, QueuesApi
 from celery_dq.app.api.cancel import cancel_everywhere
 from celery_dq.app.api.dedup import DedupApi
 from celery_dq.app.api.history import HistoryApi
 from celery_dq.app.api.leaders import Leaders
 from celery_dq.app.api.migration import BrokerMigration, MigrationOptions
+from celery_dq.app.api.queues import QueueApi
 from celery_dq.app.api.quotas import QuotasApi
+from celery_dq.app.api.redis_dead_letters import DeadLetters
 from celery_dq.app.api.return_migration import ReturnMigration
-from celery_dq.app.api.workers import Workers
 from celery_dq.app.senders import AppSender, headers_of
 from celery_dq.app.timeouts import Deadline
 from celery_dq.compat.kombu_messages import library_errors
@@ -25,12 +26,17 @@ from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError, InvalidRequest, MissingLibrary
 from celery_dq.inspector.explain import Explanation, explain_cancelled, explain_message, explain_unknown
 from celery_dq.inspector.messages import MessageSnapshot, find
+from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot, queue_snapshots
 from celery_dq.inspector.redis_values import check_text
+from celery_dq.inspector.workers import WorkerSnapshot, sharing_workers, worker_of, workers_of
 from celery_dq.migration.stock_broker import STOCK_SCHEMES, StockBroker
 from celery_dq.options import Options, resolve
 from celery_dq.producer.sender import Sender
 from celery_dq.shown import shown_url
+from celery_dq.singleton.elections import require_kazoo, zookeeper_session
 from celery_dq.transport.aliases import TENANT_SCHEMES
+from celery_dq.transport.redis.store.partition import Partition
+from celery_dq.transport.redis.store.rounds import AT_ONCE
 
 
 def dq_of(app: Any) -> DQ:
@@ -160,9 +166,10 @@ class DQ:
         with self._broker.open(queue) as (partitions, _):
             return self.workers.named_in(explained, partitions[explained.partition])
 
+    @contextmanager
     def migration(
         self, source: str, target: str | None = None, options: MigrationOptions | None = None
-    ) -> AbstractContextManager[BrokerMigration | ReturnMigration]:
+    ) -> Iterator[BrokerMigration | ReturnMigration]:
         """Move the messages that wait from kombu's Redis transport to the tenant broker, or back.
 
         ``with app.dq.migration("redis://old") as migration: migration.survey(read=True); migration.run()``
@@ -176,7 +183,28 @@ class DQ:
             ConfigurationError: One of the brokers is of another kind.
             kombu.exceptions.OperationalError: One of the brokers cannot be reached.
         """
-        return opened_migration(self._app, self._broker, source, target, options or MigrationOptions())
+        app, options = self._app, options or MigrationOptions()
+        with app.connection_for_write(source) as given, app.connection_for_write(target) as other:
+            schemes = (given.transport_cls, other.transport_cls)
+            is_return = schemes[0] in TENANT_SCHEMES and schemes[1] in STOCK_SCHEMES
+            if not is_return and not (schemes[0] in STOCK_SCHEMES and schemes[1] in TENANT_SCHEMES):
+                raise ConfigurationError(
+                    "A migration leads from redis://…, rediss://… or sentinel://… to dq-redis://…, "
+                    f"dq-rediss://… or dq-sentinel://…, or back, not from {shown_url(given.as_uri())} to "
+                    f"{shown_url(other.as_uri())}"
+                )
+        stock_url, tenant_url = (target, source) if is_return else (source, target)
+        with (
+            app.connection_for_write(stock_url, transport_options=options.stock_options) as stock,
+            app.connection_for_write(tenant_url) as tenant,
+            self._broker.channel(tenant),
+            library_errors(stock),
+        ):
+            stock.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+            if is_return:
+                yield ReturnMigration(self._broker, StockBroker(stock), tenant, options)
+            else:
+                yield BrokerMigration(app, self._broker, StockBroker(stock), tenant, options)
 
     def revoke(self, task_ids: Sequence[str], connection: Any = None) -> None:
         """Cancel tasks in all queues, now or when they are published.
@@ -197,29 +225,95 @@ class DQ:
             cancel_everywhere(queues, task_ids, self.options.tombstone_ttl_us // 1000)
 
 
-@contextmanager
-def opened_migration(
-    app: Any, broker: BrokerAccess, source: str, target: str | None, options: MigrationOptions
-) -> Iterator[BrokerMigration | ReturnMigration]:
-    """Connect to both brokers; see ``app.dq.migration``."""
-    with app.connection_for_write(source) as given, app.connection_for_write(target) as other:
-        schemes = (given.transport_cls, other.transport_cls)
-        is_return = schemes[0] in TENANT_SCHEMES and schemes[1] in STOCK_SCHEMES
-        if not is_return and not (schemes[0] in STOCK_SCHEMES and schemes[1] in TENANT_SCHEMES):
-            raise ConfigurationError(
-                "A migration leads from redis://…, rediss://… or sentinel://… to dq-redis://…, dq-rediss://… "
-                f"or dq-sentinel://…, or back, not from {shown_url(given.as_uri())} to "
-                f"{shown_url(other.as_uri())}"
+class QueuesApi(ByQueueName[QueueApi]):
+    """The queues by name."""
+
+    def _of(self, name: str) -> QueueApi:
+        if self._broker.is_zookeeper():
+            # The import needs kazoo, an extra that a user of Redis may not have installed.
+            from celery_dq.app.api.zookeeper_queues import ZooKeeperQueueApi
+
+            return ZooKeeperQueueApi(self._broker, name)
+        return QueueApi(self._broker, name)
+
+    def snapshots(self, *names: str, ages: bool = True) -> Iterator[QueueSnapshot | ZooKeeperQueueSnapshot]:
+        """Yield the states of queues, which share round trips.
+
+        Args:
+            names: The names of the queues; default: all of them.
+            ages: Whether to look for the oldest waiting message of each queue.
+        """
+        chosen = names or tuple(self)
+        if self._broker.is_zookeeper():
+            yield from (self[name].snapshot() for name in chosen)
+            return
+        for start in range(0, len(chosen), AT_ONCE):
+            with self._broker.open_all(chosen[start : start + AT_ONCE]) as opened:
+                partitions = [each.partitions for each in opened]
+                found = queue_snapshots(partitions, opened[0].client, ages=ages)
+            yield from found
+
+
+class DeadLettersApi(ByQueueName[DeadLetters]):
+    """The dead letters by queue."""
+
+    def _of(self, name: str) -> DeadLetters:
+        if self._broker.is_zookeeper():
+            # The import needs kazoo, an extra that a user of Redis may not have installed.
+            from celery_dq.app.api.zookeeper_queues import ZooKeeperDeadLettersApi
+
+            return ZooKeeperDeadLettersApi(self._broker, name)
+        return DeadLetters(self._broker, name)
+
+
+class Workers:
+    """Reads the workers from the leases, with ``dq_allocation`` also from ZooKeeper. Asks no worker."""
+
+    def __init__(self, broker: BrokerAccess, queues: QueuesApi) -> None:
+        self._broker = broker
+        self._queues = queues
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether workers share partitions (``dq_allocation``)."""
+        return self._broker.options.allocation.enabled
+
+    def named_in(self, explanation: Explanation, partition: Partition) -> Explanation:
+        """Return an explanation that also names the worker of the partition, if a message waits for one."""
+        if explanation.reason not in ("turn", "no-worker", "behind"):
+            return explanation
+        name = f"{partition.keys.queue}/{partition.keys.partition}"
+        worker = worker_of(name, self.sharing())
+        if not worker:
+            return explanation  # the queue is not allocated
+        return replace(explanation, sentence=f"{explanation.sentence} Worker {worker} serves {name}.")
+
+    def __call__(self) -> list[WorkerSnapshot]:
+        """Read the workers that consume queues.
+
+        Raises:
+            InvalidRequest: The broker does not know its consumers.
+            ZooKeeperUnreachable: ZooKeeper does not answer.
+        """
+        if not self._broker.serves_queues():
+            raise InvalidRequest(
+                "This broker does not know its consumers: ask the workers with 'celery status'"
             )
-    stock_url, tenant_url = (target, source) if is_return else (source, target)
-    with (
-        app.connection_for_write(stock_url, transport_options=options.stock_options) as stock,
-        app.connection_for_write(tenant_url) as tenant,
-        broker.channel(tenant),
-        library_errors(stock),
-    ):
-        stock.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
-        if is_return:
-            yield ReturnMigration(broker, StockBroker(stock), tenant, options)
-        else:
-            yield BrokerMigration(app, broker, StockBroker(stock), tenant, options)
+        return self.among(self._queues.snapshots(ages=False))
+
+    def among(self, queues: Iterable[Any]) -> list[WorkerSnapshot]:
+        """Return the consumers of queues by their snapshots, and the workers that share partitions."""
+        return workers_of((each for each in queues if isinstance(each, QueueSnapshot)), self.sharing())
+
+    def sharing(self) -> list[WorkerSnapshot]:
+        """Read the workers that share partitions; none without ``dq_allocation``.
+
+        Raises:
+            ZooKeeperUnreachable: ZooKeeper does not answer.
+        """
+        if not self.is_shared:
+            return []
+        require_kazoo(self._broker.options)
+        session: Any = zookeeper_session(self._broker.options)
+        with closing(session):
+            return sharing_workers(session, self._broker.options.environment)

@@ -1,4 +1,4 @@
-"""``app.dq.audit``: who changed queues and quotas, and when.
+"""``app.dq.audit``: who changed queues and quotas, and when; the progress of a change.
 
 Every change that a person makes through ``app.dq``, ``celery dq`` or another door is one entry of a stream in
 Redis, one stream per environment. It names no arguments, bodies or dedup keys of messages.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from getpass import getuser
 from socket import gethostname
-from typing import Any
+from typing import Any, TypeAlias
 
 import redis
 
@@ -73,6 +73,14 @@ class AuditEntry:
     count: int = 1
 
 
+#: Called after each chunk with the number of messages, or other things, that the call has changed by then.
+OnProgress: TypeAlias = Callable[[int], object]
+
+
+def ignore_progress(done: int) -> None:
+    """Do nothing: the default of calls that report their progress."""
+
+
 @dataclass
 class AuditedChange:
     """A change under way; it is written at its end, unless nothing was changed.
@@ -82,12 +90,19 @@ class AuditedChange:
         details: See :class:`AuditEntry`.
         is_unfinished: Whether further steps may follow.
         entry_id: Id of its entry, once that is written, or of the entry of the steps before.
+        on_progress: Called by :meth:`add` with the count.
     """
 
     count: int = 0
     details: str = ""
     is_unfinished: bool = False
     entry_id: str = ""
+    on_progress: OnProgress = ignore_progress
+
+    def add(self, count: int) -> None:
+        """Count further things that were changed, and report the progress."""
+        self.count += count
+        self.on_progress(self.count)
 
 
 class AuditTrail:
@@ -175,6 +190,7 @@ class AuditTrail:
         tenant: str | None = None,
         details: str = "",
         continues: str = "",
+        on_progress: OnProgress = ignore_progress,
     ) -> Iterator[AuditedChange]:
         """Write an entry at the end of the block if it has changed anything, or may have.
 
@@ -185,7 +201,7 @@ class AuditTrail:
         The entry of a further step replaces the one that it `continues`, and has the sum of their counts. An
         entry of another user or another change is never replaced.
         """
-        change = AuditedChange(details=details, entry_id=continues)
+        change = AuditedChange(details=details, entry_id=continues, on_progress=on_progress)
         is_known = False
         try:
             yield change

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -317,6 +318,33 @@ class OfQueue:
     def __init__(self, broker: BrokerAccess, name: str) -> None:
         self.name = name
         self._broker = broker
+
+
+class ByQueueName(Mapping[str, T]):
+    """Something of each queue. Every name is valid: a queue comes into existence with its first message."""
+
+    def __init__(self, broker: BrokerAccess) -> None:
+        self._broker = broker
+
+    def __getitem__(self, name: str) -> T:
+        check_text("queue", name)
+        return self._of(name)
+
+    @abstractmethod
+    def _of(self, name: str) -> T:
+        """Return the object of a queue."""
+
+    def _names(self) -> list[str]:
+        return self._broker.queue_names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def __contains__(self, name: Any) -> bool:
+        return name in self._names()
 
 
 def follow(partitions: Sequence[Partition], client: Client) -> None:

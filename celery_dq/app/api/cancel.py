@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import OpenQueue
-from celery_dq.app.api.progress import OnProgress
 from celery_dq.inspector import messages, tenants
 from celery_dq.inspector.redis_values import Client
 from celery_dq.transport.redis.store.partition import MAX_CHUNK, Cancellation, Partition
@@ -117,11 +116,7 @@ class _CancelledTasks:
 
 
 def cancel_found(
-    partition: Partition,
-    client: Client,
-    chunks: Iterable[list[str]],
-    change: AuditedChange,
-    on_progress: OnProgress,
+    partition: Partition, client: Client, chunks: Iterable[list[str]], change: AuditedChange
 ) -> None:
     """Cancel the tasks in `chunks`, which were found in a partition, and count them."""
     for found in chunks:
@@ -129,8 +124,7 @@ def cancel_found(
         for start in range(0, len(chunk), MOST_CANCELLED):
             call = partition.cancel(chunk[start : start + MOST_CANCELLED], tombstone_ttl_ms=0)
             outcomes = call.run(client)
-            change.count += sum(outcome in ("waiting", "delayed") for outcome in outcomes)
-            on_progress(change.count)
+            change.add(sum(outcome in ("waiting", "delayed") for outcome in outcomes))
 
 
 def cancellable_of_tenant(partition: Partition, client: Client, tenant: str) -> int:
@@ -139,31 +133,25 @@ def cancellable_of_tenant(partition: Partition, client: Client, tenant: str) -> 
     return tenants.tenant_snapshot(partition, client, tenant).waiting + sum(map(len, delayed))
 
 
-def cancel_all_of_tenant(
-    partition: Partition, client: Client, tenant: str, change: AuditedChange, on_progress: OnProgress
-) -> None:
+def cancel_all_of_tenant(partition: Partition, client: Client, tenant: str, change: AuditedChange) -> None:
     """Cancel a tenant's waiting and delayed messages in a partition, and count them."""
     delayed = messages.delayed_ids_of_tenant(partition, client, tenant)
     remaining = 1
     while remaining:
         moved, remaining = partition.cancel_tenant(tenant).run(client)
-        change.count += moved
-        on_progress(change.count)
+        change.add(moved)
         if not moved:
             break
-    cancel_found(partition, client, delayed, change, on_progress)
+    cancel_found(partition, client, delayed, change)
 
 
-def purge_all(
-    partitions: Sequence[Partition], client: Client, change: AuditedChange, on_progress: OnProgress
-) -> None:
+def purge_all(partitions: Sequence[Partition], client: Client, change: AuditedChange) -> None:
     """Remove all waiting and delayed messages and discards of a queue, and count them in `change`."""
     left = list(partitions)
     while left:
         limit = share(MAX_CHUNK, len(left))
         replies = run_all([partition.purge(limit=limit) for partition in left], client)
-        change.count += sum(reply.removed for reply in replies)
-        on_progress(change.count)
+        change.add(sum(reply.removed for reply in replies))
         left = [
             partition for partition, reply in zip(left, replies, strict=True) if reply.more and reply.removed
         ]

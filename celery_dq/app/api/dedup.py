@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from celery_dq.app.api.broker import OfQueue
-from celery_dq.app.api.by_queue_name import ByQueueName
+from celery_dq.app.api.broker import ByQueueName, OfQueue
 from celery_dq.dedup.machine import Coordinator, CoordinatorLockSnapshot as Coordinated
 from celery_dq.dedup.repetition import Repetition, repetition
 from celery_dq.errors import ConfigurationError, InvalidRequest

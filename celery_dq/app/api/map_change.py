@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from celery_dq.app.api.audit import OnProgress, ignore_progress
 from celery_dq.app.api.broker import BrokerAccess, MapChanged, follow, partitions_of, stored_maps
-from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.api.tenant_moves import TenantMoves
 from celery_dq.app.api.tenant_settings import (
     align_settings,

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_dq.app.api.audit import OnProgress, ignore_progress
 from celery_dq.app.api.broker import BrokerAccess
-from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.clock import SystemClock
 from celery_dq.errors import InvalidMessage, InvalidRequest, described

@@ -9,9 +9,8 @@ from itertools import chain, takewhile
 
 import redis
 
-from celery_dq.app.api.audit import AuditedChange
+from celery_dq.app.api.audit import AuditedChange, OnProgress, ignore_progress
 from celery_dq.app.api.broker import OpenQueue
-from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.inspector.messages import find, waiting_of
 from celery_dq.inspector.redis_values import Client, text
 from celery_dq.inspector.tenants import tenant_snapshot
@@ -124,7 +123,6 @@ def move_chosen(
     tenant: str | None,
     head_start_us: int,
     change: AuditedChange,
-    on_progress: OnProgress,
 ) -> None:
     """Move a task, or all waiting messages of a tenant, to the end of another queue.
 
@@ -135,22 +133,16 @@ def move_chosen(
         tenant: The tenant.
         head_start_us: As for :class:`Mover`.
         change: Counts the messages.
-        on_progress: Called with the number of messages that have moved so far.
     """
-
-    def moved(count: int) -> None:
-        change.count += count
-        on_progress(change.count)
-
     client = source.client
     if tenant is not None:
         destination.homes.check_set(destination.partitions[0].keys.queue, tenant)
         for each in source.of(tenant)[::-1]:
             mover = Mover(each, destination.partitions, client, head_start_us)
-            mover.move(_waiting(each, client, tenant), moved)
+            mover.move(_waiting(each, client, tenant), change.add)
     elif found := find(*source, task_id or ""):
         place = source.partitions[found[0].partition]
-        Mover(place, destination.partitions, client, head_start_us).move([[found[0].id]], moved)
+        Mover(place, destination.partitions, client, head_start_us).move([[found[0].id]], change.add)
 
 
 def _waiting(partition: Partition, client: Client, tenant: str) -> Iterator[list[str]]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from celery_dq.app.api import message_edits as edits, pauses
-from celery_dq.app.api.audit import AuditedChange
+from celery_dq.app.api.audit import AuditedChange, OnProgress, ignore_progress
 from celery_dq.app.api.broker import OfQueue, OpenQueue
 from celery_dq.app.api.cancel import (
     cancel_all_of_tenant,
@@ -20,15 +20,14 @@ from celery_dq.app.api.cancel import (
 )
 from celery_dq.app.api.leaders import Leaders
 from celery_dq.app.api.map_change import PartitionsChange, set_partitions
+from celery_dq.app.api.message_edits import check_changes
 from celery_dq.app.api.move import movable, move_chosen
-from celery_dq.app.api.progress import OnProgress, ignore_progress
-from celery_dq.app.api.task_body import check_changes
 from celery_dq.app.api.tenant_moves import outboxes_delivered
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector import messages, queues, tenants
 from celery_dq.inspector.backlogs import QueueBacklogs, queue_backlogs
 from celery_dq.inspector.explain import Explanation, explain_tenant
-from celery_dq.inspector.message_details import MessageDetails, message_details
+from celery_dq.inspector.messages import MessageDetails, message_details
 from celery_dq.inspector.queues import Pause
 from celery_dq.inspector.redis_values import check_count, check_moment, check_seconds, check_text
 from celery_dq.inspector.tenants import TenantPage, TenantSnapshot, TenantState, tenant_page
@@ -206,9 +205,9 @@ class QueueApi(OfQueue):
             homes = opened.of(name)[::-1]  # messages that leave the former home meanwhile are in the new one
             if dry_run:
                 return sum(cancellable_of_tenant(each, opened.client, name) for each in homes)
-            with self._change(opened, "cancelled", name) as change:
+            with self._change(opened, "cancelled", name, on_progress=on_progress) as change:
                 for each in homes:
-                    cancel_all_of_tenant(each, opened.client, name, change, on_progress)
+                    cancel_all_of_tenant(each, opened.client, name, change)
             return change.count
 
     def cancel_task_name(
@@ -228,10 +227,10 @@ class QueueApi(OfQueue):
             partitions, client = opened
             if dry_run:
                 return sum(messages.cancellable_of_task(each, client, name) for each in partitions)
-            with self._change(opened, "cancelled", details=f"task {name}") as change:
+            audited = self._change(opened, "cancelled", details=f"task {name}", on_progress=on_progress)
+            with audited as change:
                 for each in partitions:
-                    found = messages.ids_of_task(each, client, name)
-                    cancel_found(each, client, found, change, on_progress)
+                    cancel_found(each, client, messages.ids_of_task(each, client, name), change)
             return change.count
 
     def purge(self, *, dry_run: bool = False, on_progress: OnProgress = ignore_progress) -> int:
@@ -247,16 +246,19 @@ class QueueApi(OfQueue):
         if dry_run:
             now = self.snapshot(ages=False)
             return now.waiting + now.delayed + now.discards
-        with self._broker.open(self.name) as opened, self._change(opened, "purged") as change:
-            purge_all(*opened, change, on_progress)
+        with (
+            self._broker.open(self.name) as opened,
+            self._change(opened, "purged", on_progress=on_progress) as change,
+        ):
+            purge_all(*opened, change)
             return change.count
 
     @contextmanager
     def _change(
-        self, opened: OpenQueue, action: str, tenant: str | None = None, details: str = "", bulk: bool = True
+        self, opened: OpenQueue, action: str, tenant: str | None = None, *, bulk: bool = True, **more: Any
     ) -> Iterator[AuditedChange]:
         """Write a change to the audit stream at its end. It finds what a killed mover had taken out, too."""
-        change = self._broker.audit.change(opened.client, action, self.name, tenant=tenant, details=details)
+        change = self._broker.audit.change(opened.client, action, self.name, tenant=tenant, **more)
         with change as audited, outboxes_delivered(opened, self._broker.options, wants_all=bulk):
             yield audited
 
@@ -451,8 +453,10 @@ class QueueApi(OfQueue):
                 return movable(source, task_id, name)
             self._broker.declare(source.client, to)
             details = f"to {to}" if task_id is None else f"to {to}: {task_id}"
-            with self._change(source, "moved", name, details=details, bulk=task_id is None) as change:
-                move_chosen(source, destination, task_id, name, head_start, change, on_progress)
+            bulk = task_id is None
+            audited = self._change(source, "moved", name, bulk=bulk, details=details, on_progress=on_progress)
+            with audited as change:
+                move_chosen(source, destination, task_id, name, head_start, change)
             return change.count
 
 

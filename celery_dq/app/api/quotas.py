@@ -17,11 +17,10 @@ from typing import Any
 
 import redis
 
-from celery_dq.app.api.audit import AuditedChange
+from celery_dq.app.api.audit import AuditedChange, OnProgress, ignore_progress
 from celery_dq.app.api.broker import BrokerAccess, MapChanged, OpenQueue
 from celery_dq.app.api.map_change import begin_change, complete_change, require_complete
 from celery_dq.app.api.pauses import pause, resume
-from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.duration import SECOND_US
 from celery_dq.errors import InvalidQuota, InvalidRequest
 from celery_dq.inspector.live_quotas import (

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 
-from celery_dq.app.api.audit import AuditedChange, check_entry_id
+from celery_dq.app.api.audit import AuditedChange, OnProgress, check_entry_id, ignore_progress
 from celery_dq.app.api.broker import OfQueue, OpenQueue
+from celery_dq.app.api.message_edits import check_changes, shown_arguments, with_arguments
 from celery_dq.app.api.move import Mover
-from celery_dq.app.api.progress import OnProgress, ignore_progress, paced, rate_per_second
-from celery_dq.app.api.task_body import check_changes, shown_arguments, with_arguments
+from celery_dq.duration import parse_rate
 from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.inspector.dead_letters import (
     DeadLetter,
@@ -47,6 +48,8 @@ from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition
 from celery_dq.transport.redis.store.rounds import Rounds, run_rounds
 from celery_dq.transport.redis.store.script_calls import run_all, share
 from celery_dq.transport.tenant import check_priority, check_tenant
+
+T = TypeVar("T")
 
 #: A filter of all dead letters.
 ALL = DeadLetterFilter()
@@ -128,10 +131,13 @@ class DeadLetters(OfQueue):
                 found = [] if letter is None else [(letter[0], message_id)]
             if dry_run:
                 return len(found)
-            with self._change(opened, "dead_replayed", message_id or str(wanted), wanted.tenant) as change:
+            details, tenant = message_id or str(wanted), wanted.tenant
+            audited = self._change(
+                opened, "dead_replayed", details=details, tenant=tenant, on_progress=on_progress
+            )
+            with audited as change:
                 for partition, each in paced(found, per_second):
-                    change.count += self._replayed(opened, partition, each) is not None
-                    on_progress(change.count)
+                    change.add(self._replayed(opened, partition, each) is not None)
             return change.count
 
     def replay_part(
@@ -183,7 +189,10 @@ class DeadLetters(OfQueue):
                 return ReplayedPart(0, 0, "")
             partition = opened.partitions[place.partition]
             letters = dead_letters_from(partition, opened.client, place)
-            with self._change(opened, "dead_replayed", described, tenant, continues) as change:
+            audited = self._change(
+                opened, "dead_replayed", details=described, tenant=tenant, continues=continues
+            )
+            with audited as change:
                 for at_us, message_id in paced(matching(), rate):
                     if self._replay_readable(opened, partition, message_id):
                         change.count += 1
@@ -242,7 +251,7 @@ class DeadLetters(OfQueue):
             partition, _, raw = found
             record = self._edited(MessageRecord.unpack(raw), **changes).pack()
             details = f"{message_id}: {', '.join(sorted(changes))}"
-            with self._change(opened, "dead_edited", details) as change:
+            with self._change(opened, "dead_edited", details=details) as change:
                 new_id = self._replayed(opened, partition, message_id, record)
                 change.count = int(new_id is not None)
             return new_id
@@ -269,7 +278,8 @@ class DeadLetters(OfQueue):
         with self._broker.open(self.name) as opened:
             if dry_run:
                 return self._count(opened, message_id)
-            with self._change(opened, "dead_purged", message_id or "") as change:
+            details = message_id or ""
+            with self._change(opened, "dead_purged", details=details, on_progress=on_progress) as change:
                 partitions, client = opened
                 chunk = share(MAX_CHUNK, len(partitions))
                 while True:
@@ -277,8 +287,7 @@ class DeadLetters(OfQueue):
                         gone = sum(run_rounds(client, [_forget_oldest(each, chunk) for each in partitions]))
                     else:
                         gone = sum(run_all([each.forget_dead([message_id]) for each in partitions], client))
-                    change.count += gone
-                    on_progress(change.count)
+                    change.add(gone)
                     if not gone or message_id is not None:
                         return change.count
 
@@ -300,11 +309,10 @@ class DeadLetters(OfQueue):
         with self._broker.open(self.name) as opened:
             if dry_run:
                 return sum(self._recovered(each, opened.client, dry_run=True) for each in opened.partitions)
-            with self._change(opened, "dead_recovered", "") as change:
+            with self._change(opened, "dead_recovered", on_progress=on_progress) as change:
                 for partition in opened.partitions:
                     set_aside = run_rounds(opened.client, [scan_all("hash", partition.keys.unreadable)])[0]
-                    change.count += self._recovered(partition, opened.client)
-                    on_progress(change.count)
+                    change.add(self._recovered(partition, opened.client))
                     if set_aside:
                         opened.client.hdel(partition.keys.unreadable, *set_aside)
             return change.count
@@ -317,18 +325,9 @@ class DeadLetters(OfQueue):
             for part in chunks(found)
         )
 
-    def _change(
-        self,
-        opened: OpenQueue,
-        action: str,
-        details: str,
-        tenant: str | None = None,
-        continues: str = "",
-    ) -> AbstractContextManager[AuditedChange]:
+    def _change(self, opened: OpenQueue, action: str, **more: Any) -> AbstractContextManager[AuditedChange]:
         """Write a change to the audit stream at its end."""
-        return self._broker.audit.change(
-            opened.client, action, self.name, tenant=tenant, details=details, continues=continues
-        )
+        return self._broker.audit.change(opened.client, action, self.name, **more)
 
     @staticmethod
     def _count(opened: OpenQueue, message_id: str | None) -> int:
@@ -415,7 +414,21 @@ def check_replay(message_id: str | None, wanted: DeadLetterFilter, rate: str | f
         check_text("message_id", message_id)
         if wanted != ALL:
             raise InvalidRequest("replay: give either message_id or wanted=…, not both")
-    return rate_per_second(rate)
+    instead = "leave it out for as fast as possible"
+    return None if rate is None else parse_rate(rate, option="rate", instead=instead)
+
+
+def paced(items: Iterable[T], per_second: float | None) -> Iterator[T]:
+    """Yield items, at most `per_second` of them in a second; None is without a limit.
+
+    After a stall, such as a slow request, the rate goes on: nothing is made up for.
+    """
+    due = time.monotonic()
+    for item in items:
+        if per_second is not None:
+            time.sleep(max(due - time.monotonic(), 0))
+            due = max(due + 1 / per_second, time.monotonic())
+        yield item
 
 
 def _with_eta(packed: bytes, eta: datetime | None) -> bytes:

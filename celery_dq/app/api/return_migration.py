@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
+from celery_dq.app.api.audit import OnProgress, ignore_progress
 from celery_dq.app.api.broker import BrokerAccess, OpenQueue
 from celery_dq.app.api.migration import (
     MOST_LEFT,
@@ -16,7 +17,6 @@ from celery_dq.app.api.migration import (
     QueueMigration,
     not_migrated,
 )
-from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.errors import InvalidMessage, InvalidRequest
 from celery_dq.inspector.queues import QueueSnapshot, queue_snapshot
 from celery_dq.inspector.redis_values import scan, text

@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
+from celery_dq.app.api.audit import OnProgress, ignore_progress
 from celery_dq.app.api.broker import MapChanged, OpenQueue
-from celery_dq.app.api.progress import OnProgress, ignore_progress
 from celery_dq.errors import CorruptRecord, TooFewReplicas
 from celery_dq.inspector.dedup_locks import tenant_and_key
 from celery_dq.inspector.redis_values import Client, chunks, scan_all, text

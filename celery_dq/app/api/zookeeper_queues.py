@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 
 from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
 
-from celery_dq.app.api.progress import OnProgress, ignore_progress, paced
+from celery_dq.app.api.audit import OnProgress, ignore_progress
+from celery_dq.app.api.message_edits import check_changes, shown_arguments, with_arguments
 from celery_dq.app.api.queues import QueueApi
-from celery_dq.app.api.redis_dead_letters import ALL, DeadLetters, check_replay
-from celery_dq.app.api.task_body import check_changes, shown_arguments, with_arguments
+from celery_dq.app.api.redis_dead_letters import ALL, DeadLetters, check_replay, paced
 from celery_dq.curator.framing import frame, unframe
 from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetter, DeadLetterContent, DeadLetterFilter
-from celery_dq.inspector.message_details import MessageDetails
-from celery_dq.inspector.messages import MessageSnapshot
+from celery_dq.inspector.messages import MessageDetails, MessageSnapshot
 from celery_dq.inspector.queues import ZooKeeperQueueSnapshot
 from celery_dq.inspector.redis_values import check_count, check_text, moment
 from celery_dq.transport import envelope

@@ -4,8 +4,7 @@
 ``settings_checks``   faults that can be found without a connection
 ``server_checks``     faults that only the servers can answer for
 ``queue_checks``      queues that are probably typos; faults of queues with several partitions
-``doctor``            runs both and returns the findings in order
-``status``            warnings about the present state of the queues, for ``celery dq status``
+``doctor``            runs all and returns the findings in order; warns about the state of the queues
 
 ``celery_dq.cli`` and ``celery_dq.contrib.django`` call ``doctor``. A check changes nothing.
 """

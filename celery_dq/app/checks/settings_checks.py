@@ -15,13 +15,13 @@ from typing import Any
 from celery import Task, bootsteps
 
 from celery_dq.app.api.api import dq_of
+from celery_dq.app.api.buffer import spill_files
 from celery_dq.app.checks.finding import Finding
 from celery_dq.app.publishing.dedup_stage import DedupRules
 from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.compat.guard import READ_VERSIONS, unread
 from celery_dq.dedup.rule import rule_of
 from celery_dq.errors import ConfigurationError, DQError, MissingLibrary
-from celery_dq.inspector.spill import spill_files
 from celery_dq.other_brokers.redis_coordinator import redis_of
 from celery_dq.private_files import check_parents
 from celery_dq.shown import shown_logger

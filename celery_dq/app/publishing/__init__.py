@@ -5,8 +5,7 @@
 ``buffer_stage``      chooses between the buffer and the broker
 ``direct_stage``      calls that are not buffered: one deadline for all steps, and a circuit breaker
 ``template_stage``    sends a plain call from a template of its message
-``message_template``  the message of a task as a template, made of the first one
-``template_filling``  the parts in which calls differ, filled into the template
+``message_template``  the message of a task as a template, and the parts in which calls differ
 ``task_apply_async``  may a call use a template? and a task's ``apply_async`` for plain calls
 ``amqp``              ``app.amqp``: checks tenant and priority on every publish
 ``results``           the id of a call, what it prepares for its result, and the result that the caller gets

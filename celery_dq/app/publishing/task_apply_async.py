@@ -26,10 +26,9 @@ from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.amqp import DQAmqp
 from celery_dq.app.publishing.buffer_stage import BufferChoice
 from celery_dq.app.publishing.direct_stage import DirectStage
-from celery_dq.app.publishing.message_template import MessageTemplate
+from celery_dq.app.publishing.message_template import MessageTemplate, MessageTemplates, only_adds
 from celery_dq.app.publishing.pipeline import CallPipeline, Stage
 from celery_dq.app.publishing.results import NO_SERVER_ASKED, result_of
-from celery_dq.app.publishing.template_filling import MessageTemplates, only_adds
 from celery_dq.compat.celery_calls import (
     dumps_pydantic_arguments,
     in_task,

@@ -26,11 +26,16 @@ from celery_dq.app.publishing.amqp import OF_ONE_CALL
 from celery_dq.app.publishing.buffer_stage import BufferChoice
 from celery_dq.app.publishing.dedup_stage import DedupRequests, conclude_verdict
 from celery_dq.app.publishing.direct_stage import DirectPublisher
-from celery_dq.app.publishing.message_template import MessageTemplate
+from celery_dq.app.publishing.message_template import (
+    EMBED,
+    Kind,
+    MessageTemplate,
+    MessageTemplates,
+    represent,
+)
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.app.publishing.results import result_of
 from celery_dq.app.publishing.task_apply_async import TemplateChoice, replace_apply_async
-from celery_dq.app.publishing.template_filling import EMBED, Kind, MessageTemplates, represent
 from celery_dq.app.senders import lane_of
 from celery_dq.compat.kombu_messages import publish_prepared
 from celery_dq.producer.buffering_producer import BufferingProducer

@@ -23,8 +23,8 @@ from django.core import checks
 from django.utils import timezone
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.contrib.django.conf import project_app
-from celery_dq.contrib.django.tasks import TENANT
+from celery_dq.contrib.django.apps import project_app
+from celery_dq.contrib.django.task_tenant import TENANT
 from celery_dq.errors import ConfigurationError
 
 

@@ -6,27 +6,11 @@ Celery's autodiscovery imports this module in every project with this app, also 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-F = TypeVar("F", bound=Callable[..., Any])
+from celery_dq.contrib.django.task_tenant import tenant
 
-#: The attribute in which :func:`tenant` keeps the name of the tenant on a function.
-TENANT = "dq_tenant"
-
-
-def tenant(name: str) -> Callable[[F], F]:
-    """Decorate the function of a task with its tenant. It goes below ``@task``.
-
-    Args:
-        name: The tenant, or a template such as ``"{merchant_id}"`` with the name of an argument.
-    """
-
-    def decorate(function: F) -> F:
-        setattr(function, TENANT, name)
-        return function
-
-    return decorate
+__all__ = ["tenant"]
 
 
 def __getattr__(name: str) -> Any:

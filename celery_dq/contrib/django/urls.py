@@ -6,7 +6,6 @@ from django.urls import path
 
 from celery_dq.contrib.django.dashboard import (
     dead_letters,
-    dedup_locks,
     edits,
     links,
     messages,
@@ -41,8 +40,8 @@ urlpatterns = [
     path("dead-letters/letter/", edits.LetterView.as_view(), name="dead-letter"),
     path("dead-letters/letter/edit/", edits.LetterEditView.as_view(), name="dead-letter-edit"),
     path("dead-letters/purge/", dead_letters.PurgeView.as_view(), name="purge"),
-    path("dedup/", dedup_locks.DedupLocksView.as_view(), name="dedup-locks"),
-    path("dedup/release/", dedup_locks.ReleaseView.as_view(), name="release"),
+    path("dedup/", status.DedupLocksView.as_view(), name="dedup-locks"),
+    path("dedup/release/", status.ReleaseView.as_view(), name="release"),
     path("leaders/", status.LeadersView.as_view(), name="leaders"),
     path("workers/", status.WorkersView.as_view(), name="workers"),
     path("audit/", status.AuditView.as_view(), name="audit"),

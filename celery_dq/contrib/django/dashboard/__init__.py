@@ -8,9 +8,9 @@ because they may hold any character.
 ``links``         addresses of pages; style, script and icon
 ``forms``         numbers and times in forms
 ``views``         the base of pages and of changes: permission, CSRF, headers, formats, confirmation
-``queues``, ``messages``, ``dead_letters``, ``dedup_locks``, ``status``   the pages
+``queues``, ``messages``, ``dead_letters``, ``status``   the pages; the last has dedup locks, too
 ``quotas``, ``edits``   changes of quotas and pauses, of tasks and dead letters
-``sampler``, ``plots``   the history of queues
+``history``       samples of queues, and plots of them
 ``standalone``    the web server of ``celery dq web``
 
 Templates are in ``templates/celery_dq``. All data come from ``app.dq``; nothing here talks to Redis.

@@ -13,8 +13,7 @@ from celery_dq.app.api.api import DQ
 from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, PageView, required
 from celery_dq.inspector.dead_letters import DeadLetter
 from celery_dq.inspector.explain import explain_state, explain_unknown
-from celery_dq.inspector.message_details import MessageDetails
-from celery_dq.inspector.messages import UNREADABLE, MessageSnapshot
+from celery_dq.inspector.messages import UNREADABLE, MessageDetails, MessageSnapshot
 
 WithArguments = TypeVar("WithArguments", MessageSnapshot, DeadLetter)
 

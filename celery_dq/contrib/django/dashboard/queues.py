@@ -11,8 +11,8 @@ from django.http import QueryDict
 
 from celery_dq.app.api.api import DQ
 from celery_dq.contrib.django.dashboard.forms import whole_number
+from celery_dq.contrib.django.dashboard.history import Sampler
 from celery_dq.contrib.django.dashboard.messages import shown
-from celery_dq.contrib.django.dashboard.sampler import Sampler
 from celery_dq.contrib.django.dashboard.views import PageView, required
 from celery_dq.inspector.queue_counters import WaitingTimes
 from celery_dq.inspector.queues import Health, QueueSnapshot, ZooKeeperQueueSnapshot

@@ -29,7 +29,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.http.request import split_domain_port
 from django.urls import include, path
 
-from celery_dq.contrib.django.conf import SERVED_APP
+from celery_dq.contrib.django.apps import SERVED_APP
 from celery_dq.contrib.django.dashboard.access import VIEW_ARGUMENTS, VIEW_QUEUES
 from celery_dq.contrib.django.dashboard.views import NotFoundView
 from celery_dq.errors import ConfigurationError, DQError

@@ -17,7 +17,7 @@ from django.views.decorators.csrf import csrf_protect
 from django.views.generic import View
 
 from celery_dq.app.api.api import DQ, dq_of
-from celery_dq.contrib.django.conf import project_app
+from celery_dq.contrib.django.apps import project_app
 from celery_dq.contrib.django.dashboard.access import PERMISSIONS, VIEW_ARGUMENTS, VIEW_QUEUES, may
 from celery_dq.contrib.django.dashboard.broker_reads import BrokerReads, Failure, failure_of
 from celery_dq.contrib.django.dashboard.links import link_to

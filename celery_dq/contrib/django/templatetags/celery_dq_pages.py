@@ -11,8 +11,8 @@ from typing import Any
 from django import template
 
 from celery_dq.contrib.django.dashboard.forms import exact
+from celery_dq.contrib.django.dashboard.history import plots
 from celery_dq.contrib.django.dashboard.links import asset_address, link_to
-from celery_dq.contrib.django.dashboard.plots import plots
 from celery_dq.inspector.claim_rates import spelled_share, spelled_speed
 from celery_dq.options import Quota
 
