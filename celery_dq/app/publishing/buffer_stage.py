@@ -11,11 +11,10 @@ that option or by ``dq_buffer_in_workers``, because the task's message could be 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cached_property
-from types import TracebackType
 from typing import Any
 
 from celery.local import Proxy
@@ -144,36 +143,24 @@ class LazyPoolProducer(Proxy):  # type: ignore[type-arg]  # generic in its stubs
     """
 
 
-class _Loan:
-    """The context manager of one lazily acquired producer.
+@contextmanager
+def _lent(acquire: Callable[[], AbstractContextManager[Any]]) -> Iterator[LazyPoolProducer]:
+    """Lend a producer that is acquired at its first use."""
+    with ExitStack() as stack:
+        taken: list[Any] = []
+        is_over = False
 
-    Args:
-        acquire: acquires a producer from the pool.
-    """
-
-    def __init__(self, acquire: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._acquire = acquire
-        self._taken: AbstractContextManager[Any] | None = None
-        self._producer: Any = None
-        self._over = False
-
-    def __enter__(self) -> Any:
-        return LazyPoolProducer(self._real)
-
-    def _real(self) -> Any:
-        if self._producer is None:
-            if self._over:
+        def real() -> Any:
+            if is_over and not taken:
                 raise RuntimeError("a producer of the pool is used after its release")
-            taken = self._acquire()
-            self._producer = taken.__enter__()
-            self._taken = taken
-        return self._producer
+            if not taken:
+                taken.append(stack.enter_context(acquire()))
+            return taken[0]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        self._over = True
-        return None if self._taken is None else self._taken.__exit__(kind, error, trace)
+        try:
+            yield LazyPoolProducer(real)
+        finally:
+            is_over = True
 
 
 #: The default of ``producer`` in :func:`acquire_lazily`, which differs from an explicit None.
@@ -190,7 +177,7 @@ def acquire_lazily(app: Any) -> None:
 
     def producer_or_acquire(producer: Any = _NOT_GIVEN) -> Any:
         if producer is None:
-            return _Loan(acquire)
+            return _lent(acquire)
         return acquire() if producer is _NOT_GIVEN else acquire(producer)
 
     app.producer_or_acquire = producer_or_acquire

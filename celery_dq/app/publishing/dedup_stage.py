@@ -7,6 +7,7 @@ result: a caller that did not choose the task id gets the result of the covering
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from kombu import serialization
@@ -35,6 +36,7 @@ _VERDICTS = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class DedupCallRequest:
     """The call's side of :class:`celery_dq.protocols.DedupRequest`.
 
@@ -47,15 +49,12 @@ class DedupCallRequest:
         refused: the call asked to follow another one, which has too many followers already.
     """
 
-    __slots__ = ("covering", "key", "refused", "replaced", "section", "verdict")
-
-    def __init__(self, section: bytes, key: str) -> None:
-        self.section = section
-        self.key = key
-        self.verdict: Verdict | None = None
-        self.covering = ""
-        self.replaced = ""
-        self.refused = False
+    section: bytes
+    key: str
+    verdict: Verdict | None = None
+    covering: str = ""
+    replaced: str = ""
+    refused: bool = False
 
     def dedup_header(self) -> dict[str, Any]:
         """Return the header from which a worker on another broker requests the dedup lock."""

@@ -16,6 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -312,6 +313,7 @@ class DirectPublisher:
         return dict(self._app.conf.task_publish_retry_policy or {}, **(policy or {}))
 
 
+@dataclass(slots=True, eq=False)
 class _Publish:
     """The publish of one message; kombu's ``ensure`` gives it a new channel after a reconnect.
 
@@ -319,14 +321,11 @@ class _Publish:
         is_sent: Whether it was sent; False when kombu has to send it.
     """
 
-    __slots__ = ("_channel", "_failed", "_message", "_stamped", "is_sent")
-
-    def __init__(self, message: PackedMessage) -> None:
-        self._message = message
-        self._stamped: StampedMessage | None = None
-        self._failed: Exception | None = None
-        self._channel: Any = None
-        self.is_sent = False
+    _message: PackedMessage
+    _stamped: StampedMessage | None = None
+    _failed: Exception | None = None
+    _channel: Any = None
+    is_sent: bool = False
 
     def revive(self, channel: Any) -> None:
         """Take the channel of a new connection; kombu calls it."""

@@ -7,6 +7,7 @@ Each stage either returns the result of the call, or passes the call on to the n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -29,6 +30,7 @@ PARAMETERS = (
 )  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """One call of ``send_task``.
 
@@ -48,24 +50,18 @@ class Call:
         routed: the options that Celery's router has made of the options of the call.
     """
 
-    __slots__ = (
-        "args", "dedup", "headers", "in_task", "kwargs", "name", "options", "producer", "published",
-        "represent", "request", "routed",
-    )  # fmt: skip
-
-    def __init__(self, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> None:
-        self.name = name
-        self.args = args
-        self.kwargs = kwargs
-        self.options = options
-        self.in_task = in_task()
-        self.dedup: tuple[Dedup, MakeKey] | None = None
-        self.request: Any = None
-        self.producer: BufferingProducer | None = None
-        self.published: Published | None = None
-        self.headers: dict[str, Any] = {}
-        self.represent: Callable[[Any], None] | None = None
-        self.routed: dict[str, Any] = {}
+    name: str
+    args: Any
+    kwargs: Any
+    options: dict[str, Any]
+    in_task: bool = field(default_factory=in_task)
+    dedup: tuple[Dedup, MakeKey] | None = None
+    request: Any = None
+    producer: BufferingProducer | None = None
+    published: Published | None = None
+    headers: dict[str, Any] = field(default_factory=dict)
+    represent: Callable[[Any], None] | None = None
+    routed: dict[str, Any] = field(default_factory=dict)
 
     @property
     def named(self) -> bool:

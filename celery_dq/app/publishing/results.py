@@ -22,6 +22,7 @@ from kombu.common import maybe_declare
 from vine import promise
 
 from celery_dq.app.api.api import dq_of
+from celery_dq.app.mixins import mixed_class
 from celery_dq.app.timeouts import Deadline
 from celery_dq.compat.celery_calls import join_will_block, own_backend, set_ignored
 from celery_dq.per_process import OwnerProcess, current_pid
@@ -190,11 +191,7 @@ def flushing_result_class(app: Any) -> Any:
     """Return the app's ``AsyncResult``, after mixing :class:`FlushingResult` over it."""
     found = app.__dict__.get("AsyncResult") or app.AsyncResult
     if not issubclass(found, FlushingResult):
-        found = app.__dict__["AsyncResult"] = type(
-            found.__name__,
-            (FlushingResult, found),
-            {"__module__": found.__module__, "__doc__": found.__doc__},
-        )
+        found = app.__dict__["AsyncResult"] = mixed_class(found, FlushingResult)
     return found
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import hmac
 import ipaddress
 import os
 import re
@@ -23,6 +22,7 @@ from typing import Any
 import django
 from django.apps import apps
 from django.conf import settings
+from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from django.core.exceptions import DisallowedHost
 from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -37,8 +37,7 @@ from celery_dq.shown import shown_logger
 
 logger = shown_logger(__name__)
 
-#: Iterations of the hash of a new password.
-ITERATIONS = 600_000
+_HASHER = PBKDF2PasswordHasher()
 _HASH = re.compile(r"pbkdf2_sha256\$[1-9][0-9]{0,7}\$[^$:]+\$[A-Za-z0-9+/]{43}=")
 #: Seconds after a wrong login in which no other one is checked.
 PAUSE_S = 0.5
@@ -63,9 +62,12 @@ def handler400(request: HttpRequest, exception: Exception) -> HttpResponse:
             f"'celery dq web' does not answer to the host {host!a}. Open the address that it has printed; "
             "or start it with --origin and the address that browsers use, such as https://dash.example."
         )
-    refusal = HttpResponse(f"{text}\n", content_type="text/plain", status=400)
-    refusal["Content-Security-Policy"] = "default-src 'none'"
-    return refusal
+    return _refusal(400, text)
+
+
+def _refusal(status: int, text: str, headers: Mapping[str, str] | None = None) -> HttpResponse:
+    headers = {**(headers or {}), "Content-Security-Policy": "default-src 'none'"}
+    return HttpResponse(f"{text}\n", content_type="text/plain", status=status, headers=headers)
 
 
 class Operator:
@@ -111,15 +113,10 @@ class OperatorMiddleware:
             try:
                 name = self._logins.name_of(request.headers.get("Authorization", ""), address)
             except TooManyLogins as exc:
-                refusal = HttpResponse(f"{exc}\n", content_type="text/plain", status=429)
-                refusal["Retry-After"] = "1"
-                refusal["Content-Security-Policy"] = "default-src 'none'"
-                return refusal
+                return _refusal(429, str(exc), {"Retry-After": "1"})
         if name is None:
-            refusal = HttpResponse("Give a user and a password.\n", content_type="text/plain", status=401)
-            refusal["WWW-Authenticate"] = 'Basic realm="celery dq web", charset="UTF-8"'
-            refusal["Content-Security-Policy"] = "default-src 'none'"
-            return refusal
+            login = 'Basic realm="celery dq web", charset="UTF-8"'
+            return _refusal(401, "Give a user and a password.", {"WWW-Authenticate": login})
         request.user = Operator(name, self._changes)  # type: ignore[assignment]  # no model
         return self._get_response(request)
 
@@ -167,7 +164,7 @@ class Logins:
             raise TooManyLogins("Too many logins are being checked. Try again in a moment.")
         try:
             with self._lock:
-                if is_password(password, self._hashes.get(name, self._unknown)):
+                if _HASHER.verify(password, self._hashes.get(name, self._unknown)):
                     self._known.add(digest)
                     return name
                 logger.warning(
@@ -186,18 +183,7 @@ class Logins:
 
 def hash_password(password: str) -> str:
     """Return the hash of a password, in the form of Django's default hasher."""
-    return _hashed(password, secrets.token_urlsafe(16), ITERATIONS)
-
-
-def is_password(password: str, hashed: str) -> bool:
-    """Whether a hash is that of a password."""
-    _, iterations, salt, _ = hashed.split("$")
-    return hmac.compare_digest(_hashed(password, salt, int(iterations)), hashed)
-
-
-def _hashed(password: str, salt: str, iterations: int) -> str:
-    digest = hashlib.pbkdf2_hmac("sha256", password.encode(), salt.encode(), iterations)
-    return f"pbkdf2_sha256${iterations}${salt}${base64.b64encode(digest).decode()}"
+    return _HASHER.encode(password, _HASHER.salt())
 
 
 def read_passwords(file: Path) -> dict[str, str]:
