@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.messages import message_of, read_info
-from celery_dq.inspector.redis_values import CHUNK, MOST, Client, chunks, first_of, moment, text
+from celery_dq.inspector.redis_values import CHUNK, MOST, Client, chunks, command, first_of, moment, text
 from celery_dq.transport.redis.store.partition import Partition, process_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_one, run_rounds, together
 
@@ -227,12 +227,7 @@ def _described(partition: Partition, chosen: list[tuple[str, float]]) -> Rounds[
 
 def dead_letter_counts(partitions: Sequence[Partition], client: Client) -> list[int]:
     """Return the number of dead letters in each partition."""
-    return run_rounds(client, [_count(each.keys.dead) for each in partitions])
-
-
-def _count(key: str) -> Rounds[int]:
-    (count,) = yield lambda pipe: pipe.hlen(key)
-    return int(count)
+    return run_rounds(client, [command("hlen", each.keys.dead) for each in partitions])
 
 
 def _dead_letter(message_id: str, queue: str, at_us: float, raw: bytes, info: bytes | None) -> DeadLetter:

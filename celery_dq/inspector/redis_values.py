@@ -27,6 +27,15 @@ def text(reply: Any) -> str:
     return reply.decode("utf-8", "surrogateescape") if isinstance(reply, bytes) else str(reply)
 
 
+def is_unicode(name: str) -> bool:
+    """Return whether a name from :func:`text` can be encoded: Celery can use no other one."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def number(value: Any) -> float:
     """Return a stored number; 0 without one, and for a field that holds none, which another program wrote."""
     try:
@@ -119,6 +128,12 @@ def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield `items` in chunks that are small enough for one command."""
     for start in range(0, len(items), CHUNK):
         yield items[start : start + CHUNK]
+
+
+def command(name: str, *args: Any, **options: Any) -> Rounds[Any]:
+    """Return the reply to one command of redis-py."""
+    (reply,) = yield methodcaller(name, *args, **options)
+    return reply
 
 
 def first_of(key: str, limit: int, *, highest: bool = False) -> Rounds[list[tuple[bytes, float]]]:

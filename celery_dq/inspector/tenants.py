@@ -17,7 +17,17 @@ from celery_dq.inspector.claim_rates import (
     total_service,
 )
 from celery_dq.inspector.queue_counters import PLACES, oldest_waiting_of
-from celery_dq.inspector.redis_values import CHUNK, Client, chunks, first_of, moment, number, scan_all, text
+from celery_dq.inspector.redis_values import (
+    CHUNK,
+    Client,
+    chunks,
+    command,
+    first_of,
+    moment,
+    number,
+    scan_all,
+    text,
+)
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, PartitionKeys, quota_field
 from celery_dq.options import Quota
 from celery_dq.options.quota import UNLIMITED, quota_of_bytes
@@ -469,7 +479,7 @@ def _ranked(
     """Yield line, rank, name and score of the tenants from a cursor on, read in chunks of `step`."""
     first, rank = _begin(lines, after)
     keys = [line.key(partitions) for line in lines]
-    sizes = [size for (size,) in run_rounds(client, [_command("zcard", key) for key in keys])]
+    sizes = run_rounds(client, [command("zcard", key) for key in keys])
     # One pipeline reads several short lines, or a chunk of a long one.
     chosen: list[tuple[int, int, int]] = []
     for place in range(first, len(lines)):
@@ -487,17 +497,10 @@ def _ranked(
 def _read(
     client: Client, lines: Sequence[_Line], keys: Sequence[str], chosen: Sequence[tuple[int, int, int]]
 ) -> Iterator[tuple[_Line, int, str, float]]:
-    ranges = [
-        _command("zrange", keys[place], start, end - 1, withscores=True) for place, start, end in chosen
-    ]
-    for (place, start, _), (rows,) in zip(chosen, run_rounds(client, ranges), strict=True):
+    ranges = [command("zrange", keys[place], start, end - 1, withscores=True) for place, start, end in chosen]
+    for (place, start, _), rows in zip(chosen, run_rounds(client, ranges), strict=True):
         for rank, (member, score) in enumerate(rows, start):
             yield lines[place], rank, text(member), score
-
-
-def _command(name: str, *args: Any, **options: Any) -> Rounds[list[Any]]:
-    answers: list[Any] = yield methodcaller(name, *args, **options)
-    return answers
 
 
 def _begin(lines: Sequence[_Line], after: str) -> tuple[int, int]:

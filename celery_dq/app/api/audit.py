@@ -73,6 +73,8 @@ class AuditEntry:
     count: int = 1
 
 
+#: Interface, user and reason of the changes that a thread or coroutine makes.
+AuditDoor: TypeAlias = "ContextVar[tuple[str, str, str]]"
 #: Called after each chunk with the number of messages, or other things, that the call has changed by then.
 OnProgress: TypeAlias = Callable[[int], object]
 
@@ -118,17 +120,11 @@ class AuditTrail:
         self,
         options: Callable[[], Options],
         channel: Callable[[], AbstractContextManager[Any]],
-        door: ContextVar[tuple[str, str, str]] | None = None,
+        door: AuditDoor | None = None,
     ) -> None:
         self._options = options
         self._channel = channel
-        self._door = door or ContextVar("dq_audit_door", default=("app.dq", "", ""))
-
-    def of_environment(
-        self, options: Callable[[], Options], channel: Callable[[], AbstractContextManager[Any]]
-    ) -> AuditTrail:
-        """Return the trail of another environment, with the interface and the user of this one."""
-        return AuditTrail(options, channel, self._door)
+        self.door = door or ContextVar("dq_audit_door", default=("app.dq", "", ""))
 
     def __call__(
         self, *, since: datetime | None = None, queue: str | None = None, limit: int = 100
@@ -169,16 +165,16 @@ class AuditTrail:
             reason: Why the user makes the changes; it ends the details of each entry.
         """
         check_text("door", door)
-        token = self._door.set((door, by, reason))
+        token = self.door.set((door, by, reason))
         try:
             yield
         finally:
-            self._door.reset(token)
+            self.door.reset(token)
 
     @property
     def author(self) -> str:
         """The user of the changes that this thread or coroutine makes."""
-        return self._door.get()[1] or _process_user()
+        return self.door.get()[1] or _process_user()
 
     @contextmanager
     def change(
@@ -220,7 +216,7 @@ class AuditTrail:
     def _write(
         self, client: Client, action: str, queue: str, tenant: str, change: AuditedChange, *, is_known: bool
     ) -> None:
-        door, _, reason = self._door.get()
+        door, _, reason = self.door.get()
         details = _joined(change.details, reason and f"reason: {reason}")
         fields: dict[str, Any] = {
             "by": self.author,

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from kombu.serialization import prepare_accept_content
 
-from celery_dq.app.api.audit import AuditTrail
+from celery_dq.app.api.audit import AuditDoor, AuditTrail
 from celery_dq.compat.kombu_messages import library_errors
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import ConfigurationError, InvalidRequest
-from celery_dq.inspector.redis_values import Client, check_text, text
+from celery_dq.inspector.redis_values import Client, check_text, is_unicode, text
 from celery_dq.keys import ENVIRONMENTS, queue_registry
 from celery_dq.options import Quota
 from celery_dq.options.sections import Options
@@ -119,10 +119,12 @@ class BrokerAccess:
         context: Its context.
     """
 
-    def __init__(self, app: Any, context: AppContext, connection: Any = None) -> None:
+    def __init__(
+        self, app: Any, context: AppContext, connection: Any = None, audit_door: AuditDoor | None = None
+    ) -> None:
         self.app = app
         self.context = context
-        self.audit = AuditTrail(lambda: self.options, self.channel)
+        self.audit = AuditTrail(lambda: self.options, self.channel, audit_door)
         self._unreadable: set[str] = set()
         self._connection = connection
 
@@ -144,15 +146,12 @@ class BrokerAccess:
                 f"environment = {environment!r}: give {' or '.join(ENVIRONMENTS)}, and not the app's own, "
                 f"dq_environment = {self.options.environment!r}"
             )
-        context = AppContext(f"{self.context} in {environment}", self._options_in(environment))
+        context = AppContext(
+            f"{self.context} in {environment}", lambda: replace(self.options, environment=environment)
+        )
         with self.app.connection_for_write() as connection:
             connection.transport_options[APP_CONTEXT] = context
-            other = BrokerAccess(self.app, context, connection)
-            other.audit = self.audit.of_environment(lambda: other.options, other.channel)
-            yield other
-
-    def _options_in(self, environment: str) -> Callable[[], Options]:
-        return lambda: replace(self.options, environment=environment)
+            yield BrokerAccess(self.app, context, connection, self.audit.door)
 
     @property
     def accept_content(self) -> frozenset[str]:
@@ -269,21 +268,17 @@ class BrokerAccess:
         """Remove the name of a queue, and return the number of names that were removed."""
         return int(client.srem(self._registry, queue))
 
-    def _is_unicode(self, name: str) -> bool:
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            if name not in self._unreadable:
-                self._unreadable.add(name)
-                logger.warning(
-                    "%s in Redis has the name %r, which is not UTF-8. Celery cannot use such a queue, and it "
-                    "is left out everywhere. Another program has written it; SREM removes it from the set.",
-                    self._registry,
-                    name.encode("utf-8", "surrogateescape"),
-                    extra={"event": "queue_name_unreadable"},
-                )
-            return False
-        return True
+    def _is_usable(self, name: str) -> bool:
+        if not is_unicode(name) and name not in self._unreadable:
+            self._unreadable.add(name)
+            logger.warning(
+                "%s in Redis has the name %r, which is not UTF-8. Celery cannot use such a queue, and it "
+                "is left out everywhere. Another program has written it; SREM removes it from the set.",
+                self._registry,
+                name.encode("utf-8", "surrogateescape"),
+                extra={"event": "queue_name_unreadable"},
+            )
+        return name not in self._unreadable
 
     @property
     def _registry(self) -> str:
@@ -302,7 +297,7 @@ class BrokerAccess:
                 return sorted({*names, *channel.stored_queues.names()})
         with self.channel() as channel:
             found = map(text, channel.client.smembers(self._registry))
-            names.update(name for name in found if self._is_unicode(name))
+            names.update(name for name in found if self._is_usable(name))
             # A worker of some partitions only has declared them as its queues.
             return sorted(names - _single_partitions(channel, [*names]).keys())
 

@@ -12,6 +12,7 @@ from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.clock import SystemClock
 from celery_dq.errors import InvalidMessage, InvalidRequest, described
 from celery_dq.inspector.queues import queue_snapshot
+from celery_dq.inspector.redis_values import is_unicode
 from celery_dq.migration.stock_broker import Priorities, StockBroker, StockReader, as_restored
 from celery_dq.shown import shown_url
 from celery_dq.transport.packer import Packer, StampedMessage
@@ -277,7 +278,7 @@ class BrokerMigration:
 
     def _note_unreadable(self, report: MigrationReport, known: set[str]) -> set[str]:
         """Return the queues whose names Celery cannot use, and note that they stay."""
-        found = {queue for queue in known if not _is_unicode(queue)}
+        found = {queue for queue in known if not is_unicode(queue)}
         for queue in sorted(found):
             shown = queue.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
             report.left.append(NotMigrated(shown, shown, "the name of this queue is not UTF-8", ""))
@@ -352,7 +353,7 @@ class BrokerMigration:
                 raise InvalidMessage(
                     f"exchange {exchange!r} with routing key {routing_key!r} leads to {len(queues)} queues"
                 )
-            if not _is_unicode(queues[0]):
+            if not is_unicode(queues[0]):
                 raise InvalidMessage("the name of its queue is not UTF-8")
             queue = queues[0]
             self._stamped(raw, queue, "", 0)
@@ -375,11 +376,3 @@ class BrokerMigration:
 def not_migrated(queue: str, place: str, reason: Exception, raw: bytes) -> NotMigrated:
     """Return the entry of a report for a message that is not understood."""
     return NotMigrated(queue, place, str(reason), raw[:SHOWN].decode("utf-8", "replace"))
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

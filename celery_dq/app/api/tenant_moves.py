@@ -268,7 +268,7 @@ class TenantMoves:
         ids = run_one(self._client, scan_all("zset", source.keys.delayed))
         found: dict[bytes, bytes] = {}
         for part in chunks([*ids]):
-            records = run_one(self._client, _records(source.keys.messages, part))
+            records = self._client.hmget(source.keys.messages, part)
             found.update(
                 {each: record for each, record in zip(part, records, strict=True) if record is not None}
             )
@@ -325,11 +325,6 @@ def _last_waiting(source: Partition, tenant: str, skip: int) -> Rounds[list[str]
     if single is not None and not waiting and not skip:
         waiting = [single[8:]]
     return [text(each) for each in waiting]
-
-
-def _records(key: str, ids: Sequence[bytes]) -> Rounds[list[bytes | None]]:
-    (records,) = yield lambda pipe: pipe.hmget(key, ids)
-    return list(records)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from operator import methodcaller
 from typing import Any
 
 from celery_dq.inspector.queues import PAUSE_FIELDS
-from celery_dq.inspector.redis_values import CHUNK, Client, chunks, scan_all, text
+from celery_dq.inspector.redis_values import CHUNK, Client, chunks, command, scan_all, text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, quota_field
 from celery_dq.options.quota import quota_of_bytes
 from celery_dq.transport.redis.store.partition import Partition
@@ -201,7 +201,8 @@ def divide_quotas(partitions: Sequence[Partition], client: Client) -> None:
     homes = partitions[0].homes
     for tenant in homes.spreads:
         field_name, shares = quota_field(tenant), homes.partitions(tenant)
-        packed = run_rounds(client, [_read_quota(partitions[number], field_name) for number in shares])
+        reads = [command("hget", partitions[number].keys.quotas, field_name) for number in shares]
+        packed = run_rounds(client, reads)
         changed = []
         for share, (number, each) in enumerate(zip(shares, packed, strict=True)):
             stored = quota_of_bytes(each)
@@ -243,11 +244,6 @@ def _read_arrivals(partitions: Sequence[Partition], tenant: str) -> Rounds[list[
 
     (seconds, micros), *arrivals = yield read
     return [seconds * 1_000_000 + micros, *(int(each or 0) for each in arrivals)]
-
-
-def _read_quota(partition: Partition, field_name: str) -> Rounds[bytes | None]:
-    (packed,) = yield lambda pipe: pipe.hget(partition.keys.quotas, field_name)
-    return None if packed is None else bytes(packed)
 
 
 def _encoded(name: str) -> bytes:

@@ -13,7 +13,7 @@ from celery_dq.app.api.broker import BrokerAccess, OpenQueue
 from celery_dq.app.checks.finding import Finding
 from celery_dq.duration import format_duration
 from celery_dq.inspector.queues import QueueSnapshot, queue_snapshot
-from celery_dq.inspector.redis_values import number, scan_all, text
+from celery_dq.inspector.redis_values import command, number, scan_all, text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA
 from celery_dq.shown import shell_word, shown_name
 from celery_dq.transport.redis.store.cluster_client import node_serving
@@ -86,14 +86,9 @@ def _with_quotas(app: Any, names: list[str], limited: set[str]) -> list[str]:
     if others:
         with BrokerAccess(app, dq_of(app).context).open_all(others) as queues:
             partitions = [each for queue in queues for each in queue.partitions]
-            counts = run_rounds(queues[0].client, map(_count_quotas, partitions))
+            counts = run_rounds(queues[0].client, [command("hlen", each.keys.quotas) for each in partitions])
         stored = {each.keys.queue for each, count in zip(partitions, counts, strict=True) if count}
     return [name for name in names if name in limited or name in stored]
-
-
-def _count_quotas(partition: Partition) -> Rounds[int]:
-    (count,) = yield lambda pipe: pipe.hlen(partition.keys.quotas)
-    return int(count)
 
 
 def _unused(dq: DQ, names: list[str]) -> list[Any]:
@@ -133,9 +128,6 @@ def _described(queue: Any, others: list[str]) -> str:
     if close:
         notes.append(f"did you mean {close[0]!r}?")
     return f"{queue.name!r} ({'; '.join(notes)})" if notes else repr(queue.name)
-
-
-#: Partitions that a finding names.
 
 
 def partitions(app: Any, channel: Any) -> Iterator[Finding]:
