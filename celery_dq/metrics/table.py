@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, cast
 from celery_dq.inspector.queue_counters import COUNTERS
 
 MetricKind: TypeAlias = Literal["gauge", "counter", "histogram"]
-#: The objects of a reading that a metric describes, see :class:`~celery_dq.metrics.state.BrokerState`.
+#: The objects of a reading that a metric describes, see :class:`~celery_dq.metrics.collector.BrokerState`.
 Subject: TypeAlias = Literal["scrape", "queue", "worker", "tenant", "leader", "buffer", "spill"]
 
 #: Value of the label ``tenant`` for the tenants of a queue that have no metrics of their own.

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from celery_dq.clock import ManualClock
-from celery_dq.metrics.state import BrokerState, SharedState
+from celery_dq.metrics.collector import BrokerState, SharedState
 from celery_dq.shared_reading import FRESH_S
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer

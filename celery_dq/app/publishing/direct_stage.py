@@ -141,7 +141,6 @@ class DirectStage:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self.publisher = DirectPublisher(app)
         dq_of(app).circuit = lambda: self.breaker.state
 
     @cached_property
@@ -187,7 +186,7 @@ class DirectStage:
         if timeout_s:
             policy = self._policy
             limited = LimitedCall(time.monotonic() + timeout_s * 2 / 3)
-        return self._guarded(name, self.breaker, limited, self.publisher.publish, message, policy)
+        return self._guarded(name, self.breaker, limited, publish_direct, self._app, message, policy)
 
     def _guarded(
         self,
@@ -275,42 +274,34 @@ class DirectStage:
         return (OSError, *connection.connection_errors)
 
 
-class DirectPublisher:
-    """Publishes packed messages on connections of the app's pool.
+def publish_direct(app: Any, message: PackedMessage, policy: dict[str, Any] | None = None) -> bool:
+    """Publish a packed message on a connection of the app's pool; return False when kombu has to publish it.
 
     Args:
         app: a Celery app whose broker is one of celery-dq.
+        message: the message.
+        policy: the retry policy of the call, which adds to the one of the app; None for the latter.
     """
+    pool = app.amqp.producer_pool
+    if type(pool) is not ProducerPool:
+        return False
+    connection = pool.connections.acquire(block=True)
+    try:
+        published = _Publish(message)
+        if not published.on_open(default_channel(connection) if connection.connected else None):
+            published.with_retries(connection, retry_policy(app, policy))
+        return published.is_sent
+    except BaseException:
+        # A pooled producer replaces its connection in the same way.
+        pool.connections.replace(connection)
+        raise
+    finally:
+        connection.release()
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
 
-    def publish(self, message: PackedMessage, policy: dict[str, Any] | None = None) -> bool:
-        """Publish one message; return False when kombu has to publish it.
-
-        Args:
-            message: the message.
-            policy: the retry policy of the call, which adds to the one of the app; None for the latter.
-        """
-        pool = self._app.amqp.producer_pool
-        if type(pool) is not ProducerPool:
-            return False
-        connection = pool.connections.acquire(block=True)
-        try:
-            published = _Publish(message)
-            if not published.on_open(default_channel(connection) if connection.connected else None):
-                published.with_retries(connection, self.policy(policy))
-            return published.is_sent
-        except BaseException:
-            # A pooled producer replaces its connection in the same way.
-            pool.connections.replace(connection)
-            raise
-        finally:
-            connection.release()
-
-    def policy(self, policy: dict[str, Any] | None) -> dict[str, Any]:
-        """Return how often to retry, see Celery's ``task_publish_retry_policy``."""
-        return dict(self._app.conf.task_publish_retry_policy or {}, **(policy or {}))
+def retry_policy(app: Any, policy: dict[str, Any] | None) -> dict[str, Any]:
+    """Return how often to retry a call with this policy, see Celery's ``task_publish_retry_policy``."""
+    return dict(app.conf.task_publish_retry_policy or {}, **(policy or {}))
 
 
 @dataclass(slots=True, eq=False)

@@ -93,47 +93,38 @@ def _uuid4(digits: str) -> str:
 def prepare_for_results(app: Any, deadline: Deadline) -> None:
     """Make the app's result backend keep the deadline of calls. Idempotent.
 
+    Subscribing to a result can wait until a caller asks for the result: Celery then subscribes in any case,
+    and reads a result that has arrived before.
+
     Args:
         app: A Celery app.
         deadline: The deadline of the app's calls.
     """
     backend = app.backend
-    if "on_task_call" not in backend.__dict__:
-        backend.on_task_call = _OnTaskCall(app, backend, deadline)
+    if "on_task_call" in backend.__dict__:
+        return
+    original: Callable[..., Any] = backend.on_task_call
+    module = type(backend).on_task_call.__module__
 
-
-class _OnTaskCall:
-    """Replaces a backend's ``on_task_call``.
-
-    Subscribing to a result can wait until a caller asks for the result: Celery then subscribes in any case,
-    and reads a result that has arrived before.
-    """
-
-    def __init__(self, app: Any, backend: Any, deadline: Deadline) -> None:
-        self._app = app
-        self._backend = backend
-        self._deadline = deadline
-        self._original: Callable[..., Any] = backend.on_task_call
-        self._module = type(backend).on_task_call.__module__
-
-    def __call__(self, producer: Any, task_id: str) -> Any:
-        """See Celery's ``Backend.on_task_call``."""
-        if isinstance(producer, BufferingProducer) or self._module in NO_SERVER_ASKED:
+    def on_task_call(producer: Any, task_id: str) -> None:
+        if isinstance(producer, BufferingProducer) or module in NO_SERVER_ASKED:
             return
-        if self._module == _RPC:
-            self._declare_reply_queue(producer)
+        if module == _RPC:
+            _declare_reply_queue(app, backend, producer, deadline)
         else:
-            self._original(producer, task_id)
+            original(producer, task_id)
 
-    def _declare_reply_queue(self, producer: Any) -> None:
-        """Do what the rpc backend does, with the retries of a publish."""
-        if join_will_block():
-            return
-        conf = self._app.conf
-        policy = dict(conf.task_publish_retry_policy or {}, errback=self._deadline)
-        if not conf.task_publish_retry:
-            policy["max_retries"] = 0
-        maybe_declare(self._backend.binding(producer.channel), retry=True, **policy)
+    backend.on_task_call = on_task_call
+
+
+def _declare_reply_queue(app: Any, backend: Any, producer: Any, deadline: Deadline) -> None:
+    """Do what the rpc backend does, with the retries of a publish."""
+    if join_will_block():
+        return
+    policy = dict(app.conf.task_publish_retry_policy or {}, errback=deadline)
+    if not app.conf.task_publish_retry:
+        policy["max_retries"] = 0
+    maybe_declare(backend.binding(producer.channel), retry=True, **policy)
 
 
 class FlushingResult:

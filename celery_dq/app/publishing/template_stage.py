@@ -25,7 +25,7 @@ from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.amqp import OF_ONE_CALL
 from celery_dq.app.publishing.buffer_stage import BufferChoice
 from celery_dq.app.publishing.dedup_stage import DedupRequests, conclude_verdict
-from celery_dq.app.publishing.direct_stage import DirectPublisher
+from celery_dq.app.publishing.direct_stage import publish_direct, retry_policy
 from celery_dq.app.publishing.message_template import (
     EMBED,
     Kind,
@@ -54,7 +54,6 @@ class TemplateStage:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._buffer_choice = BufferChoice(app)
-        self._publisher = DirectPublisher(app)
         #: Kind of call to its dedup requests, for kinds that have a dedup key.
         self._requests: dict[Kind, DedupRequests] = {}
 
@@ -130,7 +129,7 @@ class TemplateStage:
             return None
         if call.producer is not None:
             self._buffer(template, message)
-        elif not self._publisher.publish(message, options.get("retry_policy")):
+        elif not publish_direct(self._app, message, options.get("retry_policy")):
             return None
         if requests is not None:
             call.request = message.dedup
@@ -154,8 +153,8 @@ class TemplateStage:
             deliver, otherwise = partial(self._buffer, template), publish_prepared(call.producer)
         else:
             policy = options.get("retry_policy")
-            deliver = partial(self._publisher.publish, policy=policy)
-            otherwise = partial(self._publish_prepared, self._publisher.policy(policy))
+            deliver = partial(publish_direct, self._app, policy=policy)
+            otherwise = partial(self._publish_prepared, retry_policy(self._app, policy))
         producer = TemplateProducer(self.templates, template, deliver, otherwise)
         if self.choice.send_task_is_replaced:
             call.producer = producer
