@@ -141,12 +141,6 @@ class DurableRevoke:
         arguments: Any = None,
         destination: Any = None,
         connection: Any = None,
-        reply: bool = False,
-        timeout: float = 1.0,
-        limit: int | None = None,
-        callback: Any = None,
-        channel: Any = None,
-        pattern: Any = None,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
@@ -160,13 +154,8 @@ class DurableRevoke:
             command: The name of the command.
             arguments: Its arguments.
             destination: Names of workers. Then only these get the command, as in Celery, and not the broker.
+                The same holds for ``pattern``.
             connection: A kombu connection; default: one of the app's pool.
-            reply: Passed to Celery's ``broadcast``, like the next four.
-            timeout: Seconds to wait for replies.
-            limit: Number of replies to wait for.
-            callback: Called with each reply.
-            channel: A channel of the connection.
-            pattern: Names of workers; only these get the command, as by `destination`.
             args: Passed to Celery's ``broadcast``.
             kwargs: Passed to Celery's ``broadcast``; further arguments of the command are among them.
 
@@ -174,11 +163,10 @@ class DurableRevoke:
             kombu.exceptions.OperationalError: The broker cannot be reached.
             InvalidRequest: An id is not a text. No task was revoked.
         """
+        # Celery's parameters are reply, timeout, limit, callback, channel and pattern.
+        pattern = args[5] if len(args) > 5 else kwargs.get("pattern")
         if command in _REVOKES and not (destination or pattern):
             given = {**(arguments or {}), **kwargs}.get("task_id")
             dq_of(self.app).revoke([*(maybe_list(given) or ())], connection=connection)
-        return super().broadcast(  # type: ignore[misc]  # of Celery's Control
-            *(command, arguments, destination, connection, reply, timeout, limit, callback, channel),
-            *(pattern, *args),
-            **kwargs,
-        )
+        broadcast = super().broadcast  # type: ignore[misc]  # of Celery's Control
+        return broadcast(command, arguments, destination, connection, *args, **kwargs)

@@ -242,11 +242,11 @@ class BrokerAccess:
             return OpenQueue(partitions, opened.client)
 
     @contextmanager
-    def open_home(self, queue: str, tenant: str = "", *, declare: bool = False) -> Iterator[OpenPartition]:
+    def open_home(self, queue: str, tenant: str = "") -> Iterator[OpenPartition]:
         """Borrow a connection to the partition of a queue in which a tenant lives; see :meth:`open`."""
         check_text("queue", queue)
         with self.channel() as channel:
-            (homes,) = stored_maps(channel, [queue], declare=declare)
+            (homes,) = stored_maps(channel, [queue], declare=False)
             home = channel.context.partition(queue, homes.home(tenant), homes)
             yield OpenPartition(home, channel.client)
 
