@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from celery_dq.contrib.django.dashboard import (
-    dead_letters,
-    edits,
-    links,
-    messages,
-    queues,
-    quotas,
-    status,
-)
+from celery_dq.contrib.django.dashboard import dead_letters, links, messages, queues, quotas, status
 
 app_name = "celery_dq"
 
@@ -29,16 +21,16 @@ urlpatterns = [
     path("tenant/resume/", quotas.ResumeView.as_view(), name="resume"),
     path("message/", messages.MessageView.as_view(), name="message"),
     path("message/cancel/", messages.CancelView.as_view(), name="cancel"),
-    path("message/reschedule/", edits.RescheduleView.as_view(), name="reschedule"),
-    path("message/reprioritise/", edits.ReprioritiseView.as_view(), name="reprioritise"),
-    path("message/arguments/", edits.ArgumentsView.as_view(), name="message-edit"),
-    path("message/arguments/edit/", edits.ArgumentsEditView.as_view(), name="message-arguments"),
-    path("message/move/", edits.MoveView.as_view(), name="move"),
+    path("message/reschedule/", messages.RescheduleView.as_view(), name="reschedule"),
+    path("message/reprioritise/", messages.ReprioritiseView.as_view(), name="reprioritise"),
+    path("message/arguments/", messages.ArgumentsView.as_view(), name="message-edit"),
+    path("message/arguments/edit/", messages.ArgumentsEditView.as_view(), name="message-arguments"),
+    path("message/move/", messages.MoveView.as_view(), name="move"),
     path("dead-letters/", dead_letters.DeadLettersView.as_view(), name="dead-letters"),
     path("dead-letters/replay/", dead_letters.ReplayView.as_view(), name="replay"),
     path("dead-letters/replay/steps/", dead_letters.ReplayStepsView.as_view(), name="replay-steps"),
-    path("dead-letters/letter/", edits.LetterView.as_view(), name="dead-letter"),
-    path("dead-letters/letter/edit/", edits.LetterEditView.as_view(), name="dead-letter-edit"),
+    path("dead-letters/letter/", dead_letters.LetterView.as_view(), name="dead-letter"),
+    path("dead-letters/letter/edit/", dead_letters.LetterEditView.as_view(), name="dead-letter-edit"),
     path("dead-letters/purge/", dead_letters.PurgeView.as_view(), name="purge"),
     path("dedup/", status.DedupLocksView.as_view(), name="dedup-locks"),
     path("dedup/release/", status.ReleaseView.as_view(), name="release"),

@@ -8,8 +8,9 @@ because they may hold any character.
 ``links``         addresses of pages; style, script and icon
 ``forms``         numbers and times in forms
 ``views``         the base of pages and of changes: permission, CSRF, headers, formats, confirmation
-``queues``, ``messages``, ``dead_letters``, ``status``   the pages; the last has dedup locks, too
-``quotas``, ``edits``   changes of quotas and pauses, of tasks and dead letters
+``queues``, ``messages``, ``dead_letters``   the pages, with the changes of tasks and dead letters
+``status``        the pages of leaders, workers, dedup locks and the audit trail
+``quotas``        changes of quotas and pauses
 ``history``       samples of queues, and plots of them
 ``standalone``    the web server of ``celery dq web``
 
