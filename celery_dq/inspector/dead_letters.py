@@ -178,16 +178,10 @@ def dead_letters_from(
     partition: Partition, client: Client, place: LetterCursor
 ) -> list[tuple[float, DeadLetter]]:
     """Return up to :data:`CHUNK` dead letters of a partition with their times (µs), the oldest first."""
-    return run_one(client, _letters_from(partition, place))
-
-
-def _letters_from(partition: Partition, place: LetterCursor) -> Rounds[list[tuple[float, DeadLetter]]]:
     key = partition.keys.dead_index
-    (rows,) = yield lambda pipe: pipe.zrangebyscore(
-        key, place.at_us, "+inf", start=place.skipped, num=CHUNK, withscores=True
-    )
+    rows = client.zrangebyscore(key, place.at_us, "+inf", start=place.skipped, num=CHUNK, withscores=True)
     chosen = [(text(message_id), at_us) for message_id, at_us in rows]
-    letters = yield from _described(partition, chosen)
+    letters = run_one(client, _described(partition, chosen))
     return [(at_us, letter) for (_, at_us), letter in zip(chosen, letters, strict=True)]
 
 

@@ -130,13 +130,13 @@ def _key_of(raw: bytes) -> str:
     return f"{record.tenant}:{record.task}:{json.dumps([args, kwargs], sort_keys=True)}"
 
 
-def verdicts(partitions: Sequence[Partition], client: Client) -> dict[str, int]:
-    """Return how often each verdict was given since the queue was made."""
-    return verdicts_of_queues([partitions], client)[0]
+def verdicts(queues: Sequence[Sequence[Partition]], client: Client) -> list[dict[str, int]]:
+    """Return how often each verdict was given since a queue was made, in the round trips of one queue.
 
-
-def verdicts_of_queues(queues: Sequence[Sequence[Partition]], client: Client) -> list[dict[str, int]]:
-    """Return :func:`verdicts` of queues, each given by its partitions, in the round trips of one."""
+    Args:
+        queues: The partitions of each queue.
+        client: A redis client.
+    """
     counted = iter(run_rounds(client, [_verdicts_of(each) for partitions in queues for each in partitions]))
     found = []
     for partitions in queues:

@@ -154,15 +154,10 @@ def first_of(key: str, limit: int, *, highest: bool = False) -> Rounds[list[tupl
     return list(found.items())
 
 
-def server_time_us_of() -> Rounds[int]:
-    """Return the time of the server in µs since 1970."""
-    ((seconds, micros),) = yield lambda pipe: pipe.time()
-    return int(seconds) * 1_000_000 + int(micros)
-
-
 def server_time_us(client: Client) -> int:
     """Return the time of the server in µs since 1970."""
-    return run_one(client, server_time_us_of())
+    seconds, micros = run_one(client, command("time"))
+    return int(seconds) * 1_000_000 + int(micros)
 
 
 def scan(

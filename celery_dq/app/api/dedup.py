@@ -65,7 +65,7 @@ class QueueDedup(OfQueue):
     def verdicts(self) -> dict[str, int]:
         """How often each verdict was given: accept, block, decline, follow, refuse, replace, evict."""
         with self._broker.open(self.name) as opened:
-            return dedup_locks.verdicts(*opened)
+            return dedup_locks.verdicts([opened.partitions], opened.client)[0]
 
     def repetition(self, consumers: int, *, sample: int = 1_000) -> Repetition:
         """Estimate from the waiting messages whether dedup is worth its cost in this queue.
@@ -178,9 +178,7 @@ class DedupApi(ByQueueName[QueueDedup | CoordinatedDedup]):
         found: list[dict[str, int]] = []
         for start in range(0, len(names), AT_ONCE):
             with self._broker.open_all(names[start : start + AT_ONCE]) as opened:
-                found += dedup_locks.verdicts_of_queues(
-                    [each.partitions for each in opened], opened[0].client
-                )
+                found += dedup_locks.verdicts([each.partitions for each in opened], opened[0].client)
         return found
 
     def _names(self) -> list[str]:
