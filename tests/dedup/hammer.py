@@ -282,7 +282,7 @@ def hammer(plan: Plan) -> Verdict:
         )
         if left:
             verdict.wrong.append(f"{left} keys of dedup are left behind")
-        for name, count in verdicts([hand.partition], hand.client).items():
+        for name, count in verdicts([[hand.partition]], hand.client)[0].items():
             verdict.counts[f"broker {name}"] = count
         if verdict.forced["an eviction"] > verdict.counts["broker evict"]:
             verdict.wrong.append("more overlaps are put down to evictions than there were evictions")
@@ -291,7 +291,7 @@ def hammer(plan: Plan) -> Verdict:
 
 def _called(hand: Hand) -> int:
     """How many calls were made, by the broker's counters."""
-    counts = verdicts([hand.partition], hand.client)
+    counts = verdicts([[hand.partition]], hand.client)[0]
     return sum(counts.get(each, 0) for each in ("accept", "block", "decline"))
 
 

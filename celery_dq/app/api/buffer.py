@@ -28,7 +28,7 @@ from celery_dq.producer.buffered_producer import BufferedProducer, Persistence, 
 from celery_dq.producer.flusher import Undelivered
 from celery_dq.producer.segment import QuarantineContents, read_contents, read_header, scan
 from celery_dq.producer.sender import Sender, State
-from celery_dq.producer.spill_log import FolderLock, SUFFIX, SpillLog, process_name
+from celery_dq.producer.spill_log import SUFFIX, FolderLock, SpillLog, process_name
 from celery_dq.transport.message_record import MessageRecord
 
 Delivered = TypeVar("Delivered", bound=Callable[[Sequence[str]], Any])

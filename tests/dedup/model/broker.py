@@ -172,7 +172,7 @@ class BrokerDriver:
             *self.partition_scripts.waiting(""),
             *self.partition_scripts.waiting("tenant"),
         }
-        self.verdicts = verdicts([self.partition_scripts.partition], self.client)
+        (self.verdicts,) = verdicts([[self.partition_scripts.partition]], self.client)
         #: Scope -> the token of its head, the places with followers, and the messages in the places.
         self.claims = {scope.decode(): self._claim(packed) for scope, packed in claims.items()}
 
