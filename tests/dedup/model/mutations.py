@@ -19,7 +19,12 @@ from tests.dedup.model.broken_broker import BROKER
 from tests.dedup.model.broken_coordinators import COORDINATORS, Mutation
 
 ROOT = Path(__file__).resolve().parents[3]
-MUTATIONS = COORDINATORS + BROKER
+MUTATIONS = [
+    Mutation(kind, what, file, old, new)
+    for broken in (COORDINATORS, BROKER)
+    for (kind, file), rules in broken.items()
+    for what, (old, new) in rules.items()
+]
 
 
 def misfits(mutations: Iterable[Mutation], package: Path = ROOT / "celery_dq") -> list[str]:
