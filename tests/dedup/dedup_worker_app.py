@@ -18,6 +18,7 @@ NAME = "dedup"
 def add_tasks(app: Celery) -> Celery:
     celery_dq.setup(app)
 
+    @dedup(key="{sku}", name="sku")
     def work(task: Any, sku: Any, version: int) -> Any:
         # No timeout: a repeated request would count the task twice, as an overlap with itself.
         with redis.Redis.from_url(app.conf["witness"], socket_timeout=None) as witness:
@@ -28,15 +29,8 @@ def add_tasks(app: Celery) -> Celery:
             witness.decr(f"inside:{sku}")
         return [sku, version]
 
-    @app.task(shared=False, name="early", bind=True)
-    @dedup(key="{sku}", name="sku")
-    def early(task: Any, sku: Any, version: int) -> Any:
-        return work(task, sku, version)
-
-    @app.task(shared=False, name="late", bind=True, acks_late=True)
-    @dedup(key="{sku}", name="sku")
-    def late(task: Any, sku: Any, version: int) -> Any:
-        return work(task, sku, version)
+    app.task(shared=False, name="early", bind=True)(work)
+    app.task(shared=False, name="late", bind=True, acks_late=True)(work)
 
     @app.task(shared=False, name="limited", bind=True)
     @dedup(key="{sku}", name="sku", timeout=3)

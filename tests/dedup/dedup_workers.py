@@ -36,7 +36,6 @@ class DedupWorkers:
         self.witness: Any = redis.Redis.from_url(witness_url, decode_responses=True, socket_timeout=None)
 
     def worker(self, name: str = "w1", pool: str = "prefork") -> WorkerProcess:
-        """Start a worker."""
         worker = WorkerProcess(
             "tests.dedup.dedup_worker_app", broker=None, conf=self.conf, pool=pool, name=name, preloaded=True
         )
@@ -49,7 +48,6 @@ class DedupWorkers:
         return next(each for each in self.workers if pid in [child.pid for child in each.children()])
 
     def dismiss(self) -> None:
-        """Stop all workers."""
         while self.workers:
             self.workers.pop().discard()
 
@@ -63,7 +61,6 @@ class DedupWorkers:
         return self.app.tasks[task].apply_async((1, version), **options)
 
     def ran(self, count: int) -> list[str]:
-        """Wait for `count` runs, and return all of them."""
         wait_until(lambda: self.witness.llen("runs") >= count, 40, what=lambda: str(self.runs()))
         return [version for version, _, _ in self.runs()]
 

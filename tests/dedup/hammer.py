@@ -191,7 +191,6 @@ class Journal:
                     time.sleep(0.05)  # the pace of the journal
 
     def close(self) -> None:
-        """Stop fetching when all events are fetched."""
         self._over.set()
 
     def __iter__(self) -> Iterator[Event]:
@@ -206,7 +205,9 @@ class Works:
 
     def __init__(self, port: int, plan: Plan, hand: Hand) -> None:
         self._port, self._plan, self._hand = port, plan, hand
-        self._context = multiprocessing.get_context("spawn")
+        # Imports take longer than a short run, so that one process makes them for all others.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([work.__module__])
         self._serial = 0
         self._workers: dict[str, Any] = {}
 

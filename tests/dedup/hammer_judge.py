@@ -41,8 +41,6 @@ class Event(NamedTuple):
 
 @dataclass
 class Verdict:
-    """The result of the judge."""
-
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     #: The reason of forced overlaps -> their number.

@@ -13,7 +13,7 @@ from celery import chain, chord, group
 from celery.beat import Scheduler
 
 from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.signals import dedup_lock_lost, verdict_given
+from celery_dq.dedup.signals import verdict_given
 from celery_dq.errors import DuplicateCall, InvalidKey
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing import waiting
@@ -27,8 +27,7 @@ KEYS = PartitionKeys("online", "cache")
 def shop(redis_url: str) -> Iterator[Shop]:
     shop = Shop(redis_url.replace("redis://", "dq-redis://"), redis_url, dq_lease=10)
     yield shop
-    shop.app.pool.force_close_all()
-    shop.app.close()
+    shop.close()
 
 
 def running(shop: Shop, count: int) -> None:
@@ -339,14 +338,8 @@ class TestEnds:
             assert third.get(timeout=40) == [1, 3]
             assert shop.ran() == [1, 3]
 
-    def test_a_head_that_runs_too_long_is_evicted(self, shop: Shop) -> None:
+    def test_a_head_that_runs_too_long_is_evicted(self, shop: Shop, lost: list[Any]) -> None:
         refresh = shop.task("refresh")
-        lost: list[Any] = []
-
-        def receive(key: str, task_id: str, token: int, **_: Any) -> None:
-            lost.append((key, task_id, token))
-
-        dedup_lock_lost.connect(receive)
         with shop.working(), redis.Redis.from_url(shop.app.conf.result_backend) as client:
             wait_until(lambda: client.pubsub_channels("*evicted*"))
             head = refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 2})

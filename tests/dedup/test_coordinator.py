@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
-from hypothesis import HealthCheck, given, settings, strategies as st
-
-from celery_dq.dedup.machine import Coordinator, DedupMachine, DedupResult, HeldDedupLock, Verdict
+from celery_dq.dedup.machine import Coordinator, DedupResult, HeldDedupLock, Verdict
 from celery_dq.testing.waiting import wait_until
 
 KEY = 'shop.refresh(sku="ä*{}")'
@@ -32,32 +28,6 @@ def test_accept_block_decline(coordinator: Coordinator) -> None:
     assert coordinator.keys() == []
 
 
-def test_keys_are_independent(coordinator: Coordinator) -> None:
-    assert coordinator.enqueue("k1", "a").token
-    assert coordinator.enqueue("k2", "b").token
-    assert sorted(coordinator.keys()) == ["k1", "k2"]
-
-
-def test_asking_twice_is_asking_once(coordinator: Coordinator) -> None:
-    first = coordinator.enqueue(KEY, "a")
-    assert coordinator.enqueue(KEY, "a") == first
-    second = coordinator.enqueue(KEY, "b")
-    assert coordinator.enqueue(KEY, "b") == second
-
-
-def test_a_retry_comes_before_the_tail(coordinator: Coordinator) -> None:
-    head = coordinator.enqueue(KEY, "t/1", task="t")
-    coordinator.enqueue(KEY, "u/1", task="u")
-    assert coordinator.enqueue(KEY, "t/2", task="t")[:3] == (Verdict.ACCEPT, "t/2", 0)
-    assert coordinator.start(KEY, "t/2") == 0
-    assert coordinator.finish(KEY, "t/1", head.token)
-    assert coordinator.start(KEY, "u/1") == 0
-    token = coordinator.start(KEY, "t/2")
-    assert token
-    assert coordinator.finish(KEY, "t/2", token)
-    assert coordinator.start(KEY, "u/1")
-
-
 def test_a_redelivery_of_a_waiting_call_takes_its_place(coordinator: Coordinator) -> None:
     head = coordinator.enqueue(KEY, "t/1", task="t")
     coordinator.enqueue(KEY, "u/1", task="u")
@@ -74,33 +44,6 @@ def test_a_redelivery_of_a_waiting_call_takes_its_place(coordinator: Coordinator
     assert coordinator.start(KEY, "u/2")
 
 
-def test_replace_gives_the_tail_to_the_latest(coordinator: Coordinator) -> None:
-    coordinator.enqueue(KEY, "a")
-    coordinator.enqueue(KEY, "b", policy="replace")
-    assert coordinator.enqueue(KEY, "c", policy="replace") == DedupResult(Verdict.BLOCK, "a", 0, "b")
-    assert coordinator.start(KEY, "b") is None
-    assert coordinator.renew([HeldDedupLock(KEY, "b", 0), HeldDedupLock(KEY, "c", 0)]) == [False, True]
-
-
-def test_no_call_waits_when_none_may_wait(coordinator: Coordinator) -> None:
-    coordinator.enqueue(KEY, "a", waiting=0)
-    assert coordinator.enqueue(KEY, "b", waiting=0)[:2] == (Verdict.DECLINE, "a")
-
-
-def test_an_evicted_run_is_fenced(coordinator: Coordinator) -> None:
-    head = coordinator.enqueue(KEY, "a", timeout=0.02)
-    coordinator.enqueue(KEY, "b", timeout=60)
-    token = wait_until(lambda: coordinator.start(KEY, "b") or 0)
-    assert token > head.token
-    assert not coordinator.finish(KEY, "a", head.token)
-    assert not coordinator.release(KEY, "a", head.token)
-    assert coordinator.renew([HeldDedupLock(KEY, "a", head.token), HeldDedupLock(KEY, "b", token)]) == [
-        False,
-        True,
-    ]
-    assert coordinator.finish(KEY, "b", token)
-
-
 def test_a_void_token_of_a_call_that_runs_again_ends_nothing(coordinator: Coordinator) -> None:
     void = coordinator.enqueue(KEY, "a").token
     assert coordinator.release(KEY, "a", void)
@@ -111,14 +54,6 @@ def test_a_void_token_of_a_call_that_runs_again_ends_nothing(coordinator: Coordi
     assert not coordinator.withdraw(KEY, "a")
     assert coordinator.renew([HeldDedupLock(KEY, "a", void), HeldDedupLock(KEY, "a", token)]) == [False, True]
     assert coordinator.finish(KEY, "a", token)
-
-
-def test_tokens_rise_over_an_idle_key(coordinator: Coordinator) -> None:
-    tokens = []
-    for each in "abc":
-        tokens.append(coordinator.enqueue(KEY, each).token)
-        coordinator.finish(KEY, each, tokens[-1])
-    assert tokens == sorted(set(tokens))
 
 
 def test_freed_by_an_operator(coordinator: Coordinator) -> None:
@@ -148,92 +83,6 @@ def test_a_look(coordinator: Coordinator) -> None:
     assert 0 <= seen.head.age < 10
     assert seen.head.lease > 0
     assert coordinator.inspect("nothing") is None
-
-
-moves = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["call", "replace", "call0", "retry", "start", "finish", "release", "withdraw", "stale"]
-        ),
-        st.integers(0, 3),
-    ),
-    max_size=40,
-)
-
-
-@settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(moves=moves)
-def test_it_follows_the_state_machine(make: Callable[[], Coordinator], moves: list[tuple[str, int]]) -> None:
-    coordinator, machine = make(), DedupMachine()
-    calls = 0
-    runs: list[tuple[str, int]] = []  # all runs
-
-    def started(call: str, token: int) -> None:
-        assert machine.start(call, token, 0.0)
-        runs.append((call, token))
-
-    for move, which in moves:
-        head = machine.head
-        waits = [each for each in (machine.head, machine.heir, machine.tail) if each and not each.started]
-        if move in ("call", "replace", "call0", "retry"):
-            calls += 1
-            of_head = move == "retry" and head is not None
-            task = head.id.partition("/")[0] if of_head and head is not None else f"t{calls}"
-            policy: Any = "replace" if move == "replace" else "decline"
-            call, waiting = f"{task}/{calls}", 0 if move == "call0" else 1
-            continues = (head.id, head.token) if of_head and head is not None else None
-            before = head is None
-            late = [each.id for each in (machine.heir, machine.tail) if each]
-            again = next((each for each in late if each.partition("/")[0] == task), None)
-            reported = machine.enqueue(call, policy=policy, waiting=waiting, continues=continues, again=again)
-            got = coordinator.enqueue(KEY, call, task=task, policy=policy, waiting=waiting)
-            assert (got.verdict, got.covering, got.replaced) == (
-                reported.verdict,
-                reported.covering,
-                reported.replaced,
-            )
-            is_head = (
-                reported.verdict is Verdict.ACCEPT and machine.head is not None and machine.head.id == call
-            )
-            assert bool(got.token) == is_head
-            assert is_head or not before
-            if got.token:
-                started(call, got.token)
-        elif move == "start" and waits:
-            call = waits[which % len(waits)].id
-            token = coordinator.start(KEY, call)
-            assert token is not None
-            assert bool(token) == (machine.head is not None and machine.head.id == call)
-            if token:
-                started(call, token)
-        elif move in ("finish", "release") and head is not None and head.started:
-            act, mirror = (
-                (coordinator.finish, machine.dequeue)
-                if move == "finish"
-                else (coordinator.release, machine.release)
-            )
-            assert act(KEY, head.id, head.token)
-            assert mirror(head.id, head.token)
-        elif move == "withdraw" and waits:
-            call = waits[which % len(waits)].id
-            assert coordinator.withdraw(KEY, call)
-            assert machine.dequeue(call)
-        elif move == "stale" and runs:
-            call, token = runs[which % len(runs)]
-            if head is None or (head.id, head.token) != (call, token):
-                assert not coordinator.finish(KEY, call, token)
-                assert not coordinator.release(KEY, call, token)
-        seen = coordinator.inspect(KEY)
-        if machine.head is None:
-            assert seen is None
-        else:
-            assert seen is not None
-            for theirs, mine in zip(seen[1:], (machine.head, machine.heir, machine.tail), strict=True):
-                assert (theirs and (theirs.call, theirs.token)) == (mine and (mine.id, mine.token))
 
 
 def test_threads_on_few_keys(coordinator: Coordinator) -> None:

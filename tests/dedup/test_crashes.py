@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from celery_dq.dedup.machine import Verdict
-from celery_dq.testing.servers import RedisServer
 from tests.dedup.dedup_workers import DedupWorkers, kill
 from tests.workers import WorkerProcess
-
-
-@pytest.fixture
-def dedup_workers(redis_url: str, redis_server: RedisServer) -> Iterator[DedupWorkers]:
-    redis_server.flush(0)
-    dedup_workers = DedupWorkers(redis_url.replace("redis://", "dq-redis://"), redis_url, redis_server.url(0))
-    yield dedup_workers
-    dedup_workers.close()
-    redis_server.flush(0)
 
 
 def start_two(dedup_workers: DedupWorkers, task: str) -> tuple[WorkerProcess, Any]:

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from celery_dq.testing.servers import RedisServer
 from tests.dedup.dedup_workers import DedupWorkers
 
 
-@pytest.fixture(params=["dq-redis", "redis"])
-def dedup_workers(
-    request: pytest.FixtureRequest, redis_url: str, redis_server: RedisServer
-) -> Iterator[DedupWorkers]:
-    redis_server.flush(0)
-    dedup_workers = DedupWorkers(
-        redis_url.replace("redis:", f"{request.param}:"), redis_url, redis_server.url(0)
-    )
-    # Long enough that a call that is not woken at once is late.
-    dedup_workers.conf["dq_lease"] = 30.0
-    yield dedup_workers
-    dedup_workers.close()
-    redis_server.flush(0)
-
-
+@pytest.mark.parametrize("dedup_workers", ["dq-redis", "redis"], indirect=True)
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 def test_one_runs_one_waits_and_goes_on_when_the_first_has_ended(
     dedup_workers: DedupWorkers, pool: str
 ) -> None:
+    # Long enough that a call that is not woken at once is late.
+    dedup_workers.conf["dq_lease"] = 30.0
     worker = dedup_workers.worker(pool=pool).wait_ready()
     results = [dedup_workers.send("early", 1)]
     dedup_workers.ran(1)

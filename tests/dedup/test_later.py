@@ -21,8 +21,7 @@ def shop(request: pytest.FixtureRequest, redis_url: str, tmp_path: Path) -> Iter
     shop = Shop(url, redis_url, dq_lease=10, dq_buffer_folder=str(tmp_path))
     yield shop
     shop.app.dq.buffer.close()
-    shop.app.pool.force_close_all()
-    shop.app.close()
+    shop.close()
 
 
 def later(shop: Shop, version: int, **options: Any) -> Any:

@@ -15,7 +15,6 @@ from celery.worker import state
 
 from celery_dq.dedup import dedup
 from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.signals import dedup_lock_lost, verdict_given
 from celery_dq.errors import ConfigurationError, CoveringRunUnknown, InvalidKey, InvalidRequest
 from celery_dq.keys import DedupKeys
 from celery_dq.other_brokers.dedup_locks import DedupLocksStep
@@ -38,23 +37,10 @@ def shop(broker_url: str, redis_url: str) -> Iterator[Shop]:
     yield shop
     with shop.app.connection_for_write() as connection:
         connection.default_channel.queue_delete(queue)
-    shop.app.pool.force_close_all()
-    shop.app.close()
+    shop.close()
     with redis.Redis.from_url(redis_url) as client:
         wait_until(lambda: client.keys("*lock:*") == [], what=lambda: str(client.keys("*lock*")))
     assert shop.overlaps == []
-
-
-@pytest.fixture
-def verdicts() -> Iterator[list[Verdict]]:
-    received: list[Verdict] = []
-
-    def receive(verdict: Verdict, **_: Any) -> None:
-        received.append(verdict)
-
-    verdict_given.connect(receive)
-    yield received
-    verdict_given.disconnect(receive)
 
 
 def running(shop: Shop, count: int) -> None:
@@ -112,20 +98,6 @@ def test_the_prefetch_count_is_the_same_after_waiting_calls(shop: Shop, verdicts
         assert shop.task("note").delay(1).get(timeout=40) == 1
         assert qos.prev == before
     state.revoked.discard(waiting[2].id)
-
-
-def test_replace_gives_the_place_to_the_latest(shop: Shop, verdicts: list[Verdict]) -> None:
-    latest = shop.task("latest")
-    with shop.working():
-        latest.delay(1, version=1)
-        running(shop, 1)
-        results = []
-        for version in (2, 3):
-            results.append(latest.delay(1, version=version))
-            wait_until(partial(has, verdicts, version))
-        shop.open(1, 2)
-        assert [each.get(timeout=40) for each in results] == [[1, 3], [1, 3]]
-        assert shop.ran() == [1, 3]
 
 
 def test_a_follower_of_a_replaced_call_gets_the_result_of_the_later_one(
@@ -248,14 +220,8 @@ def test_a_revoked_task_that_waits_leaves_its_place(
         assert third.get(timeout=40) == [1, 3]
 
 
-def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
+def test_a_run_that_lasts_too_long_is_evicted(shop: Shop, lost: list[Any]) -> None:
     refresh = shop.task("refresh")
-    lost: list[Any] = []
-
-    def receive(key: str, task_id: str, token: int, **_: Any) -> None:
-        lost.append((key, task_id, token))
-
-    dedup_lock_lost.connect(receive)
     with shop.working():
         head = refresh.apply_async((1,), {"version": 1}, dedup={"timeout": 0.2})
         running(shop, 1)
@@ -268,25 +234,17 @@ def test_a_run_that_lasts_too_long_is_evicted(shop: Shop) -> None:
         assert tail.get(timeout=40)[0] == 1
     # The loss is reported once, though a renewal and the end of the run both notice it.
     assert lost == [(f"{shop.queue}|refresh(sku=1)", head.id, shop.tokens[0])]
-    dedup_lock_lost.disconnect(receive)
 
 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
-def test_a_run_that_fails_reports_no_lost_lock(shop: Shop) -> None:
+def test_a_run_that_fails_reports_no_lost_lock(shop: Shop, lost: list[Any]) -> None:
     @dedup(key="{sku}")
     def fail(sku: Any) -> None:
         raise KeyError(sku)
 
     always_failing = shop.app.task(shared=False, name="always_failing")(fail)
-    lost: list[int] = []
-
-    def receive(token: int, **_: Any) -> None:
-        lost.append(token)
-
-    dedup_lock_lost.connect(receive)
     with shop.working(), pytest.raises(KeyError):
         always_failing.delay(1).get(timeout=40)
-    dedup_lock_lost.disconnect(receive)
     assert lost == []
 
 

@@ -54,6 +54,20 @@ class Company:
         self.waits("tail", second)
         return first, second, tail
 
+    def busy_worker(self) -> tuple[WorkerProcess, list[str]]:
+        """Start a worker, each of whose processes runs a call; also return the keys of these calls."""
+        worker = self.worker().wait_ready()
+        keys = [f"other-{child.pid}" for child in worker.children()]
+        assert keys
+        for key in keys:
+            self.dedup_workers.app.tasks["early"].apply_async((key, 0))
+        self.dedup_workers.ran(len(keys))
+        return worker, keys
+
+    def open(self, keys: list[str]) -> None:
+        for key in keys:
+            self.dedup_workers.witness.rpush(f"door:{key}", "go")
+
     def gone(self) -> None:
         wait_until(lambda: not self.client.exists(self.claim), 40)
 
@@ -126,17 +140,11 @@ def test_a_task_that_is_revoked_while_it_has_its_key_and_waits_for_a_process_giv
     company: Company,
 ) -> None:
     dedup_workers = company.dedup_workers
-    worker = company.worker().wait_ready()
-    others = [f"other-{child.pid}" for child in worker.children()]
-    assert others
-    for other in others:
-        dedup_workers.app.tasks["early"].apply_async((other, 0))
-    dedup_workers.ran(len(others))
+    worker, others = company.busy_worker()
     revoked = dedup_workers.send("early", 1)
     company.waits("head", worker)
     assert dedup_workers.app.control.revoke(revoked.id, destination=[worker.name], reply=True, timeout=40)
-    for other in others:
-        dedup_workers.witness.rpush(f"door:{other}", "go")
+    company.open(others)
     wait_until(lambda: revoked.state == "REVOKED", 40, what=company.logs)
     # The key is free, although leases are renewed as long as a call holds the key.
     dedup_workers.open()
@@ -149,17 +157,12 @@ def test_a_task_that_has_its_key_and_waits_for_a_process_gives_it_back_with_the_
     company: Company, redis_server: RedisServer, redis_url: str
 ) -> None:
     dedup_workers = company.dedup_workers
-    worker = company.worker().wait_ready()
-    others = [f"other-{child.pid}" for child in worker.children()]
-    for other in others:
-        dedup_workers.app.tasks["early"].apply_async((other, 0))
-    dedup_workers.ran(len(others))
+    worker, others = company.busy_worker()
     result = dedup_workers.send("early", 1)
     company.waits("head", worker)
     kill_connections(redis_server.port, int(redis_url.rpartition("/")[2]))
     worker.wait_for_log("Connection to broker lost", 40)
-    for other in others:
-        dedup_workers.witness.rpush(f"door:{other}", "go")
+    company.open(others)
     # The message is delivered again, and its first delivery never ends.
     dedup_workers.open()
     assert result.get(timeout=60) == [1, 1]

@@ -11,7 +11,6 @@ import pytest
 import redis
 
 from celery_dq.dedup.machine import Verdict
-from celery_dq.dedup.signals import verdict_given
 from celery_dq.testing import waiting
 from celery_dq.testing.servers import RedisServer
 from tests.dedup.conftest import redis_coordinator
@@ -24,7 +23,6 @@ CALLS = 30
 
 @pytest.fixture(scope="module")
 def claims_server() -> Iterator[RedisServer]:
-    """A Redis that the tests of this file may stop."""
     with RedisServer() as server:
         yield server
 
@@ -46,8 +44,7 @@ def shop(request: pytest.FixtureRequest, redis_url: str, claims_server: RedisSer
     yield shop
     with shop.app.connection_for_write() as connection:
         connection.default_channel.queue_delete(shop.queue)
-    shop.app.pool.force_close_all()
-    shop.app.close()
+    shop.close()
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -97,15 +94,13 @@ def test_calls_wait_outside_the_prefetch_and_go_on(
 @pytest.mark.parametrize("shop", ["redis"], indirect=True)
 @pytest.mark.parametrize("how", ["known", "hung", "full"])
 def test_a_run_that_ends_during_an_outage_gives_its_key_back_after_it(
-    how: str, shop: Shop, claims_server: RedisServer, caplog: pytest.LogCaptureFixture
+    how: str,
+    shop: Shop,
+    claims_server: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+    verdicts: list[Verdict],
 ) -> None:
     refresh = shop.task("refresh")
-    verdicts: list[Verdict] = []
-
-    def receive(verdict: Verdict, **_: object) -> None:
-        verdicts.append(verdict)
-
-    verdict_given.connect(receive)
     with shop.working(concurrency=2):
         first = refresh.delay(1, version=1)
         wait_until(lambda: shop.runs)
@@ -134,7 +129,6 @@ def test_a_run_that_ends_during_an_outage_gives_its_key_back_after_it(
             assert now.head.call.partition("/")[0] == second.id
         shop.open(1)
         assert second.get(timeout=40) == third.get(timeout=40) == [1, 2]
-    verdict_given.disconnect(receive)
     assert shop.ran() == [1, 2]
     assert shop.overlaps == []
     assert len(lines(caplog)) == 2

@@ -7,112 +7,9 @@ from typing import Any
 import pytest
 
 from celery_dq.dedup.machine import HeldDedupLock, Verdict
-from celery_dq.other_brokers.redis_coordinator import DedupLockHeartbeat
+from celery_dq.other_brokers.redis_coordinator import DedupLockHeartbeat, RedisCoordinator
 from celery_dq.testing.waiting import wait_until
 from tests.dedup.conftest import SCRIPTS, redis_coordinator
-
-KEY = "k"
-
-
-def fall_silent(client: Any, *holdings: HeldDedupLock) -> None:
-    """Renew for w1 a last time, with a lease that ends soon, independently of the test's speed so far."""
-    assert all(redis_coordinator(client, "w1", lease=0.05).renew(holdings))
-
-
-def test_a_silent_owner_loses_its_calls(client: Any) -> None:
-    dead, living = redis_coordinator(client, "w1"), redis_coordinator(client, "w2")
-    gone = dead.enqueue(KEY, "a")
-    assert living.enqueue(KEY, "b").verdict is Verdict.BLOCK
-    fall_silent(client, HeldDedupLock(KEY, "a", gone.token))
-    token = wait_until(lambda: living.start(KEY, "b") or 0)
-    assert not dead.finish(KEY, "a", gone.token)
-    assert dead.renew([HeldDedupLock(KEY, "a", gone.token)]) == [False]
-    assert living.finish(KEY, "b", token)
-
-
-def test_a_redelivered_task_comes_in_the_place_of_the_lost_one(client: Any) -> None:
-    dead, living = redis_coordinator(client, "w1"), redis_coordinator(client, "w2")
-    gone = dead.enqueue(KEY, "t/1", task="t")
-    living.enqueue(KEY, "u/1", task="u")
-    assert living.enqueue(KEY, "t/2", task="t").verdict is Verdict.ACCEPT
-    fall_silent(client, HeldDedupLock(KEY, "t/1", gone.token))
-    assert wait_until(lambda: living.start(KEY, "t/2"))
-    assert living.start(KEY, "u/1") == 0
-
-
-def test_renewing_keeps_a_short_lease(client: Any) -> None:
-    lease_s = 2.5
-    short, heartbeat = redis_coordinator(client, "w1", lease=lease_s), redis_coordinator(client, "w1")
-    token, other = short.enqueue(KEY, "a").token, redis_coordinator(client, "w2")
-    # From here on the machine may stand still for any time.
-    assert heartbeat.renew([HeldDedupLock(KEY, "a", token)]) == [True]
-    other.enqueue(KEY, "b")
-
-    def outlived() -> bool:
-        assert other.start(KEY, "b") == 0
-        now = heartbeat.inspect(KEY)
-        assert now is not None
-        assert now.head is not None
-        return now.head.age > lease_s
-
-    wait_until(outlived, 30, interval_s=0.1)
-    assert heartbeat.renew([HeldDedupLock(KEY, "a", token)]) == [True]
-    assert heartbeat.finish(KEY, "a", token)
-
-
-def test_a_lease_outlives_the_shorter_one_of_a_waiting_call(client: Any) -> None:
-    long, short = redis_coordinator(client, "w1"), redis_coordinator(client, "w2", lease=0.05)
-    token = long.enqueue(KEY, "a").token
-    assert short.enqueue(KEY, "b").verdict is Verdict.BLOCK
-
-    def tail_is_overdue() -> bool:
-        now = long.inspect(KEY)
-        assert now is not None
-        assert now.tail is not None
-        return now.tail.lease < 0
-
-    wait_until(tail_is_overdue)
-    assert short.start(KEY, "b") is None
-    assert long.finish(KEY, "a", token)
-
-
-def test_nothing_is_left_when_all_die(client: Any) -> None:
-    dead = redis_coordinator(client, "w1", lease=0.05)
-    dead.enqueue(KEY, "a")
-    dead.enqueue(KEY, "b")
-    wait_until(lambda: client.keys("*lock*") == [])
-
-
-def test_the_owner_is_woken_and_no_other(client: Any) -> None:
-    one, two = redis_coordinator(client, "w1"), redis_coordinator(client, "w2")
-    reported = client.pubsub(ignore_subscribe_messages=True)
-    reported.subscribe(one.channel, two.channel)
-    wait_until(lambda: client.pubsub_numsub(two.channel)[0][1] == 1)
-    token = one.enqueue(KEY, "a").token
-    two.enqueue(KEY, "b")
-    one.finish(KEY, "a", token)
-    one.enqueue("other", "c")
-    received = []
-
-    def receive() -> bool:
-        message = reported.get_message(timeout=0.05)
-        if message is not None:
-            received.append((message["channel"].decode(), message["data"].decode()))
-        return bool(received)
-
-    wait_until(receive)
-    assert reported.get_message(timeout=0.05) is None
-    assert received == [(two.channel, two.keys_of.dedup_lock(KEY))]
-    reported.close()
-
-
-def test_scripts_that_the_server_forgot(client: Any) -> None:
-    one = redis_coordinator(client)
-    token = one.enqueue(KEY, "a").token
-    client.script_flush()
-    assert one.renew([HeldDedupLock(KEY, "a", token)]) == [True]
-    client.script_flush()
-    assert one.finish(KEY, "a", token)
 
 
 def test_all_keys_are_in_one_slot(client: Any) -> None:
@@ -126,6 +23,14 @@ def test_all_keys_are_in_one_slot(client: Any) -> None:
 def test_every_script_has_a_contract() -> None:
     for name in SCRIPTS.names():
         assert SCRIPTS[name].contract.guarantee
+
+
+def subscribed(client: Any, *owners: RedisCoordinator) -> Any:
+    """Listen to the wake-ups of these owners."""
+    reported = client.pubsub(ignore_subscribe_messages=True)
+    reported.subscribe(*(each.channel for each in owners))
+    wait_until(lambda: client.pubsub_numsub(owners[-1].channel)[0][1] == 1)
+    return reported
 
 
 @pytest.mark.parametrize("how", ["finish", "evict", "free", "withdraw", "replace"])
@@ -142,9 +47,7 @@ def test_a_follower_is_reported_when_it_is_over(client: Any, how: str) -> None:
     now = one.inspect("q|k")
     assert now is not None
     assert [each.followers for each in (now.head, now.tail) if each and each.call == covering.call] == [2]
-    reported = client.pubsub(ignore_subscribe_messages=True)
-    reported.subscribe(two.channel, three.channel)
-    wait_until(lambda: client.pubsub_numsub(three.channel)[0][1] == 1)
+    reported = subscribed(client, two, three)
     if how == "finish":
         assert one.finish(*covering)
     elif how == "free":
@@ -166,9 +69,7 @@ def test_a_retry_keeps_its_followers(client: Any) -> None:
     one, two = redis_coordinator(client, "w1"), redis_coordinator(client, "w2")
     token = one.enqueue("q|k", "t/1", task="t").token
     two.enqueue("q|k", "v/1", waiting=0, follow=True)
-    reported = client.pubsub(ignore_subscribe_messages=True)
-    reported.subscribe(two.channel)
-    wait_until(lambda: client.pubsub_numsub(two.channel)[0][1] == 1)
+    reported = subscribed(client, two)
     heir = one.enqueue("q|k", "t/2", task="t")
     assert heir.verdict is Verdict.ACCEPT
     assert one.finish("q|k", "t/1", token)

@@ -103,6 +103,10 @@ class Shop:
             shop.door(sku).acquire(timeout=60)
             raise ValueError(sku)
 
+    def close(self) -> None:
+        self.app.pool.force_close_all()
+        self.app.close()
+
     def work(self, task: Any, sku: Any, version: int) -> Any:
         if sku in self.now:
             self.overlaps.append(sku)

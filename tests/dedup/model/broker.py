@@ -153,7 +153,6 @@ class BrokerDriver:
     # -- looks
 
     def look(self) -> None:
-        """Read the whole partition at once."""
         keys = self.partition_scripts.keys
         hashes, sets = (
             ("messages", "dedup_members", "following"),

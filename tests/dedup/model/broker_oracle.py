@@ -15,8 +15,6 @@ STATUS = {Verdict.ACCEPT: "accepted", Verdict.BLOCK: "blocked", Verdict.DECLINE:
 
 
 class BrokerOracle(World):
-    """Messages, followers, discards."""
-
     driver: BrokerDriver  # type: ignore[assignment]  # a driver of messages, not of calls
 
     def prepare(self) -> None:
@@ -74,7 +72,6 @@ class BrokerOracle(World):
             mine[:0] = self.followers.pop(covering)
 
     def lose_key(self, key: str, why: str) -> str:
-        """Take the key from its head."""
         machine = self.machine(key)
         if machine.head is None:
             return ""

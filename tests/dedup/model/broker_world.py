@@ -26,8 +26,6 @@ dedup_requests = st.fixed_dictionaries(
 
 
 class BrokerWorld(BrokerOracle):
-    """Producers, consumers, operators."""
-
     @rule(
         batch=st.lists(dedup_requests, min_size=1, max_size=3),
         fate=World.fates,

@@ -46,14 +46,11 @@ class ScriptClock:
         self.at(0)
 
     def at(self, seconds: float) -> None:
-        """Set the time to this many seconds after the start."""
         self.now = seconds
         self._client.hset(CLOCK, mapping={"s": self._start + int(seconds), "us": 0})
 
     def seconds(self, micros: float) -> float:
-        """Convert a time that a script has stored to seconds after the start."""
         return micros / 1e6 - self._start
 
     def micros(self, seconds: float | None = None) -> int:
-        """Convert seconds after the start to the microseconds that a script stores; None is now."""
         return int((self._start + (self.now if seconds is None else seconds)) * 1e6)

@@ -15,10 +15,7 @@ from tests.dedup.model.driver import KEYS, LEASE, Answer, Call, Standing
 
 
 class CoordinatorDriver:
-    """The common part of both drivers."""
-
     def of(self, owner: str) -> Coordinator:
-        """The coordinator of this owner."""
         raise NotImplementedError
 
     def ask(self, call: Call) -> Answer:

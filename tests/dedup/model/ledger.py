@@ -132,7 +132,6 @@ class Ledger:
         self.settled_by[call] = by
 
     def close(self) -> None:
-        """Check at the end that every promise was kept."""
         assert not any(run.end == "" for run in self.runs)
         assert not any(self.waiting.values()), self.waiting
         for task in self.asked:

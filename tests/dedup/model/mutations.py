@@ -38,7 +38,6 @@ def misfits(mutations: Iterable[Mutation], package: Path = ROOT / "celery_dq") -
 
 
 def main() -> int:
-    """Apply the mutations, run the model on each, and report."""
     parser = argparse.ArgumentParser(prog="python -m tests.dedup.model.mutations", description=__doc__)
     parser.add_argument("--examples", type=int, default=400, help="stories to find a mutation in")
     parser.add_argument("--seed", type=int, default=1)

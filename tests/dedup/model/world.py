@@ -34,7 +34,6 @@ class World(Oracle):
     seldom = st.sampled_from([False, False, False, True])
 
     def put(self, call: Call, fate: str) -> None:
-        """Request the key for a call."""
         with self.looking(call.key, "ask"):
             reported = self.driver.ask(call)
             decision = self.decide(call)
@@ -152,7 +151,6 @@ class World(Oracle):
     @precondition(lambda self: self.held(running=False))
     @rule(data=st.data(), fate=fates)
     def cancel(self, data: st.DataObject, fate: str) -> None:
-        """Revoke a waiting task."""
         call = data.draw(st.sampled_from(self.held(running=False)))
         with self.looking(call.key, "leave"):
             expected = call.id in self.stands(call.key)[:3]
@@ -227,7 +225,6 @@ class World(Oracle):
 
     @rule(sure=seldom)
     def forget_scripts(self, sure: bool) -> None:
-        """Make the server lose its cache of scripts."""
         if sure:
             self.driver.forget_scripts()
 
@@ -253,7 +250,6 @@ class World(Oracle):
             assert self.driver.left() == set()
 
     def play_on(self) -> None:
-        """Let the living owners work, and deliver lost messages again, until no call is left."""
         for _ in range(200):
             if not (self.to_ask or any(self.holds.values())):
                 break
