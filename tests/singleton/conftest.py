@@ -14,7 +14,6 @@ from tests.singleton.posting_workers import PostingWorkers
 
 @pytest.fixture(scope="session")
 def book_server() -> Iterator[RedisServer]:
-    """The Redis of the book."""
     with RedisServer() as server:
         yield server
 
@@ -27,7 +26,6 @@ def numbers() -> Iterator[int]:
 
 @pytest.fixture(params=["zookeeper", "redis"])
 def election(request: pytest.FixtureRequest) -> str:
-    """The value of ``dq_election``."""
     if request.param == "redis":
         return ""
     server: ZooKeeperServer = request.getfixturevalue("zookeeper")
@@ -50,6 +48,24 @@ def open_posting(
     yield open_one
     for each in opened:
         each.close()
+
+
+@pytest.fixture
+def open_plain(
+    open_posting: Callable[..., PostingWorkers], redis_server: RedisServer
+) -> Callable[..., PostingWorkers]:
+    """Return a function that makes a posting app on one of Celery's own transports, by default on Redis.
+
+    Another database of the same server holds the election. It has keys of its own, because a killed worker of
+    another test may still lead in a shared one.
+    """
+    shared = {"broker": "stock", "election": redis_server.url(0), "dq_environment": "sandbox"}
+    return lambda **options: open_posting(**shared, dq_key_prefix=f"t{uuid.uuid4().hex[:8]}", **options)
+
+
+@pytest.fixture
+def plain(open_plain: Callable[..., PostingWorkers]) -> PostingWorkers:
+    return open_plain()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import redis
@@ -78,7 +79,6 @@ class Book:
         return [Entry(*json.loads(line)) for line in self._client.lrange("refused", 0, -1)]
 
     def hold(self, key: str, limit: float = 60.0) -> None:
-        """Block until :meth:`release` is called."""
         self._client.blpop([f"release:{key}"], timeout=limit)
 
     def release(self, key: str, amount: int = 1) -> None:
@@ -105,29 +105,32 @@ def add_tasks(app: Celery, port: int) -> Celery:
         make: Callable[[Callable[..., Any]], Any] = app.task(shared=False, **options)
         return make
 
-    def start(self: Any, number: int) -> None:
+    def enter(event: str, self: Any, number: int) -> None:
         token = self.request.dq_token
-        if not book().enter("start", number, token, str(self.request.hostname)):
+        if not book().enter(event, number, token, str(self.request.hostname)):
             raise PermissionError(f"token {token} is stale")
 
-    def finish(self: Any, number: int) -> None:
-        token = self.request.dq_token
-        if not book().enter("finish", number, token, str(self.request.hostname)):
-            raise PermissionError(f"token {token} is stale")
+    start, finish = partial(enter, "start"), partial(enter, "finish")
 
-    @task(name="post", bind=True)
     def post(self: Task[Any, Any], number: int, seconds: float = 0.0) -> int:
         start(self, number)
         time.sleep(seconds)  # the work
         finish(self, number)
         return number
 
-    @task(name="post_late", bind=True, acks_late=True, reject_on_worker_lost=True)
-    def post_late(self: Task[Any, Any], number: int, seconds: float = 0.0) -> int:
+    def hold(self: Task[Any, Any], number: int) -> None:
         start(self, number)
-        time.sleep(seconds)  # the work
+        book().hold(str(number))
         finish(self, number)
-        return number
+
+    late = {"acks_late": True, "reject_on_worker_lost": True}
+    # Without a Redis for dedup locks, a worker with such a task does not start.
+    keyed = {} if app.conf.get("without_keys") else {"dedup": {"key": "{number}"}}
+    task(name="post", bind=True)(post)
+    task(name="post_late", bind=True, **late)(post)
+    task(name="hold", bind=True)(hold)
+    task(name="hold_late", bind=True, **late)(hold)
+    task(name="hold_keyed", bind=True, **keyed)(hold)
 
     @task(name="reject_once", bind=True, acks_late=True)
     def reject_once(self: Task[Any, Any], number: int, seconds: float = 0.0) -> None:
@@ -143,12 +146,6 @@ def add_tasks(app: Celery, port: int) -> Celery:
         finish(self, number)
         raise Reject("not this one", requeue=False)
 
-    @task(name="hold", bind=True)
-    def hold(self: Task[Any, Any], number: int) -> None:
-        start(self, number)
-        book().hold(str(number))
-        finish(self, number)
-
     @task(name="work_on", bind=True)
     def work_on(self: Task[Any, Any], number: int) -> None:
         start(self, number)
@@ -159,25 +156,10 @@ def add_tasks(app: Celery, port: int) -> Celery:
         if request.dq_term_ending:
             finish(self, number)
 
-    # Without a Redis for dedup locks, a worker with such a task does not start.
-    keyed = {} if app.conf.get("without_keys") else {"dedup": {"key": "{number}"}}
-
-    @task(name="hold_keyed", bind=True, **keyed)
-    def hold_keyed(self: Task[Any, Any], number: int) -> None:
-        start(self, number)
-        book().hold(str(number))
-        finish(self, number)
-
     @task(name="fail_keyed", bind=True, **keyed)
     def fail_keyed(self: Task[Any, Any], number: int) -> None:
         start(self, number)
         raise LookupError(number)
-
-    @task(name="hold_late", bind=True, acks_late=True, reject_on_worker_lost=True)
-    def hold_late(self: Task[Any, Any], number: int) -> None:
-        start(self, number)
-        book().hold(str(number))
-        finish(self, number)
 
     @task(name="hold_and_retry", bind=True, max_retries=1)
     def hold_and_retry(self: Task[Any, Any], number: int) -> None:
@@ -187,16 +169,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
             raise self.retry(countdown=0.5)
         finish(self, number)
 
-    @task(name="spin", bind=True, acks_late=True, reject_on_worker_lost=True)
-    def spin(self: Task[Any, Any], number: int, seconds: float) -> None:
-        # This loop never blocks, like the worst task.
-        start(self, number)
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            pass
-        finish(self, number)
-
-    @task(name="spin_once", bind=True, acks_late=True, reject_on_worker_lost=True)
+    @task(name="spin_once", bind=True, **late)
     def spin_once(self: Task[Any, Any], number: int, seconds: float) -> None:
         start(self, number)
         if book().numbers("start").count(number) == 1:

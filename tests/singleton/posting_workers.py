@@ -23,8 +23,6 @@ DEADLINE_S = 60.0
 
 
 class PostingWorkers:
-    """The app that posts messages, and its workers."""
-
     def __init__(
         self,
         server: RedisServer,
@@ -52,7 +50,6 @@ class PostingWorkers:
         self._hired = 0
 
     def worker(self, pool: str = "prefork", concurrency: int = 2, **options: Any) -> WorkerProcess:
-        """Make a worker that is not started yet; it is a context manager."""
         self._hired += 1
         options.setdefault("name", f"w{self._hired}")
         options.setdefault("queues", [QUEUE])
@@ -71,7 +68,6 @@ class PostingWorkers:
         return self.app.tasks[task].apply_async(args, **options)
 
     def post(self, numbers: range, task: str = "post", seconds: float = 0.0) -> list[int]:
-        """Publish these numbers in order."""
         with self.app.connection_for_write() as connection:
             for number in numbers:
                 self.send(task, number, seconds, connection=connection)

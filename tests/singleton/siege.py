@@ -102,7 +102,6 @@ class Siege:
         self.book_server.stop()
 
     def hire(self) -> SiegeWorker:
-        """Start one more worker."""
         zookeepers = [EavesdroppingProxy(server.port) for server in self.ensemble.servers]
         for proxy in zookeepers:
             proxy.start()
@@ -142,7 +141,6 @@ class Siege:
     # -- state
 
     def last(self) -> Entry:
-        """Return the last entry of the book."""
         return self.posting.book.entries()[-1]
 
     def leader(self) -> SiegeWorker:
@@ -151,7 +149,6 @@ class Siege:
         return next(siege_worker for siege_worker in self.siege_workers if siege_worker.name == worker)
 
     def progress(self, after: str, count: int = STEADY, deadline: float = 40.0) -> None:
-        """Wait until `count` more messages are finished."""
         before = len(self.posting.book.numbers("finish"))
         wait_until(
             lambda: len(self.posting.book.numbers("finish")) >= before + count,
@@ -176,7 +173,6 @@ class Siege:
         )
 
     def server_of(self, siege_worker: SiegeWorker) -> ZooKeeperServer:
-        """Return the ZooKeeper server to which a worker is connected."""
         return self.ensemble.servers[self.server_index(siege_worker)]
 
     def server_index(self, siege_worker: SiegeWorker) -> int:

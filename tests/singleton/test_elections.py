@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import sys
 import threading
 import uuid
@@ -19,7 +20,6 @@ from celery_dq.leadership.elector import LeaderElector
 from celery_dq.options.resolve import resolve
 from celery_dq.singleton.elections import Elections
 from celery_dq.testing.waiting import wait_until
-from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.worker.singleton import ARGUMENT
 from tests.chaos.proxy import Proxy
 from tests.rabbitmq import RabbitMQServer
@@ -40,12 +40,10 @@ def test_a_server_that_forgets_everything_hands_out_no_token_again(redis_posting
 
 
 def test_on_the_broker_in_zookeeper_a_queue_has_one_leader(
-    open_posting: Callable[..., PostingWorkers], zookeeper: ZooKeeperServer
+    open_posting: Callable[..., PostingWorkers], hosts: str
 ) -> None:
-    place = f"{zookeeper.hosts}/t-{uuid.uuid4().hex[:8]}"
-    posting = open_posting(
-        broker="zookeeper", broker_url=f"dq-zookeeper://{place}", election=f"zookeeper://{place}"
-    )
+    url = f"dq-zookeeper://{hosts}"
+    posting = open_posting(broker="zookeeper", broker_url=url, election=f"zookeeper://{hosts}")
     with posting.worker("threads", 2), posting.worker("threads", 2):
         posted = posting.post(range(6), seconds=0.1)
         assert posting.finished(6, 40) == posted
@@ -54,15 +52,14 @@ def test_on_the_broker_in_zookeeper_a_queue_has_one_leader(
 
 
 def test_on_the_broker_in_zookeeper_a_successor_waits_for_the_message_of_a_killed_leader(
-    open_posting: Callable[..., PostingWorkers], zookeeper: ZooKeeperServer
+    open_posting: Callable[..., PostingWorkers], hosts: str
 ) -> None:
     """The session of the broker may be longer than that of the election, and keeps the dead leader's lock."""
-    place = f"{zookeeper.hosts}/t-{uuid.uuid4().hex[:8]}"
     posting = open_posting(
         broker="zookeeper",
-        broker_url=f"dq-zookeeper://{place}",
+        broker_url=f"dq-zookeeper://{hosts}",
         broker_transport_options={"session_timeout": 3},
-        election=f"zookeeper://{place}",
+        election=f"zookeeper://{hosts}",
         dq_election_session=1,
     )
     first = posting.worker("threads", 1)
@@ -70,8 +67,7 @@ def test_on_the_broker_in_zookeeper_a_successor_waits_for_the_message_of_a_kille
         posting.send("hold_late", 0)
         posting.post(range(1, 6), task="post_late")
         posting.wait_started(0)
-        assert first.process is not None
-        first.process.kill()
+        first.stop(signal.SIGKILL)
         posting.wait_started(0, times=2)
         posting.book.release("0")
         assert posting.finished(6, 20) == list(range(6))

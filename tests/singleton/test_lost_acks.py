@@ -22,35 +22,37 @@ MESSAGES, AFTER = 40, 5
 FEW = 10
 
 
+def cut_leader_off(
+    posting: PostingWorkers, server: RedisServer, pool: str, task: str, event: str, **conf: Any
+) -> None:
+    """Cut the leader off from its broker, and wait until each message has this event in the book."""
+    proxy = Proxy(server.port).start()
+    conf |= {"dq_lease": 1.5, "dq_election_session": 2}
+    url = posting.conf["broker_url"].replace(f":{server.port}/", f":{proxy.port}/")
+    try:
+        with posting.worker(pool, concurrency=1, conf={**conf, "broker_url": url}) as cut:
+            assert posting.leader() == cut.name
+            with posting.worker(pool, concurrency=1, conf=conf):
+                posting.post(range(MESSAGES), task=task, seconds=0.03)
+                posting.wait_started(20)
+                proxy.black_hole()
+                posting.post(range(MESSAGES, MESSAGES + AFTER), task=task)
+                everything = set(range(MESSAGES + AFTER))
+                wait_until(lambda: set(posting.book.numbers(event)) == everything, DEADLINE_S)
+                proxy.restore()
+                proxy.sever()
+    finally:
+        proxy.stop()
+    assert posting.book.entries()[-1].worker != cut.name
+
+
 @pytest.mark.parametrize(("task", "keeps"), [("post_late", False), ("refuse_late", True)])
 def test_a_leader_cut_from_its_broker_starts_nothing_on_top_of_a_lost_ack(
     redis_posting: PostingWorkers, redis_server: RedisServer, task: str, keeps: bool
 ) -> None:
     """Its last finished message returns, and must not come after the messages that it has prefetched."""
-    proxy = Proxy(redis_server.port).start()
-    conf = {
-        "dq_lease": 1.5,
-        "dq_election_session": 2,
-        "dq_claim_ahead": 0.5,
-        "worker_prefetch_multiplier": 16,
-        "dq_dead_letter_failures": keeps,
-    }
-    url = redis_posting.conf["broker_url"].replace(f":{redis_server.port}/", f":{proxy.port}/")
-    try:
-        with redis_posting.worker(concurrency=1, conf={**conf, "broker_url": url}) as cut:
-            assert redis_posting.leader() == cut.name
-            with redis_posting.worker(concurrency=1, conf=conf):
-                redis_posting.post(range(MESSAGES), task=task, seconds=0.02)
-                redis_posting.wait_started(20)
-                proxy.black_hole()
-                redis_posting.post(range(MESSAGES, MESSAGES + AFTER), task=task)
-                everything = set(range(MESSAGES + AFTER))
-                wait_until(lambda: set(redis_posting.book.numbers("finish")) == everything, DEADLINE_S)
-                proxy.restore()
-                proxy.sever()
-    finally:
-        proxy.stop()
-    assert redis_posting.book.entries()[-1].worker != cut.name
+    conf = {"dq_claim_ahead": 0.5, "worker_prefetch_multiplier": 16, "dq_dead_letter_failures": keeps}
+    cut_leader_off(redis_posting, redis_server, "prefork", task, "finish", **conf)
     steps = {later - earlier for earlier, later in pairwise(redis_posting.book.numbers("start"))}
     assert steps <= {0, 1}, redis_posting.book.numbers("start")
 
@@ -63,32 +65,10 @@ def test_a_leader_cut_from_its_broker_starts_little_after_an_ack_that_is_not_con
     redis_posting: PostingWorkers, redis_server: RedisServer, pool: str, task: str, most: int
 ) -> None:
     """Only the messages after the last confirmed ack run again, in order."""
-    proxy = Proxy(redis_server.port).start()
-    conf = {
-        "dq_lease": 1.5,
-        "dq_election_session": 2,
-        "dq_claim_ahead": 0.9,
-        "worker_prefetch_multiplier": 64,
-        "most_unconfirmed": most,
-    }
-    url = redis_posting.conf["broker_url"].replace(f":{redis_server.port}/", f":{proxy.port}/")
-    try:
-        with redis_posting.worker(pool, concurrency=1, conf={**conf, "broker_url": url}) as cut:
-            assert redis_posting.leader() == cut.name
-            with redis_posting.worker(pool, concurrency=1, conf=conf):
-                redis_posting.post(range(MESSAGES), task=task, seconds=0.03)
-                redis_posting.wait_started(20)
-                proxy.black_hole()
-                redis_posting.post(range(MESSAGES, MESSAGES + AFTER), task=task)
-                everything = set(range(MESSAGES + AFTER))
-                wait_until(lambda: set(redis_posting.book.numbers("start")) == everything, DEADLINE_S)
-                proxy.restore()
-                proxy.sever()
-    finally:
-        proxy.stop()
-    assert redis_posting.book.entries()[-1].worker != cut.name
+    conf = {"dq_claim_ahead": 0.9, "worker_prefetch_multiplier": 64, "most_unconfirmed": most}
+    cut_leader_off(redis_posting, redis_server, pool, task, "start", **conf)
     starts = redis_posting.book.numbers("start")
-    assert len(starts) - len(everything) <= most, starts
+    assert len(starts) - len(set(starts)) <= most, starts
     back = [later - earlier for earlier, later in pairwise(starts) if later != earlier + 1]
     assert len(back) <= 1, starts
     assert all(step > -most for step in back), starts

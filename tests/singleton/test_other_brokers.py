@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import signal
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -13,30 +12,16 @@ import pytest
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from tests.preloaded import run_python
 from tests.rabbitmq import RabbitMQServer
 from tests.singleton.posting_app import QUEUE
 from tests.singleton.posting_workers import DEADLINE_S, SHORT_S, PostingWorkers
-from tests.workers import ROOT
 
 
 @pytest.fixture
-def plain(open_posting: Callable[..., PostingWorkers], redis_server: RedisServer) -> PostingWorkers:
-    """A posting app on Celery's Redis transport; another database of the same server holds the election."""
-    return plain_posting(open_posting, redis_server)
-
-
-@pytest.fixture
-def hasty(open_posting: Callable[..., PostingWorkers], redis_server: RedisServer) -> PostingWorkers:
+def hasty(open_plain: Callable[..., PostingWorkers]) -> PostingWorkers:
     """A posting app with a short session, so that a missing leader is replaced soon."""
-    return plain_posting(open_posting, redis_server, dq_election_session=SHORT_S)
-
-
-def plain_posting(
-    open_posting: Callable[..., PostingWorkers], redis_server: RedisServer, **conf: Any
-) -> PostingWorkers:
-    # The election is separate: a killed worker of another test may still lead in a shared one.
-    environment = {"dq_environment": "sandbox", "dq_key_prefix": f"t{uuid.uuid4().hex[:8]}"}
-    return open_posting(broker="stock", election=redis_server.url(0), **environment, **conf)
+    return open_plain(dq_election_session=SHORT_S)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
@@ -59,8 +44,7 @@ def test_a_killed_leader_is_replaced(hasty: PostingWorkers) -> None:
             hasty.wait_started(2)
             hasty.post(range(3, 8))
             children = first.children()
-            assert first.process is not None
-            first.process.kill()
+            first.stop(signal.SIGKILL)
             # The message was acknowledged at its start, so it does not run again.
             assert hasty.finished(7) == [0, 1, 3, 4, 5, 6, 7]
             for child in children:
@@ -107,28 +91,17 @@ def test_a_worker_that_stops_to_consume_hands_over(plain: PostingWorkers) -> Non
 
 
 def test_the_memory_broker_has_leaders_too(redis_url: str) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.singleton.memory", redis_url],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    run = run_python("-m", "tests.singleton.memory", redis_url, timeout_s=110)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == [*map(str, range(5)), "token", "1"]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_on_amqp_a_killed_leader_is_replaced_and_nothing_is_lost_or_reordered(
-    open_posting: Callable[..., PostingWorkers],
-    redis_server: RedisServer,
-    rabbitmq_server: RabbitMQServer,
-    pool: str,
+    open_plain: Callable[..., PostingWorkers], rabbitmq_server: RabbitMQServer, pool: str
 ) -> None:
     queue = f"ledger-{uuid.uuid4().hex[:8]}"
-    posting = open_posting(
-        broker="stock",
-        election=redis_server.url(0),
+    posting = open_plain(
         broker_url=rabbitmq_server.url(),
         task_default_queue=queue,
         dq_singleton_queues=[queue],
@@ -141,8 +114,7 @@ def test_on_amqp_a_killed_leader_is_replaced_and_nothing_is_lost_or_reordered(
             posting.send("hold_late", 10)
             posting.wait_started(10)
             posting.post(range(11, 20))
-            assert first.process is not None
-            first.process.kill()
+            first.stop(signal.SIGKILL)
             posting.wait_started(10, times=2)
             # One release is for the dead worker's run, if the broker has not noticed its closed connection.
             posting.book.release("10", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,6 @@ from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.testing.zookeeper import ZooKeeperServer
 from tests.singleton.posting_workers import DEADLINE_S, PostingWorkers
 
 EVERYWHERE = {
@@ -24,6 +24,21 @@ EVERYWHERE = {
 }
 
 
+@pytest.fixture
+def posting(
+    request: pytest.FixtureRequest,
+    open_posting: Callable[..., PostingWorkers],
+    redis_server: RedisServer,
+    broker: str,
+    pool: str,
+) -> PostingWorkers:
+    """A posting app with dedup locks on a broker, with keys of its own."""
+    options = {"election": "" if broker == "dq" else redis_server.url(0), "dq_dedup_url": redis_server.url(0)}
+    if broker == "zookeeper":
+        options["broker_url"] = f"dq-zookeeper://{request.getfixturevalue('hosts')}"
+    return open_posting(broker=broker, dq_key_prefix=f"t{uuid.uuid4().hex[:8]}", **options)
+
+
 @pytest.mark.parametrize(
     ("broker", "pool", "expected"),
     [
@@ -34,17 +49,8 @@ EVERYWHERE = {
     ],
 )
 def test_replacements_accept_the_arguments_of_the_originals(
-    open_posting: Callable[..., PostingWorkers],
-    redis_server: RedisServer,
-    zookeeper: ZooKeeperServer,
-    broker: str,
-    pool: str,
-    expected: set[str],
+    posting: PostingWorkers, pool: str, expected: set[str]
 ) -> None:
-    options = {"election": "" if broker == "dq" else redis_server.url(0), "dq_dedup_url": redis_server.url(0)}
-    if broker == "zookeeper":
-        options["broker_url"] = f"dq-zookeeper://{zookeeper.hosts}/replaced"
-    posting = open_posting(broker=broker, dq_key_prefix=f"replaced-{broker}-{pool}", **options)
     with posting.worker(pool=pool) as worker:
         posting.send("hold_keyed", 1)
         posting.wait_started(1)
@@ -68,22 +74,12 @@ def test_replacements_accept_the_arguments_of_the_originals(
         ("zookeeper", "prefork"),
     ],
 )
-def test_the_replacements_take_the_calls_of_celery_and_billiard(
-    open_posting: Callable[..., PostingWorkers],
-    redis_server: RedisServer,
-    zookeeper: ZooKeeperServer,
-    broker: str,
-    pool: str,
-) -> None:
+def test_the_replacements_take_the_calls_of_celery_and_billiard(posting: PostingWorkers, pool: str) -> None:
     """Each end of a task with a dedup key in a singleton queue, whose callbacks are wrapped most often.
 
     billiard passes the arguments of a timeout by keyword, gevent's pool by position. The next task with the
     same key shows that each callback came to its end.
     """
-    options = {"election": "" if broker == "dq" else redis_server.url(0), "dq_dedup_url": redis_server.url(0)}
-    if broker == "zookeeper":
-        options["broker_url"] = f"dq-zookeeper://{zookeeper.hosts}/called"
-    posting = open_posting(broker=broker, dq_key_prefix=f"called-{broker}-{pool}", **options)
     with posting.worker(pool, 1) as worker:
         posting.leader()
         ends: list[tuple[str, dict[str, float], type[BaseException]]] = [

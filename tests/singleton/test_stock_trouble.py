@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_dq.testing.servers import RedisServer, ask
+from celery_dq.testing.servers import RedisServer
 from tests.broker.proxy import Proxy
 from tests.dedup.dedup_workers import kill
 from tests.rabbitmq import RabbitMQServer
@@ -20,26 +20,14 @@ LEADS = "This worker leads queue"
 OTHER = "errands"
 
 
-@pytest.fixture
-def plain(open_posting: Callable[..., PostingWorkers], redis_server: RedisServer) -> PostingWorkers:
-    """A posting app on Celery's Redis transport; another database of the same server holds the election."""
-    prefix = f"t{uuid.uuid4().hex[:8]}"
-    return open_posting(broker="stock", election=redis_server.url(0), dq_key_prefix=prefix)
-
-
 @pytest.fixture(params=["redis", "amqp"])
-def stock(
-    request: pytest.FixtureRequest, open_posting: Callable[..., PostingWorkers], redis_server: RedisServer
-) -> PostingWorkers:
+def stock(request: pytest.FixtureRequest, open_plain: Callable[..., PostingWorkers]) -> PostingWorkers:
     """A posting app with one of Celery's own brokers; only the one on Redis also has dedup locks."""
     if request.param == "redis":
-        plain: PostingWorkers = request.getfixturevalue("plain")
-        return plain
+        return open_plain()
     server: RabbitMQServer = request.getfixturevalue("rabbitmq_server")
     queue = f"ledger-{uuid.uuid4().hex[:8]}"
-    return open_posting(
-        broker="stock",
-        election=redis_server.url(0),
+    return open_plain(
         broker_url=server.url(),
         task_default_queue=queue,
         dq_singleton_queues=[queue],
@@ -150,20 +138,15 @@ def test_a_leader_that_hands_over_does_not_wait_for_an_eta(plain: PostingWorkers
 
 @pytest.mark.parametrize("pool", ["gevent", "solo"])
 def test_a_broker_that_takes_no_orders_for_a_while_is_asked_again(
-    open_posting: Callable[..., PostingWorkers], redis_server: RedisServer, pool: str
+    open_plain: Callable[..., PostingWorkers], pool: str
 ) -> None:
     with RedisServer() as server:
-        address = ("127.0.0.1", server.port)
-        prefix = f"t{uuid.uuid4().hex[:8]}"
-        election = redis_server.url(0)
-        posting = open_posting(
-            broker="stock", broker_url=server.url(0), election=election, dq_key_prefix=prefix
-        )
+        posting = open_plain(broker_url=server.url(0))
         with posting.worker(pool) as worker:
             worker.wait_for_log(LEADS)
-            ask(address, "CONFIG", "SET", "min-replicas-to-write", "1")
+            server.ask("CONFIG", "SET", "min-replicas-to-write", "1")
             worker.wait_for_log("NOREPLICAS")
-            ask(address, "CONFIG", "SET", "min-replicas-to-write", "0")
+            server.ask("CONFIG", "SET", "min-replicas-to-write", "0")
             posting.post(range(2))
             assert posting.finished(2) == [0, 1]
 
@@ -191,16 +174,10 @@ def test_a_leader_that_is_cut_from_its_broker_only_is_replaced(plain: PostingWor
 
 
 def test_the_message_of_a_killed_leader_comes_back_to_a_worker_without_other_queues(
-    open_posting: Callable[..., PostingWorkers], redis_server: RedisServer
+    open_plain: Callable[..., PostingWorkers],
 ) -> None:
     """Kombu restores messages only where it consumes a queue. This worker gets one message at a time."""
-    posting = open_posting(
-        broker="stock",
-        election=redis_server.url(0),
-        dq_key_prefix=f"t{uuid.uuid4().hex[:8]}",
-        dq_lease=1.5,
-        broker_transport_options={"visibility_timeout": 2},
-    )
+    posting = open_plain(dq_lease=1.5, broker_transport_options={"visibility_timeout": 2})
     with posting.worker() as first:
         posting.send("hold_late", 0)
         posting.wait_started(0)

@@ -144,18 +144,22 @@ def test_a_message_sent_after_the_end_of_the_term_is_released(
     consumer.connection = None
 
 
-def test_a_message_that_the_pool_is_offered_after_its_term_goes_back(
-    sequencer: SingletonSequencer, redis_url: str
-) -> None:
-    queue, consumer = sequencer._queues[QUEUE], sequencer._consumer
-    app = consumer.app
+def task_that_waits(app: Any) -> Any:
+    """Return a task with one message, which must not run."""
 
     def run(number: int) -> None:
         raise AssertionError(f"{number} runs")
 
     post = app.task(name="post", shared=False)(run)
     post.delay(1)
-    over: list[SingletonMessage] = []
+    return post
+
+
+def test_a_message_that_the_pool_is_offered_after_its_term_goes_back(
+    sequencer: SingletonSequencer, redis_url: str
+) -> None:
+    queue, consumer, over = sequencer._queues[QUEUE], sequencer._consumer, list[SingletonMessage]()
+    app, post = consumer.app, task_that_waits(consumer.app)
     with app.connection_for_read() as consumer.connection, redis.Redis.from_url(redis_url) as client:
         sequencer._open(queue, 1)
         sequencer._ask(queue)
@@ -183,15 +187,8 @@ class UnstartableRequest(Request):
 def test_a_message_that_fails_on_its_way_to_the_pool_goes_back_if_the_error_stops_no_worker(
     sequencer: SingletonSequencer, redis_url: str, waited: bool
 ) -> None:
-    queue, consumer = sequencer._queues[QUEUE], sequencer._consumer
-    app = consumer.app
-
-    def run(number: int) -> None:
-        raise AssertionError(f"{number} runs")
-
-    post = app.task(name="post", shared=False)(run)
-    post.delay(1)
-    over: list[SingletonMessage] = []
+    queue, consumer, over = sequencer._queues[QUEUE], sequencer._consumer, list[SingletonMessage]()
+    app, post = consumer.app, task_that_waits(consumer.app)
     released: list[bool] = []
     consumer.controller._quick_release = lambda: released.append(True)
     with app.connection_for_read() as consumer.connection, redis.Redis.from_url(redis_url) as client:

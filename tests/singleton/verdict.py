@@ -9,8 +9,6 @@ from tests.singleton.posting_app import Book, Entry
 
 @dataclass
 class Verdict:
-    """The result of a fault run."""
-
     sent: int = 0
     lost: list[int] = field(default_factory=list)
     disordered: list[tuple[int, int]] = field(default_factory=list)
