@@ -9,12 +9,12 @@ import pytest
 from celery import Celery
 
 import celery_dq
+from tests.dq_command import Run, run_dq
 from tests.integration.partitioned_shop import COUNT
 
 
 @pytest.fixture
 def broker_url(redis_url: str) -> str:
-    """The tenant broker on an empty database."""
     return redis_url.replace("redis://", "dq-redis://", 1)
 
 
@@ -37,6 +37,12 @@ def shop(broker_url: str) -> Iterator[Any]:
 
 
 @pytest.fixture
+def run(shop: Any) -> Run:
+    """A function that runs ``celery dq …``, and returns its output."""
+    return lambda *words, **options: run_dq(shop, *words, **options).output
+
+
+@pytest.fixture
 def wide(shop: Any) -> Any:
     """The shop, whose queue has four partitions."""
     shop.conf.dq_queues = {"push": {"partitions": COUNT}}
@@ -45,5 +51,4 @@ def wide(shop: Any) -> Any:
 
 @pytest.fixture
 def queue(wide: Any) -> Any:
-    """The API of the queue."""
     return wide.dq.queues["push"]

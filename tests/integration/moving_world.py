@@ -92,7 +92,6 @@ class MovingWorld:
         patch.setattr(PipelinedConnection, "ask", once)
 
     def claim(self) -> None:
-        """Claim from every partition, in random order."""
         with self._partitions() as (partitions, client):
             for partition in self.random.sample(partitions, len(partitions)):
                 want = self.random.randint(1, 3)
@@ -186,7 +185,6 @@ class MovingWorld:
     # -- verdict
 
     def drain(self) -> None:
-        """Run all that waits, without further faults."""
         for _ in range(2000):
             self.claim()
             while self.held:

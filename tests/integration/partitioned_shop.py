@@ -15,6 +15,11 @@ A, B, C, D = TENANTS = ["shop-11", "shop-3", "shop-26", "shop-13"]
 A2 = "shop-7"
 
 
+def killed(*_: Any, **__: Any) -> None:
+    """Stand for a function before which its process is killed."""
+    raise KeyboardInterrupt
+
+
 @contextmanager
 def opened(app: Any) -> Iterator[Any]:
     """All partitions, and a client."""

@@ -18,6 +18,13 @@ def claim(app: Any, want: int = 1, queue: str = "push") -> list[Any]:
         return list(claimed.entries)
 
 
+def receive(app: Any) -> Any:
+    """Take a message of ``push`` through kombu."""
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        return channel.message_to_python(channel.basic_get("push", no_ack=True))
+
+
 def dead_letter(app: Any, merchant: str = "a", *, reason: str = "rejected", **options: Any) -> str:
     """Publish a message and dead-letter it; return its id."""
     task_id = str(app.tasks["notify"].apply_async(**{"args": (merchant, 0), **options}).id)

@@ -29,7 +29,6 @@ class KeyedCall:
         self.status = ""
 
     def receive_verdict(self, status: str, message_id: str, covering: str, replaced: str) -> None:
-        """Keep the verdict."""
         self.status = status
 
 

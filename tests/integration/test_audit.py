@@ -5,43 +5,24 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from getpass import getuser
 from typing import Any
 
 import pytest
 import redis
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 from celery_dq.app.api import audit
-from celery_dq.cli import dq
 from celery_dq.errors import InvalidRequest, TooFewReplicas
 from celery_dq.inspector.dead_letters import DeadLetterFilter
 from celery_dq.inspector.live_quotas import LiveQuotas
 from celery_dq.keys import audit_stream
 from celery_dq.options import Quota
+from tests.dq_command import Run
 from tests.integration.shop import dead_letter, send
-
-Run = Callable[..., str]
-
-
-@pytest.fixture
-def run(shop: Any) -> Run:
-    """A function that runs a subcommand."""
-
-    def run(words: str, *, status: int = 0) -> str:
-        context = CLIContext(app=shop, no_color=True, workdir=None)
-        result = CliRunner().invoke(dq, words.split(), obj=context)
-        assert result.exit_code == status, result.output
-        return result.output
-
-    return run
 
 
 def raw(shop: Any) -> str:
-    """All bytes of the stream, as text."""
     with shop.dq._broker.channel() as channel:
         return repr(channel.client.xrange(audit_stream("online")))
 

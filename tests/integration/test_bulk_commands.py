@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 from celery_dq.app.api.queues import QueueApi
-from celery_dq.cli import dq
+from tests.dq_command import Run
 from tests.integration.shop import claim, dead_letter, send
-
-Run = Callable[..., str]
-
-
-@pytest.fixture
-def run(shop: Any) -> Run:
-    """A function that runs a subcommand with an answer on its standard input."""
-
-    def run(words: str, *, status: int = 0, answer: str | None = None) -> str:
-        context = CLIContext(app=shop, no_color=True, workdir=None)
-        result = CliRunner().invoke(dq, words.split(), obj=context, input=answer)
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
-        assert result.exit_code == status, result.output
-        return result.output
-
-    return run
 
 
 @pytest.fixture
@@ -80,9 +61,11 @@ def test_a_single_message_needs_no_answer(run: Run, full: Any) -> None:
     (message,) = full.dq.queues["push"].peek(1)
     (first, second) = full.dq.dead_letters["push"].list()
     assert run(f"move push new --create --task-id {message.id}") == "Moved 1.\n"
-    assert run(f"dead replay push {first.id}") == "Replayed 1.\n"
+    assert "rejected" in run("dead list push")
+    assert json.loads(run(f"dead replay push {first.id} --json")) == {"replayed": 1}
     assert run(f"dead purge push {second.id} --dry-run") == "1 dead letter would be purged; none was.\n"
     assert run(f"dead purge push {second.id}") == "Purged 1.\n"
+    assert "no dead letters" in run("dead list push")
 
 
 def test_a_dedup_lock_is_released_after_a_question(run: Run, shop: Any) -> None:

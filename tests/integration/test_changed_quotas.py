@@ -34,40 +34,21 @@ def consumer(wide: Any, redis_url: str) -> Iterator[ClaimsHarness]:
     consumer.close()
 
 
-def own(**parts: Any) -> Change:
-    return lambda quotas: quotas.set("push", C, **parts)
-
-
-def default(**parts: Any) -> Change:
-    return lambda quotas: quotas.set_default("push", **parts)
-
-
-def removed(quotas: Any) -> None:
-    quotas.remove("push", C)
-
-
-def default_removed(quotas: Any) -> None:
-    quotas.remove_default("push")
-
-
-def paused(quotas: Any) -> None:
-    quotas.pause("push", C)
-
-
-def resumed(quotas: Any) -> None:
-    quotas.resume("push", C)
+def call(name: str, *tenant: str, **parts: Any) -> Change:
+    """A call of a method of ``app.dq.quotas``."""
+    return lambda quotas: getattr(quotas, name)("push", *tenant, **parts)
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
 @pytest.mark.parametrize(
     ("before", "change", "got"),
     [
-        (own(rate="1/h"), own(rate="1000/s"), BACKLOG),
-        (own(rate="1/h"), removed, BACKLOG),
-        (own(concurrency=1), own(concurrency=3), 3),
-        (paused, resumed, BACKLOG),
-        (default(rate="1/h"), default(rate="1000/s"), BACKLOG),
-        (default(paused=True), default_removed, BACKLOG),
+        (call("set", C, rate="1/h"), call("set", C, rate="1000/s"), BACKLOG),
+        (call("set", C, rate="1/h"), call("remove", C), BACKLOG),
+        (call("set", C, concurrency=1), call("set", C, concurrency=3), 3),
+        (call("pause", C), call("resume", C), BACKLOG),
+        (call("set_default", rate="1/h"), call("set_default", rate="1000/s"), BACKLOG),
+        (call("set_default", paused=True), call("remove_default"), BACKLOG),
     ],
 )
 def test_a_higher_quota_reaches_a_consumer(
@@ -91,12 +72,16 @@ def test_a_higher_quota_reaches_a_consumer(
 @pytest.mark.parametrize(
     ("before", "change", "got"),
     [
-        (own(rate="1000/s", burst=10), own(rate="1/h", burst=1), 2),  # the new burst has one permit
-        (removed, own(rate="1/h"), 2),
-        (removed, own(concurrency=1), 1),
-        (resumed, paused, 1),
-        (default(rate="1000/s", burst=10), default(rate="1/h", burst=1), 2),
-        (default_removed, default(paused=True), 1),
+        (
+            call("set", C, rate="1000/s", burst=10),
+            call("set", C, rate="1/h", burst=1),
+            2,
+        ),  # the new burst has one permit
+        (call("remove", C), call("set", C, rate="1/h"), 2),
+        (call("remove", C), call("set", C, concurrency=1), 1),
+        (call("resume", C), call("pause", C), 1),
+        (call("set_default", rate="1000/s", burst=10), call("set_default", rate="1/h", burst=1), 2),
+        (call("remove_default"), call("set_default", paused=True), 1),
     ],
 )
 def test_a_lower_quota_holds_for_the_next_claim(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -13,42 +12,21 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
-from celery_dq.cli import dead_letters, dq
+from celery_dq.cli import dead_letters
 from celery_dq.errors import InvalidMessage, InvalidRequest
+from tests.dq_command import Run, run_dq
 from tests.integration.partitioned_shop import COUNT
-from tests.integration.shop import claim, dead_letter, send
-
-Run = Callable[..., str]
+from tests.integration.shop import dead_letter, receive, send
 
 
 @pytest.fixture
 def run(shop: Any) -> Run:
-    """A function that runs ``celery dq dead …``."""
-
-    def run(*words: str, status: int = 0) -> str:
-        context = CLIContext(app=shop, no_color=True, workdir=None)
-        result = CliRunner().invoke(dq, ["dead", *words], obj=context)
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
-        assert result.exit_code == status, result.output
-        return result.output
-
-    return run
-
-
-def body_of(shop: Any) -> Any:
-    with shop.connection_for_read() as connection:
-        message = connection.default_channel.basic_get("push", no_ack=True)
-        return connection.default_channel.message_to_python(message)
+    return lambda *words, **options: run_dq(shop, "dead", *words, **options).output
 
 
 def test_a_dead_letter_is_shown_with_its_arguments(run: Run, shop: Any) -> None:
-    shop.tasks["notify"].apply_async(("a", 7), priority=3, expires=3600, task_id="known")
-    (entry,) = claim(shop)
-    with shop.dq._broker.open_home("push") as (partition, client):
-        partition.dead_letter("worker:1", entry.tag, reason="rejected", worker="w").run(client)
+    dead_letter(shop, args=("a", 7), priority=3, expires=3600, task_id="known")
     found = json.loads(run("show", "push", "known", "--json"))
     assert (found["args"], found["kwargs"], found["priority"], found["due"]) == (["a", 7], {}, 3, None)
     assert (found["letter"]["reason"], found["letter"]["task"]) == ("rejected", "notify")
@@ -82,10 +60,7 @@ def test_dead_letters_are_listed_by_the_filters_of_a_replay(
 
 
 def test_a_body_of_another_serializer_is_not_decoded(run: Run, shop: Any) -> None:
-    shop.tasks["notify"].apply_async(("a",), serializer="pickle", task_id="known")
-    (entry,) = claim(shop)
-    with shop.dq._broker.open_home("push") as (partition, client):
-        partition.dead_letter("worker:1", entry.tag, reason="rejected", worker="w").run(client)
+    dead_letter(shop, args=("a",), serializer="pickle", task_id="known")
     assert json.loads(run("show", "push", "known", "--json"))["args"] is None
     assert "args:       ('a',)" in run("show", "push", "known")
 
@@ -116,7 +91,7 @@ def test_a_compressed_dead_letter_is_shown_and_edited(run: Run, shop: Any) -> No
     task_id = dead_letter(shop, args=("a", "z" * 3000), compression="gzip")
     assert shop.dq.dead_letters["push"].show(task_id).args == ["a", "z" * 3000]
     run("edit", "push", task_id, "--args", '["a", "y"]')
-    assert body_of(shop).decode()[0] == ["a", "y"]
+    assert receive(shop).decode()[0] == ["a", "y"]
     unreadable = dead_letter(shop)
     with shop.dq._broker.open_home("push") as (partition, client):
         key = partition.keys.dead
@@ -137,7 +112,7 @@ def test_a_dead_letter_is_edited_and_keeps_its_id(run: Run, shop: Any) -> None:
     task_id = dead_letter(shop)
     words = ["--args", '["z", 5]', "--kwargs", "{}", "--priority", "9", "--tenant", "z"]
     assert run("edit", "push", task_id, *words) == f"Sent again as {task_id}.\n"
-    message = body_of(shop)
+    message = receive(shop)
     assert message.decode()[:2] == [["z", 5], {}]
     assert (message.properties["priority"], message.headers["id"]) == (9, task_id)
     later = dead_letter(shop)
@@ -158,7 +133,7 @@ def test_an_eta_is_removed(run: Run, shop: Any) -> None:
         partition.dead_letter("w", entry.tag, reason="rejected", worker="w").run(client)
     run("edit", "push", task_id, "--eta", "none")
     assert shop.dq.find(task_id)[0].state == "waiting"
-    assert body_of(shop).headers["eta"] is None
+    assert receive(shop).headers["eta"] is None
 
 
 @pytest.mark.parametrize(

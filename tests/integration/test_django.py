@@ -55,15 +55,10 @@ def test_the_installed_app_sets_the_projects_app_up(run: Run) -> None:
     assert text.split() == ["sandbox", "50.0", "1", "42"]
 
 
-@pytest.mark.parametrize(
-    ("setting", "text"), [("CELERY_DQ_APP=shop.celery:app", "True"), ("CELERY_DQ_APP=shop.celery", "True")]
-)
-def test_the_app_may_be_named(run: Run, setting: str, text: str) -> None:
-    assert script(
-        run,
-        "from shop.celery import app; print('dq' in vars(app), app.dq.options.environment)",
-        SHOP_SET=setting,
-    ).startswith(text)
+@pytest.mark.parametrize("name", ["shop.celery:app", "shop.celery"])
+def test_the_app_may_be_named(run: Run, name: str) -> None:
+    text = "from shop.celery import app; print('dq' in vars(app), app.dq.options.environment)"
+    assert script(run, text, SHOP_SET=f"CELERY_DQ_APP={name}") == "True sandbox"
 
 
 def test_the_view_serves_the_metrics_to_readers_only(run: Run) -> None:
@@ -94,7 +89,6 @@ def test_an_app_that_is_not_there_is_an_error_that_names_the_setting(run: Run) -
 
 
 def check(run: Run, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``manage.py check``."""
     return run("-m", "django", "check", *options, **environment)
 
 

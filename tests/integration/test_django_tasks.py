@@ -38,7 +38,6 @@ def finished(result):
 
 @pytest.fixture
 def environment(redis_url: str) -> dict[str, str]:
-    """The environment of the project's processes."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(PROJECT), str(ROOT)]),
@@ -62,7 +61,6 @@ def script(environment: dict[str, str]) -> Script:
 
 @pytest.fixture
 def worker(environment: dict[str, str]) -> Iterator[None]:
-    """A worker of the project."""
     with worker_of(environment):
         yield
 

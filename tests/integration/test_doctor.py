@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import sys
 import time
@@ -17,26 +16,24 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
+from celery_dq.app.checks.status import read_status
 from kombu import Connection
 
 import celery_dq
 from celery_dq.app.checks import server_checks
-from celery_dq.app.checks.doctor import check_server, check_settings, read_status
+from celery_dq.app.checks.doctor import Finding, check_server, check_settings, read_status
 from celery_dq.app.checks.finding import Finding
-from celery_dq.cli import dq
 from celery_dq.clock import SystemClock
 from celery_dq.compat.guard import READ_VERSIONS
 from celery_dq.dedup import dedup
 from celery_dq.errors import ConfigurationError
 from celery_dq.options import Options
-from celery_dq.testing.processes import dead_port
 from celery_dq.testing.redis_cluster import ClusterNode
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.transport.redis.store.rights import ROLES, Role, denied_commands
 from tests.apps import without_shared_tasks
+from tests.dq_command import run_dq
 from tests.integration.shop import claim
 from tests.workers import WorkerProcess
 
@@ -83,12 +80,33 @@ def faults(found: list[Finding]) -> dict[str, str]:
 ZOOKEEPER = f"dq-zookeeper://{NOWHERE}/shop"
 
 
+#: A wrong URL, and a part of the finding E002.
+WRONG_URLS = [
+    ("dq_redis://localhost/0", "did you mean dq-redis://?"),
+    ("dq-redsi://localhost/0", "did you mean dq-redis://?"),
+    ("redis://localhost;dq_redis://localhost/0", "underscore"),
+    (
+        "dq-redis://localhost/0?socket_timeout=3",
+        "option 'socket_timeout': set broker_transport_options = {'socket_timeout': …}",
+    ),
+    ("dq-redis://localhost?heartbeat=10", "option 'heartbeat': it has no effect on Redis"),
+    ("dq-redis://localhost?connect_timeout=3", "= {'socket_connect_timeout': …}"),
+    (
+        "dq-redis://localhost?socket_timout=3",
+        "did you mean socket_timeout? Then set broker_transport_options = {'socket_timeout': …}",
+    ),
+    ("dq-redis://localhost?visibility_timeout=30", "leases of dq_lease instead; remove it"),
+    ("dq-redis://localhost;dq-redis://other/0?foo=1", "option 'foo': known are credential_"),
+    ("dq-rediss://localhost/0?ssl_ca_cert=/x.pem", "option 'ssl_ca_cert': did you mean ssl_ca_certs"),
+    ("dq-rediss://localhost?ssl_cert_reqs=all", "ssl_cert_reqs = 'all': give required,"),
+    ("dq-redis+socket:///tmp/x?database=3", "option 'database': known are credential_provider, db,"),
+]
+
+
 @pytest.mark.parametrize(
     ("broker", "conf", "code", "words"),
     [
-        ("dq_redis://localhost/0", {}, "E002", "did you mean dq-redis://?"),
-        ("dq-redsi://localhost/0", {}, "E002", "did you mean dq-redis://?"),
-        ("redis://localhost;dq_redis://localhost/0", {}, "E002", "underscore"),
+        *((broker, {}, "E002", words) for broker, words in WRONG_URLS),
         ("redis://localhost/0", {}, "W002", "dq-redis://host"),
         (
             "redis://localhost/0",
@@ -103,40 +121,6 @@ ZOOKEEPER = f"dq-zookeeper://{NOWHERE}/shop"
         ("dq-redis://localhost/0", {"dq_buffer_folder": "/dev/null/x"}, "E008", "/dev/null"),
         ("dq-redis://localhost/0", {"dq_leese": 5}, "E001", "dq_lease"),
         ("memory://", {"dq_dedup_url": "redis://localhost:port/0"}, "E001", "dq_dedup_url cannot be read"),
-        (
-            "dq-redis://localhost/0?socket_timeout=3",
-            {},
-            "E002",
-            "option 'socket_timeout': set broker_transport_options = {'socket_timeout': …}",
-        ),
-        ("dq-redis://localhost?heartbeat=10", {}, "E002", "option 'heartbeat': it has no effect on Redis"),
-        ("dq-redis://localhost?connect_timeout=3", {}, "E002", "= {'socket_connect_timeout': …}"),
-        (
-            "dq-redis://localhost?socket_timout=3",
-            {},
-            "E002",
-            "did you mean socket_timeout? Then set broker_transport_options = {'socket_timeout': …}",
-        ),
-        ("dq-redis://localhost?visibility_timeout=30", {}, "E002", "leases of dq_lease instead; remove it"),
-        (
-            "dq-redis://localhost;dq-redis://other/0?foo=1",
-            {},
-            "E002",
-            "option 'foo': known are credential_",
-        ),
-        (
-            "dq-rediss://localhost/0?ssl_ca_cert=/x.pem",
-            {},
-            "E002",
-            "option 'ssl_ca_cert': did you mean ssl_ca_certs",
-        ),
-        ("dq-rediss://localhost?ssl_cert_reqs=all", {}, "E002", "ssl_cert_reqs = 'all': give required,"),
-        (
-            "dq-redis+socket:///tmp/x?database=3",
-            {},
-            "E002",
-            "option 'database': known are credential_provider, db,",
-        ),
         *(
             (broker, {"broker_transport_options": {"global_keyprefix": "shop"}}, "E033", "dq_key_prefix")
             for broker in ("dq-redis://localhost/0", ZOOKEEPER)
@@ -264,8 +248,7 @@ def test_a_database_that_does_not_exist(
     app = make_app(f"{broker_url.rpartition('/')[0]}/{database}")
     assert words in faults(check_server(app))["E002"]
     assert words in faults(list(read_status(app).findings))["E002"]
-    result = CliRunner().invoke(dq, ["doctor"], obj=CLIContext(app=app, no_color=True, workdir=None))
-    assert (result.exit_code, result.output.count(words)) == (1, 1)
+    assert run_dq(app, "doctor", status=1).output.count(words) == 1
 
 
 @pytest.mark.parametrize(
@@ -383,8 +366,7 @@ def test_a_wrong_password_is_named(make_app: MakeApp, login: str) -> None:
         place = f"{login}127.0.0.1:{server.port}/0"
         app = make_app(f"dq-redis://{place}", dq_election=f"redis://{place}", dq_dedup_url=f"redis://{place}")
         found = faults(check_server(app))
-        context = CLIContext(app=app, no_color=True, workdir=None)
-        printed = CliRunner().invoke(dq, ["queues"], obj=context).output
+        printed = run_dq(app, "queues", status=None).output
     assert "Redis refuses the user or the password of broker_url (" in found["E011"]
     assert "the user and the password in dq_election" in found["E017"]
     assert printed.startswith("Error: Redis refuses the user or the password of broker_url (")
@@ -398,15 +380,6 @@ def test_every_missing_right_is_found(guarded: RedisServer, role: Role) -> None:
     with redis.Redis(port=guarded.port, username="nothing", password="pw") as client:
         denied = denied_commands(client.connection_pool, role, Options())
     assert {each.upper() for each in denied} == {*role.commands} - {"EXEC", "INFO", "MULTI"}
-
-
-def test_the_command_ends_with_status_1(make_app: MakeApp) -> None:
-    with dead_port() as port:
-        app = make_app(f"dq-redis://127.0.0.1:{port}/0")
-        context = CLIContext(app=app, no_color=True, workdir=None)
-        done = CliRunner().invoke(dq, ["doctor", "--json"], obj=context)
-    assert done.exit_code == 1
-    assert [each["code"] for each in json.loads(done.stdout) if each["level"] == "error"] == ["E011"]
 
 
 def test_the_clock_of_this_machine(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,11 +443,9 @@ def test_watching_shows_new_and_solved_problems(shop: Any, monkeypatch: pytest.M
                 shop.dq.queues["pusch"].forget()
 
     monkeypatch.setattr(time, "sleep", act)
-    context = CLIContext(app=shop, no_color=True, workdir=None)
-    result = CliRunner().invoke(dq, ["doctor", "--watch"], obj=context)
+    result = run_dq(shop, "doctor --watch")
     changes = [line.split(" ", 2)[1:] for line in result.output.splitlines() if line[:2] == "20"]
     assert [(sign, "'pusch'" in text) for sign, text in changes] == [("+", True), ("-", True)]
-    assert result.exit_code == 0
 
 
 def test_watching_goes_on_through_an_outage(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,7 +463,6 @@ def test_watching_goes_on_through_an_outage(make_app: MakeApp, monkeypatch: pyte
             step()
 
         monkeypatch.setattr(time, "sleep", act)
-        context = CLIContext(app=make_app(server.url(scheme="dq-redis")), no_color=True, workdir=None)
-        result = CliRunner().invoke(dq, ["doctor", "--watch"], obj=context)
+        result = run_dq(make_app(server.url(scheme="dq-redis")), "doctor --watch")
     changes = [line.split(" ", 2)[1:] for line in result.output.splitlines() if line.endswith("(E011)")]
     assert [sign for sign, _ in changes] == ["+", "-"], result.output

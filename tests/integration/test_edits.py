@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
-from celery_dq.cli import dq
 from celery_dq.errors import InvalidPriority, InvalidRequest
-from tests.integration.shop import claim, send
-
-Run = Callable[..., str]
-
-
-@pytest.fixture
-def run(shop: Any) -> Run:
-    """A function that runs a subcommand."""
-
-    def run(*words: str, status: int = 0) -> str:
-        context = CLIContext(app=shop, no_color=True, workdir=None)
-        result = CliRunner().invoke(dq, list(words), obj=context)
-        assert result.exit_code == status, result.output
-        return result.output
-
-    return run
+from tests.dq_command import Run
+from tests.integration.shop import claim, receive, send
 
 
 def test_a_task_is_rescheduled(run: Run, shop: Any) -> None:
@@ -53,9 +35,7 @@ def test_a_task_gets_another_priority(run: Run, shop: Any) -> None:
     first, second = send(shop, "a", "a")
     assert run("reprioritise", second, "9") == f"Task {second} is waiting in 'push' now.\n"
     assert [(each.id, each.priority) for each in shop.dq.queues["push"].peek()] == [(second, 9), (first, 0)]
-    with shop.connection_for_read() as connection:
-        message = connection.default_channel.basic_get("push", no_ack=True)
-        assert connection.default_channel.message_to_python(message).properties["priority"] == 9
+    assert receive(shop).properties["priority"] == 9
     assert "it is in no queue" in run("reprioritise", "x", "3", status=1)
 
 
@@ -86,12 +66,8 @@ def test_a_rescheduled_task_sees_its_new_eta(shop: Any) -> None:
     published = datetime(2100, 1, 1, tzinfo=timezone.utc)
     (task_id,) = send(shop, "a", eta=published)
     queue.reschedule(task_id, countdown=0)
-    with shop.connection_for_read() as connection:
-        message = connection.default_channel.message_to_python(
-            connection.default_channel.basic_get("push", no_ack=True)
-        )
     request = SimpleNamespace(request_dict={})
-    message.pass_eta_to(request)
+    receive(shop).pass_eta_to(request)
     shown = datetime.fromisoformat(request.request_dict["eta"])
     assert abs(datetime.now(timezone.utc) - shown) < timedelta(minutes=2)
 
@@ -109,10 +85,7 @@ def test_a_task_gets_other_arguments(run: Run, shop: Any) -> None:
     )
     assert (queue.find(task_id).args, queue.find(task_id).tenant) == ("('b',)", "a")
     assert [(each.action, each.count) for each in shop.dq.audit()] == [("edited", 1)] * 2
-    with shop.connection_for_read() as connection:
-        message = connection.default_channel.basic_get("push", no_ack=True)
-        payload = connection.default_channel.message_to_python(message).payload
-    assert payload[:2] == [["b"], {"order": 5}]
+    assert receive(shop).payload[:2] == [["b"], {"order": 5}]
     assert "Name --args, --kwargs or both." in run("edit", later, status=2)
     assert "is not JSON" in run("edit", later, "--args", "[", status=2)
     assert "give a list" in run("edit", later, "--args", "7", status=1)

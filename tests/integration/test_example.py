@@ -16,19 +16,22 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_a_tiny_day_ends_with_a_verdict(tmp_path: Path) -> None:
+def run_example(line: str, out: Path) -> str:
+    """Run a program of the example, and return its output."""
     run = subprocess.run(
-        [
-            *(sys.executable, "example_project/run.py", "--broker", "dq", "--patience", "60"),
-            *("--minutes", "0.07", "--merchants", "50", "--out", str(tmp_path)),
-        ],
-        cwd=ROOT,
+        [sys.executable, *line.split(), "--out", str(out)],
+        cwd=ROOT / "example_project",
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=250,
     )
     assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout + run.stderr
+
+
+def test_a_tiny_day_ends_with_a_verdict(tmp_path: Path) -> None:
+    printed = run_example("run.py --broker dq --patience 60 --minutes 0.07 --merchants 50", tmp_path)
     verdict = json.loads((tmp_path / "verdict.json").read_text())["days"]["dq"]["verdict"]
 
     # Every notice is accounted for, and none was sent twice without a reason.
@@ -40,25 +43,14 @@ def test_a_tiny_day_ends_with_a_verdict(tmp_path: Path) -> None:
     assert verdict["duplicates_unexplained"] == 0
     # The hanging and the failing merchant cause retries.
     assert verdict["retries"] > 0
-    assert "Dashboard of 'online' at http://127.0.0.1:" in run.stdout + run.stderr
+    assert "Dashboard of 'online' at http://127.0.0.1:" in printed
     assert (tmp_path / "day.png").stat().st_size > 10_000
     assert "<svg" in (tmp_path / "day.html").read_text(encoding="utf-8")
 
 
 def test_a_ledger_is_right_when_its_leader_is_killed(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [
-            *(sys.executable, "example_project/ledger.py", "--postings", "60", "--workers", "2"),
-            # A leader on a machine that stalls for a second or two keeps its term.
-            *("--kills", "1", "--stops", "0", "--session", "6", "--out", str(tmp_path)),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    # A leader on a machine that stalls for a second or two keeps its term.
+    run_example("ledger.py --postings 60 --workers 2 --kills 1 --stops 0 --session 6", tmp_path)
     verdict = json.loads((tmp_path / "ledger" / "verdict.json").read_text())
     assert verdict["posted"] == 60
     assert verdict["terms"] == 2

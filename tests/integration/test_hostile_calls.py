@@ -85,6 +85,9 @@ def test_a_tenant_that_is_none(shop: Any, call: Callable[[Any, Any], Any], tenan
     ("parts", "words"),
     [
         ({"rate": "50"}, "text without a unit"),
+        ({"rate": "fast"}, "fast"),
+        ({"weigth": 2}, "did you mean 'weight'"),
+        ({"burst": 0}, "burst"),
         ({"rate": []}, "from 0.000001 to 100000"),
         ({"rate": float("nan")}, "is not a rate"),
         ({"rate": 10**400}, "is not"),
@@ -98,6 +101,9 @@ def test_a_tenant_that_is_none(shop: Any, call: Callable[[Any, Any], Any], tenan
 def test_a_quota_that_is_none(shop: Any, parts: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidQuota, match=words):
         shop.dq.quotas.set("push", "a", **parts)
+    with pytest.raises(InvalidQuota, match=words):
+        shop.dq.quotas.set_default("push", **parts)
+    assert shop.dq.quotas.list("push") == {}
 
 
 @pytest.mark.parametrize("options", [{}, {"partitions": 4, "spread_above_per_s": 150}])

@@ -10,12 +10,12 @@ from typing import Any
 import click
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import celery_dq
 from celery_dq.cli import dq
 from celery_dq.testing.processes import dead_port
+from tests.dq_command import run_dq
 from tests.preloaded import run_python
 
 Run = Callable[..., Result]
@@ -23,16 +23,11 @@ MakeApp = Callable[[str], Any]
 
 
 def invoke(app: Any, words: Sequence[str]) -> Result:
-    """Run a subcommand. A traceback fails the test."""
-    context = CLIContext(app=app, no_color=True, workdir=None)
-    result = CliRunner().invoke(dq, list(words), obj=context, input="")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
-    return result
+    return run_dq(app, *words, status=None, answer="")
 
 
 @pytest.fixture(scope="module")
 def make_app() -> Iterator[MakeApp]:
-    """A function that returns an app on a broker."""
     made = []
 
     def make_app(broker: str) -> Any:
@@ -274,18 +269,11 @@ def test_the_mistakes_reach_every_command() -> None:
 
 #: Valid values for the arguments of each command, to test it on a wrong broker.
 GIVEN = {"queue": "push", "tenant": "acme", "task_id": "x", "task_ids": "x", "to": "other", "names": "push"}
-GIVEN |= {
-    "message_id": "x",
-    "key": "k",
-    "hosts": "127.0.0.1:1",
-    "path": "/mail",
-    "queues": "push",
-    "file": "/dev/null",
-}
+GIVEN |= {"message_id": "x", "key": "k", "hosts": "127.0.0.1:1", "path": "/mail", "queues": "push"}
+GIVEN |= {"file": "/dev/null", "priority": "5", "name": "x.bad"}
+GIVEN |= {"source": "redis://127.0.0.1:1", "target": "dq-redis://127.0.0.1:1"}
 OPTIONS = {("quotas", "set"): ["--rate", "5"], ("move",): ["--task-id", "x"], ("purge",): ["--yes"]}
 OPTIONS |= {("quotas", "import"): ["--yes"], ("quotas", "copy"): ["--to", "other"]}
-GIVEN |= {"priority": "5", "source": "redis://127.0.0.1:1", "target": "dq-redis://127.0.0.1:1"}
-GIVEN |= {"priority": "5", "name": "x.bad"}
 OPTIONS |= {("reschedule",): ["--countdown", "5"]}
 OPTIONS |= {("dead", "edit"): ["--priority", "1"], ("edit",): ["--args", "[]"]}
 # The dashboard and the exporter serve without their broker. Here a refusal ends the commands.

@@ -27,7 +27,6 @@ def broker_url(quiet_redis_url: str) -> str:
 
 @pytest.fixture
 def huge(shop: Any) -> Any:
-    """The shop, whose queue has many partitions."""
     shop.conf.dq_queues = {"push": {"partitions": PARTITIONS}}
     return shop
 

@@ -14,7 +14,7 @@ from celery_dq.keys import quota_field
 from celery_dq.options import Quota
 from celery_dq.transport.redis.store import move_calls
 from celery_dq.transport.redis.store.move_calls import run_confirmed
-from tests.integration.partitioned_shop import COUNT, A, D, claim_in, opened
+from tests.integration.partitioned_shop import COUNT, A, D, claim_in, killed, opened
 from tests.integration.shop import send
 
 
@@ -22,9 +22,6 @@ from tests.integration.shop import send
 def outbox(wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """The id of the message in an outbox; another one of tenant A waits in partition 0."""
     task_id, _ = send(wide, D, A)
-
-    def killed(*args: Any, **kwargs: Any) -> None:
-        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(tenant_moves, "import_messages", killed)

@@ -89,9 +89,11 @@ def test_backlogs_are_those_of_all_partitions(wide: Any, queue: Any) -> None:
     send(wide, A, A2, A2, B, C, D, D, D)
     wide.dq.quotas.pause("push", B)
     wide.dq.quotas.set("push", C, rate=0.001)
+    wide.dq.quotas.set("push", D, concurrency=2)
     queue.cancel(send(wide, A)[0])
     found = queue.backlogs(3)
-    assert found.runnable == 6 + 1 + 1  # B waits; the cancelled task of A is to be recorded
+    # B waits, and one of D for another; the cancelled task of A is to be recorded.
+    assert found.runnable == 5 + 1 + 1
     assert [(each.queue, each.tenant, each.waiting) for each in found.largest][:2] == [
         ("push", D, 3),
         ("push", A2, 2),
@@ -150,6 +152,7 @@ def test_a_move_counts_first_and_declares_nothing_then(wide: Any, queue: Any) ->
 
 def test_a_task_is_edited_in_its_partition(wide: Any, queue: Any) -> None:
     ids = send(wide, *TENANTS)
+    assert [queue.details(each).message.partition for each in ids] == [*range(COUNT)]
     for task_id in ids:
         assert queue.reprioritise(task_id, 7) == "waiting"
         assert queue.reschedule(task_id, countdown=3_600) == "delayed"
@@ -174,6 +177,8 @@ def test_a_task_is_edited_in_its_partition(wide: Any, queue: Any) -> None:
 def test_dead_letters_of_all_partitions_are_shown_edited_and_purged(wide: Any, queue: Any) -> None:
     dead = wide.dq.dead_letters["push"]
     ids = [dead_letter_of(wide, tenant) for tenant in TENANTS]
+    assert (len(dead), [each.id for each in dead.list()]) == (COUNT, ids[::-1])
+    assert [each.id for each in dead.list(2, 1)] == ids[2:0:-1]
     assert [dead.show(each).letter.tenant for each in ids] == TENANTS
     assert dead.show(ids[3]).args == [D, 0]
     assert dead.show("absent") is None

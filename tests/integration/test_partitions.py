@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
+from celery_dq.app.checks.status import read_status
 
 from celery_dq.app.api.move import Mover
 from celery_dq.app.checks.doctor import read_status
-from celery_dq.cli import dq
 from celery_dq.errors import InvalidRequest
-from celery_dq.inspector.dead_letters import DeadLetterFilter
 from celery_dq.inspector.live_quotas import LiveQuotas
 from celery_dq.options import Quota
 from celery_dq.transport.redis.store.home import home_of
 from celery_dq.transport.redis.store.move_calls import set_map
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.server_errors import PartitionsChanging
+from tests.dq_command import run_dq
 from tests.integration.partitioned_shop import (
     A2,
     COUNT,
@@ -102,8 +99,7 @@ def test_one_partition_is_peeked_by_its_name(wide: Any, queue: Any) -> None:
     assert queue.peek(partition=1, tenant=C) == queue.peek(partition=1, delayed=True) == []
     output = {}
     for name in ("push/3", "push/4", "other/0"):
-        found = CliRunner().invoke(dq, ["peek", name], obj=CLIContext(app=wide, no_color=True, workdir=None))
-        output[name] = found.output
+        output[name] = run_dq(wide, "peek", name, status=None).output
     assert ids[3] in output["push/3"]
     assert ids[0] not in output["push/3"]
     assert output["push/4"] == "Error: 'push' has no partition 4: give 0 to 3\n"
@@ -185,7 +181,6 @@ def test_the_round_trips_do_not_grow_with_the_queues(shop: Any, monkeypatch: pyt
 
 
 def count_round_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], int]:
-    """Return a function that counts how often a call sends something to Redis."""
     from redis.connection import AbstractConnection
 
     sent = 0
@@ -237,17 +232,6 @@ def test_a_revoke_reaches_all_partitions_of_all_queues(wide: Any, queue: Any) ->
     assert tombstones(wide) == [2, 1, 1, 1]
 
 
-def test_messages_are_cancelled_by_tenant_and_by_task_and_purged(wide: Any, queue: Any) -> None:
-    send(wide, A, A, B, *TENANTS)
-    send(wide, A, countdown=100)
-    wide.tasks["invoice"].delay(C)
-    wide.tasks["invoice"].delay(D)
-    assert queue.cancel_tenant(A) == 4
-    assert queue.cancel_task_name("invoice") == 2
-    assert queue.purge() == 4 + 6
-    assert queue.depth == 0
-
-
 def test_a_move_leads_from_home_to_home(shop: Any) -> None:
     shop.conf.dq_queues = {"push": {"partitions": COUNT}, "slow": {"partitions": 7}}
     ids = send(shop, C, C, D)
@@ -262,22 +246,6 @@ def test_a_move_leads_from_home_to_home(shop: Any) -> None:
 
 
 # Dead letters.
-
-
-def test_dead_letters_of_all_partitions_are_listed_replayed_and_purged(wide: Any, queue: Any) -> None:
-    ids = [dead_letter_of(wide, tenant) for tenant in TENANTS]
-    dead = wide.dq.dead_letters["push"]
-    assert len(dead) == 4
-    assert [each.id for each in dead.list()] == ids[::-1]
-    assert [each.id for each in dead.list(2, 1)] == ids[2:0:-1]
-    assert dead.replay(ids[3]) == 1
-    assert dead.replay("absent") == 0
-    assert dead.purge(ids[2]) == 1
-    assert dead.replay() == 2
-    assert len(dead) == 0
-    assert [each.waiting for each in queue.snapshot().partitions] == [1, 1, 0, 1]
-    dead_letter_of(wide, C)
-    assert dead.purge() == 1
 
 
 def test_a_dead_letter_that_gets_another_tenant_is_sent_to_its_home(wide: Any, queue: Any) -> None:
@@ -357,38 +325,6 @@ def test_a_move_that_the_destination_has_refused_loses_nothing(wide: Any, queue:
     assert [(each.queue, each.state) for each in wide.dq.find(task_id)] == [("push", "waiting")]
 
 
-def test_a_pause_of_the_queue_holds_in_every_partition(wide: Any, queue: Any) -> None:
-    send(wide, *TENANTS)
-    pause = queue.pause(until=timedelta(hours=1))
-    assert queue.snapshot().pause is not None
-    assert queue.snapshot().pause.until - pause.until < timedelta(minutes=1)
-    assert [claim_in(wide, tenant) for tenant in TENANTS] == [[], [], [], []]
-    assert queue.resume()
-    assert not queue.resume()
-    assert [len(claim_in(wide, tenant)) for tenant in TENANTS] == [1, 1, 1, 1]
-
-
-def test_backlogs_of_all_partitions_are_counted(wide: Any, queue: Any) -> None:
-    wide.dq.quotas.set("push", D, concurrency=1)
-    send(wide, A, B, B, C, C, C, *[D] * 4)
-    found = queue.backlogs(2)
-    assert found.runnable == 1 + 2 + 3 + 1
-    assert [(each.tenant, each.waiting) for each in found.largest] == [(D, 4), (C, 3)]
-    assert found.largest[1].oldest_waiting_s is not None
-
-
-def test_chosen_dead_letters_are_replayed(wide: Any) -> None:
-    for tenant in TENANTS:
-        dead_letter_of(wide, tenant)
-    dead = wide.dq.dead_letters["push"]
-    assert dead.replay(wanted=DeadLetterFilter(tenant=C)) == 1
-    assert dead.replay(dry_run=True) == 3
-    letter = dead.list()[0]
-    shown = dead.show(letter.id)
-    assert shown is not None
-    assert shown.letter == letter
-
-
 def test_tenants_come_in_pages_over_all_partitions(wide: Any, queue: Any) -> None:
     for tenant in (*TENANTS, A2):
         send(wide, tenant)
@@ -408,13 +344,3 @@ def test_tenants_come_in_pages_over_all_partitions(wide: Any, queue: Any) -> Non
     assert queue.tenant(B).state == "paused"
     with pytest.raises(InvalidRequest, match="is not a cursor"):
         queue.tenant_page("eligible.4.0")
-
-
-def test_a_task_and_a_change_of_it_are_found_in_their_partition(wide: Any, queue: Any) -> None:
-    (task_id,) = send(wide, C)
-    assert queue.details(task_id).message.partition == 2
-    assert queue.reprioritise(task_id, 7) == "waiting"
-    assert queue.details(task_id).message.priority == 7
-    assert queue.reschedule(task_id, countdown=60) == "delayed"
-    assert queue.find(task_id).state == "delayed"
-    assert queue.reprioritise("no-such-task", 7) == "none"

@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
-from celery_dq.cli import dq
 from celery_dq.errors import InvalidRequest
+from tests.dq_command import Run
 from tests.integration.shop import claim, send
 
-Run = Callable[..., str]
 LATER = datetime(2100, 1, 1, 12, tzinfo=timezone.utc)
-
-
-@pytest.fixture
-def run(shop: Any) -> Run:
-    """A function that runs a subcommand."""
-
-    def run(words: str, *, status: int = 0) -> str:
-        context = CLIContext(app=shop, no_color=True, workdir=None)
-        result = CliRunner().invoke(dq, words.split(), obj=context)
-        assert result.exit_code == status, result.output
-        return result.output
-
-    return run
 
 
 def test_a_queue_is_paused_until_a_time(run: Run, shop: Any) -> None:

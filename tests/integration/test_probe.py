@@ -34,7 +34,6 @@ STATE = ProbeState("w1", os.getpid(), "consuming", 100.0, 99.0, 15.0, start_of(o
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """A server that the test may stop."""
     with RedisServer() as server:
         yield server
 
@@ -95,6 +94,7 @@ def test_a_worker_leaves_the_file_of_another_one_and_warns(redis_url: str, tmp_p
     with worker_on(redis_url, file, "threads", "stock") as worker:
         worker.wait_for_log(f"and {name} (process {os.getpid()}) keep one dq_probe_file", 30)
         wait_until(lambda: json.loads(file.read_text())["phase"] == "consuming", 30)
+        wait_until(lambda: ask_probe("ready", file).ok, 30)
         worker.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
         # The other one writes the file again, before this worker is gone.
         while worker.alive:
@@ -122,12 +122,6 @@ def test_a_hanging_broker_is_not_ready(server: RedisServer, tmp_path: Path) -> N
         wait_until(lambda: not ask_probe("ready", file).ok, 30)
         assert ask_probe("alive", file).ok
         server.resume()
-        wait_until(lambda: ask_probe("ready", file).ok, 30)
-
-
-def test_the_stock_broker_has_probes_too(redis_url: str, tmp_path: Path) -> None:
-    file = tmp_path / "worker"
-    with worker_on(redis_url, file, "threads", "stock"):
         wait_until(lambda: ask_probe("ready", file).ok, 30)
 
 

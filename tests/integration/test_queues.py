@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery
 
-import celery_dq
 from celery_dq.errors import InvalidRequest
 from celery_dq.transport.redis.store.script_calls import ScriptCall
 from tests.integration.shop import claim, dead_letter, send
@@ -158,20 +156,6 @@ def test_revoke_lasts_without_any_worker(shop: Any) -> None:
     assert [entry.reason for entry in claim(shop, want=5, queue="other")] == ["cancelled"]
     shop.tasks["notify"].apply_async(("a",), task_id="not-yet", queue="other")
     assert [entry.reason for entry in claim(shop, want=5, queue="other")] == ["cancelled"]
-
-
-def test_revoke_for_single_workers_leaves_the_broker_alone(shop: Any) -> None:
-    (task_id,) = send(shop, "a")
-    shop.control.revoke(task_id, destination=["celery@one"])
-    assert shop.dq.find(task_id)[0].state == "waiting"
-
-
-def test_revoke_works_on_a_stock_broker_as_before(redis_url: str) -> None:
-    with Celery("stock", broker=redis_url, set_as_current=False) as app:
-        celery_dq.setup(app)
-        app.control.revoke("some-id")
-        producers: Any = app.pool
-        producers.force_close_all()
 
 
 # Moving.

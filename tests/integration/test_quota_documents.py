@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 import celery_dq
-from celery_dq.cli import dq
 from celery_dq.errors import InvalidQuota, InvalidRequest
 from celery_dq.inspector.live_quotas import LiveQuotas, compare, read_document, written
 from celery_dq.keys import audit_stream
 from celery_dq.options import Quota
-
-Run = Callable[..., str]
+from tests.dq_command import Run, run_dq
 
 
 @pytest.fixture
@@ -31,14 +27,7 @@ def run(shop: Any) -> Run:
     shop.dq.quotas.set("push", "007", weight=3)
     shop.dq.quotas.set("push", "no", rate="50/m", burst=10, concurrency=8)
     shop.dq.quotas.pause("push", "acme")
-
-    def run(*words: str, status: int = 0, answer: str = "") -> str:
-        context = CLIContext(app=shop, no_color=True, workdir=None)
-        result = CliRunner().invoke(dq, ["quotas", *words], obj=context, input=answer)
-        assert result.exit_code == status, result.output
-        return result.output
-
-    return run
+    return lambda *words, **options: run_dq(shop, "quotas", *words, **options).output
 
 
 def test_a_folder_that_does_not_exist_is_no_fault_of_a_server(run: Run, tmp_path: Path) -> None:
@@ -179,9 +168,7 @@ def test_a_spread_goes_to_an_environment_that_has_no_such_queue(run: Run, shop: 
             shop.dq.quotas.copy("jobs", to="sandbox")
     with Celery("elsewhere", broker=shop.conf.broker_url, set_as_current=False) as app:
         celery_dq.setup(app).conf.dq_environment = "sandbox"
-        context = CLIContext(app=app, no_color=True, workdir=None)
-        result = CliRunner().invoke(dq, ["partitions", "jobs", "--set", "3"], obj=context)
-        assert result.exit_code == 0, result.output
+        run_dq(app, "partitions jobs --set 3")
     assert len(shop.dq.quotas.copy("jobs", to="sandbox")) == 2
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from celery_dq.errors import InvalidMessage, InvalidQuota, InvalidRequest, InvalidTenant
+from celery_dq.errors import InvalidMessage, InvalidRequest, InvalidTenant
 from celery_dq.options import Quota
-from tests.integration.shop import claim, dead_letter, send
+from tests.integration.shop import claim, dead_letter, receive, send
 
 # Quotas.
 
@@ -106,20 +106,6 @@ def test_paused_tenants_are_listed_with_the_time(shop: Any) -> None:
     assert paused_tenant(shop, "a").sentence.count("resume('push', 'a')") == 1
 
 
-@pytest.mark.parametrize(
-    ("parts", "lesson"),
-    [({"rate": "fast"}, "fast"), ({"weigth": 2}, "did you mean 'weight'"), ({"burst": 0}, "burst")],
-)
-def test_an_impossible_quota_is_refused(shop: Any, parts: Any, lesson: str) -> None:
-    with pytest.raises(InvalidQuota, match=lesson):
-        shop.dq.quotas.set("push", "a", **parts)
-    with pytest.raises(InvalidQuota, match=lesson):
-        shop.dq.quotas.set_default("push", **parts)
-    with pytest.raises(InvalidTenant):
-        shop.dq.quotas.set("push", "a\n", rate=1)
-    assert shop.dq.quotas.list("push") == {}
-
-
 # Dead letters.
 
 
@@ -153,9 +139,7 @@ def test_a_dead_letter_is_edited_and_sent_again(shop: Any) -> None:
         dead.edit(task_id, tenant="\n")
     assert dead.edit(task_id, args=("z", 9), tenant="z", priority=3) is not None
     assert dead.edit(task_id, tenant="z") is None
-    with shop.connection_for_read() as connection:
-        message = connection.default_channel.basic_get("push", no_ack=True)
-        message = connection.default_channel.message_to_python(message)
+    message = receive(shop)
     assert message.decode()[:2] == [["z", 9], {}]
     assert (message.properties["tenant"], message.properties["priority"]) == ("z", 3)
     assert message.headers["argsrepr"] == "('z', 9)"

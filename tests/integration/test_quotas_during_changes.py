@@ -33,18 +33,15 @@ def before_next(patch: pytest.MonkeyPatch, owner: Any, name: str, action: Callab
 
 
 def die() -> None:
-    """Be killed."""
     raise Killed
 
 
 def stored(app: Any, name: str) -> list[bytes | None]:
-    """A field of the quotas in each partition."""
     with opened(app) as (partitions, client):
         return [client.hget(each.keys.quotas, name) for each in partitions]
 
 
 def limits(app: Any, tenant: str) -> list[int]:
-    """The concurrency in each partition of the tenant."""
     with opened(app) as found:
         return [
             int(each.explain_tenant(tenant).run(found.client)["concurrency"]) for each in found.of(tenant)
@@ -192,7 +189,6 @@ def test_a_quota_that_is_set_by_the_map_before_moves_with_its_tenant(
 
 
 def killed_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose process is killed before its first call."""
     left = [die]
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:

@@ -8,25 +8,17 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 import celery_dq
 from celery_dq import AnyOf
-from celery_dq.cli import dq
 from celery_dq.errors import InvalidQuota, InvalidRequest, InvalidTenant
 from celery_dq.inspector.live_quotas import LiveQuotas, read_document
 from celery_dq.options import Quota
+from tests.dq_command import run_dq
 from tests.integration.partitioned_shop import A, B, claim_in
 from tests.integration.shop import claim, send
 
 A_B = AnyOf("a", "b")
-
-
-def run(shop: Any, *words: str) -> str:
-    result = CliRunner().invoke(dq, words, obj=CLIContext(app=shop, no_color=True, workdir=None))
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_a_set_is_shown_with_its_backlog_and_its_resources(shop: Any) -> None:
@@ -50,8 +42,8 @@ def test_a_set_is_shown_with_its_backlog_and_its_resources(shop: Any) -> None:
         1,
     )
     assert snapshot.oldest_waiting_s > 0
-    assert "resource_set" in run(shop, "tenants", "push")
-    assert "a resource" in run(shop, "top", "--once")
+    assert "resource_set" in run_dq(shop, "tenants push").output
+    assert "a resource" in run_dq(shop, "top --once").output
 
 
 def test_an_explanation_names_the_wait_of_each_resource(shop: Any) -> None:

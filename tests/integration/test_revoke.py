@@ -45,7 +45,6 @@ def app(broker_url: str, redis_url: str) -> Iterator[Any]:
 
 @pytest.fixture
 def worker(app: Any) -> Iterator[Any]:
-    """A worker in a thread of this process."""
     with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20) as worker:
         yield worker
 

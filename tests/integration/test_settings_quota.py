@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner, Result
 from kombu import Connection, Queue
 
 import celery_dq
-from celery_dq.app.checks.doctor import check_server
+from celery_dq.app.checks.doctor import Finding, check_server
 from celery_dq.app.checks.finding import Finding
-from celery_dq.cli import dq
 from celery_dq.options import Quota
+from tests.dq_command import run_dq
 from tests.integration.shop import send
 
 
@@ -137,9 +135,8 @@ def test_the_command_line_shows_the_author_and_the_time_of_each_quota(
 ) -> None:
     monkeypatch.setenv("LOGNAME", "ada")
 
-    def get(*words: str) -> Result:
-        context = CLIContext(app=shop, no_color=True, workdir=None)
-        return CliRunner().invoke(dq, ["quotas", "get", "push", *words], obj=context, catch_exceptions=False)
+    def get(*words: str) -> str:
+        return run_dq(shop, "quotas", "get", "push", *words).output
 
     def row(source: str, by: str, found: dict[str, Any]) -> None:
         age = datetime.now(timezone.utc) - datetime.fromisoformat(found["at"])
@@ -147,28 +144,28 @@ def test_the_command_line_shows_the_author_and_the_time_of_each_quota(
 
     send(shop, "a")
     host = gethostname()
-    assert "concurrency=unlimited (no quota is set)" in get().output
-    nothing = json.loads(get("a", "--json").output)
+    assert "concurrency=unlimited (no quota is set)" in get()
+    nothing = json.loads(get("a", "--json"))
     assert (nothing["source"], nothing["by"], nothing["at"]) == ("none", "", None)
     worker(dq_queues={"push": {"rate": 5}})
-    assert f"concurrency=unlimited (from the settings, stored by {host}:{os.getpid()}:" in get("a").output
-    row("settings", f"{host}:{os.getpid()}:", json.loads(get("--json").output)["default"])
+    assert f"concurrency=unlimited (from the settings, stored by {host}:{os.getpid()}:" in get("a")
+    row("settings", f"{host}:{os.getpid()}:", json.loads(get("--json"))["default"])
     shop.dq.quotas.set_default("push", rate=7)
     shop.dq.quotas.set("push", "b", rate=8)
     shop.dq.quotas.pause("push", "a")
-    default, b, a = get().output.splitlines()
+    default, b, a = get().splitlines()
     assert default.startswith("(default): rate=7/s")
     assert f"(set live by ada@{host} at 2" in default
     assert b.startswith("b: rate=8/s")
     assert f"(set live by ada@{host} at 2" in b
     assert a.startswith("a: paused since 2")
-    found = json.loads(get("--json").output)
+    found = json.loads(get("--json"))
     row("default", f"ada@{host}", found["default"])
     row("tenant", f"ada@{host}", found["tenants"]["b"])
-    row("default", f"ada@{host}", json.loads(get("a", "--json").output))
+    row("default", f"ada@{host}", json.loads(get("a", "--json")))
     shop.dq.quotas.remove("push", "b")
     shop.dq.quotas.remove_default("push")
-    row("settings", host, json.loads(get("--json").output)["default"])
+    row("settings", host, json.loads(get("--json"))["default"])
 
 
 def test_the_author_of_a_quota_is_known_where_its_user_has_no_name(

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner, Result
+from celery_dq.inspector.spill import survey
+from click.testing import Result
 
 import celery_dq
 from celery_dq.app.api.buffer import survey
-from celery_dq.cli import dq
 from celery_dq.producer import flusher
 from celery_dq.testing.servers import RedisServer
+from tests.dq_command import run_dq
+from tests.preloaded import run_python
 
 PRODUCER = """
 import os, signal, sys
-import pytest
 from celery import Celery
 import celery_dq
 app = Celery("shop", broker=sys.argv[1])
@@ -44,19 +41,11 @@ def make_app(url: str, folder: str | None) -> Any:
 
 
 def run(app: Any, *words: str, status: int = 0) -> Result:
-    result = CliRunner().invoke(dq, ["spill", *words], obj=CLIContext(app=app, no_color=True, workdir=None))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
-    assert result.exit_code == status, result.output
-    return result
+    return run_dq(app, "spill", *words, status=status)
 
 
 def kill_producer(url: str, folder: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PRODUCER, url, folder],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        timeout=60,
-    )
-    assert done.returncode == -signal.SIGKILL
+    assert run_python("-c", PRODUCER, url, folder).returncode == -signal.SIGKILL
 
 
 def test_the_messages_of_a_dead_process_are_shown_and_replayed(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ def rated(shop: Any) -> Any:
 
 
 def lives_in(app: Any, tenant: str) -> int:
-    """The number of partitions of a tenant."""
     with opened(app) as found:
         return len(found.homes.partitions(tenant))
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 from celery_dq import InvalidQuota, TenantMoving
 from celery_dq.app.checks.doctor import check_server
-from celery_dq.cli import dq as dq_command
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector.live_quotas import LiveQuotas, read_document, written
 from celery_dq.options import Quota, resolve
 from celery_dq.transport.redis.store.home import home_of
+from tests.dq_command import run_dq
 from tests.integration.partitioned_shop import A2, A, B, D, opened
 from tests.integration.shop import send
 from tests.lua.partition_scripts import PartitionScripts
@@ -48,7 +46,6 @@ def claim_everywhere(app: Any, want: int = 99) -> list[Any]:
 
 
 def finish(app: Any, claimed: list[Any]) -> None:
-    """Finish messages of :func:`claim_everywhere`."""
     with opened(app) as (_, client):
         for partition, entry in claimed:
             partition.ack("worker:1", finish=[entry.tag]).run(client)
@@ -59,11 +56,6 @@ def lives_in(app: Any, tenant: str) -> tuple[tuple[int, ...], int]:
     with opened(app) as (partitions, _):
         homes = partitions[0].homes
         return homes.partitions(tenant), home_of(tenant, homes.count)
-
-
-def run_cli(app: Any, *args: str) -> Any:
-    """Run ``celery dq …`` and return its result."""
-    return CliRunner().invoke(dq_command, args, obj=CLIContext(app=app, no_color=True, workdir=None))
 
 
 def test_a_spread_tenant_is_one_tenant(heavy: Any, queue: Any) -> None:
@@ -226,7 +218,7 @@ def test_the_doctor_names_a_tenant_that_waits_for_its_running_tasks(heavy: Any, 
     (finding,) = [each for each in check_server(heavy) if each.code == "W023"]
     assert f"of the spread of tenant {A!r} is not complete" in finding.problem
     finish(heavy, claimed)
-    assert run_cli(heavy, "partitions", "push", "--set", "4").exit_code == 0
+    run_dq(heavy, "partitions push --set 4")
     assert heavy.dq.quotas.get("push", A) == Quota(concurrency=12)
     send(heavy, *[A] * 20)
     assert len(claim_everywhere(heavy)) == 12
@@ -244,7 +236,7 @@ def test_a_quota_that_is_to_be_removed_is_of_one_partition_until_then(heavy: Any
         limits = [int(each.explain_tenant(A).run(client)["concurrency"]) for each in partitions]
     assert sorted(limits) == [0, 1, 1, 1]
     finish(heavy, claimed)
-    assert run_cli(heavy, "partitions", "push", "--set", "4").exit_code == 0
+    run_dq(heavy, "partitions push --set 4")
     assert heavy.dq.quotas.list("push") == {A: Quota(concurrency=3)}
 
 
@@ -270,7 +262,7 @@ def test_a_spread_that_cannot_be_is_refused(heavy: Any, queue: Any) -> None:
     with pytest.raises(InvalidRequest, match="quotas set push 'flash sale' --spread 2"):
         queue.set_partitions(2)
     quotas.remove("push", "flash sale")
-    assert "--spread needs a TENANT" in run_cli(heavy, "quotas", "set", "push", "--spread", "2").output
+    assert "--spread needs a TENANT" in run_dq(heavy, "quotas set push --spread 2", status=2).output
     assert quotas.list("push") == {A: Quota(spread=3)}
 
 
@@ -284,7 +276,7 @@ def test_a_call_returns_the_quota_of_a_tenant_that_leaves_its_first_partition(wi
 
 
 def test_a_spread_is_set_by_the_command_line_and_by_documents(heavy: Any) -> None:
-    result = run_cli(heavy, "quotas", "set", "push", A, "--spread", "2", "--rate", "50", "--burst", "4")
+    result = run_dq(heavy, "quotas", "set", "push", A, "--spread", "2", "--rate", "50", "--burst", "4")
     assert result.output == "rate=50/s burst=4 weight=1 concurrency=unlimited spread=2\n"
     live = heavy.dq.quotas.live("push")
     document = written({"push": live})

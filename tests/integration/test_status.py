@@ -6,39 +6,32 @@ import json
 import re
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 import celery_dq
 from celery_dq.beat.scheduler import leadership, schedule_name
-from celery_dq.cli import dq
 from celery_dq.keys import PartitionKeys
 from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.waiting import wait_until
+from tests.dq_command import run_dq
+from tests.integration.shop import dead_letter
 from tests.workers import WorkerProcess
 
 Status = Callable[..., str]
 
 
 def status_of(app: Any, *words: str, status: int = 0) -> str:
-    result = CliRunner().invoke(dq, ["status", *words], obj=CLIContext(app=app, no_color=True, workdir=None))
-    assert result.exit_code == status, result.output
-    return result.output
+    return run_dq(app, "status", *words, status=status).output
 
 
 @pytest.fixture
 def status(shop: Any) -> Status:
-    """A function that returns the output of the command, and checks its exit status."""
-
-    def status(*words: str, status: int = 0) -> str:
-        return status_of(shop, *words, status=status)
-
-    return status
+    return partial(status_of, shop)
 
 
 def test_messages_with_and_without_a_worker(status: Status, shop: Any) -> None:
@@ -68,7 +61,7 @@ def test_one_worker_is_one_worker_in_every_view(broker_url: str, shop: Any) -> N
     shop.conf.dq_singleton_queues = ["ledger"]
 
     def output(*words: str) -> str:
-        return CliRunner().invoke(dq, words, obj=CLIContext(app=shop, no_color=True, workdir=None)).output
+        return run_dq(shop, *words, status=None).output
 
     queues = ("push", "ledger", "late")
     with WorkerProcess(
@@ -92,10 +85,7 @@ def test_delayed_messages_without_a_worker(status: Status, shop: Any) -> None:
 
 
 def test_dead_letters(status: Status, shop: Any) -> None:
-    shop.tasks["notify"].delay("acme")
-    with shop.dq._broker.open_home("push") as (partition, client):
-        (entry,) = partition.claim("w", lease_ms=60_000, want=1).run(client).entries
-        partition.dead_letter("w", entry.tag, reason="rejected", worker="w").run(client)
+    dead_letter(shop, "acme")
     found = json.loads(status("--json", status=1))
     assert [each["code"] for each in found["findings"]] == ["W020"]
     assert [each["dead"] for each in found["queues"]] == [1]

@@ -22,6 +22,9 @@ from tests.integration.moving_world import TENANTS, MovingWorld
 from tests.integration.partitioned_shop import COUNT, A, D, claim_in, dead_letter_of, opened
 from tests.integration.shop import send
 
+#: A tenant that moves when the queue gets seven partitions.
+MOVING = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
+
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_change_loses_doubles_and_reorders_nothing(wide: Any, seed: int) -> None:
@@ -53,63 +56,45 @@ def test_a_change_loses_doubles_and_reorders_nothing(wide: Any, seed: int) -> No
 
 
 def test_everything_of_a_tenant_moves_with_it(wide: Any, queue: Any) -> None:
-    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
-    old, new = PartitionMap(7, 4).old_partitions(moving)[0], PartitionMap(7, 4).home(moving)
-    dead_letter_of(wide, moving)
-    wide.dq.quotas.set("push", moving, rate="1/h", burst=3)
-    send(wide, moving, moving)
-    crashed, first = claim_in(wide, moving, 2)
-    delayed = wide.tasks["notify"].apply_async((moving, 9), countdown=3600).id
-    keyed = wide.tasks["notify"].apply_async((moving, 10), dedup={"key": "{order}"}).id
-    with wide.dq._broker.open_home("push", moving) as (home, client):
+    old, new = PartitionMap(7, 4).old_partitions(MOVING)[0], PartitionMap(7, 4).home(MOVING)
+    dead_letter_of(wide, MOVING)
+    wide.dq.quotas.set("push", MOVING, rate="1/h", burst=3)
+    send(wide, MOVING, MOVING)
+    crashed, first = claim_in(wide, MOVING, 2)
+    delayed = wide.tasks["notify"].apply_async((MOVING, 9), countdown=3600).id
+    keyed = wide.tasks["notify"].apply_async((MOVING, 10), dedup={"key": "{order}"}).id
+    with wide.dq._broker.open_home("push", MOVING) as (home, client):
         home.release("worker:1", [crashed.tag], mode="crashed").run(client)
-        limit = client.zscore(home.keys.limiter, moving)
+        limit = client.zscore(home.keys.limiter, MOVING)
         with pytest.raises(TenantMoving, match=r"\(tenants: 1, moved messages: 3\)"):
             queue.set_partitions(7, timeout=0)
-        late = wide.tasks["notify"].apply_async((moving, 11)).id
+        late = wide.tasks["notify"].apply_async((MOVING, 11)).id
         assert [each.state for each in wide.dq.find(late)] == ["waiting"]
-        assert claim_in(wide, moving, 10) == [], "a task of it runs in the former home"
+        assert claim_in(wide, MOVING, 10) == [], "a task of it runs in the former home"
         # The tag of a delivery in the former home works; the message with a key is served there.
         assert home.ack("worker:1", finish=[first.tag]).run(client) == 0
-        wide.dq.quotas.set("push", moving, rate=None)
+        wide.dq.quotas.set("push", MOVING, rate=None)
         (entry,) = home.claim("worker:1", lease_ms=60_000, want=9).run(client).entries
         assert entry.id == keyed
         assert home.ack("worker:1", finish=[entry.tag]).run(client) == 0
     with wide.dq._broker.open("push") as (partitions, client):
         assert partitions[old].keys.partition == old
-        assert client.zscore(partitions[old].keys.limiter, moving) is None, "it has no rate any more"
-        client.zadd(partitions[old].keys.limiter, {moving: limit})
+        assert client.zscore(partitions[old].keys.limiter, MOVING) is None, "it has no rate any more"
+        client.zadd(partitions[old].keys.limiter, {MOVING: limit})
     queue.set_partitions(7, timeout=30)
     with wide.dq._broker.open("push") as (partitions, client):
-        assert client.zscore(partitions[new].keys.limiter, moving) == limit
+        assert client.zscore(partitions[new].keys.limiter, MOVING) == limit
         assert client.hlen(partitions[old].keys.messages) == 0
         assert client.exists(partitions[new].keys.arrived) == 0
     assert [each.id for each in wide.dq.dead_letters["push"].list()] != []
     assert wide.dq.find(delayed)[0].partition == new
-    (again,) = claim_in(wide, moving, 10)
+    (again,) = claim_in(wide, MOVING, 10)
     assert (again.id, again.deliveries) == (crashed.id, 1), "its crash counts, so it is claimed alone"
 
 
-def test_a_new_message_waits_until_the_last_task_in_the_former_home_has_ended(wide: Any, queue: Any) -> None:
-    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
-    send(wide, moving)
-    (running,) = claim_in(wide, moving, 1)
-    with wide.dq._broker.open_home("push", moving) as (home, client):
-        with pytest.raises(TenantMoving, match="tenants: 1"):
-            queue.set_partitions(7, timeout=0)
-        late = wide.tasks["notify"].apply_async((moving, 2)).id
-        with pytest.raises(TenantMoving, match="tenants: 1"):
-            queue.set_partitions(7, timeout=0)
-        assert claim_in(wide, moving, 9) == []
-        assert home.ack("worker:1", finish=[running.tag]).run(client) == 0
-    queue.set_partitions(7, timeout=30)
-    assert [each.id for each in claim_in(wide, moving, 9)] == [late]
-
-
 def test_the_time_of_a_change_counts_its_passes_too(wide: Any, queue: Any) -> None:
-    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
-    send(wide, moving)
-    claim_in(wide, moving, 1)
+    send(wide, MOVING)
+    claim_in(wide, MOVING, 1)
     passes: list[float] = []
 
     def pass_slowly(_: float) -> None:
@@ -138,28 +123,26 @@ def test_a_tenant_that_comes_to_partition_0_again_waits_there_again(wide: Any, q
 
 
 def test_all_messages_of_a_tenant_are_cancelled_while_it_moves(wide: Any, queue: Any) -> None:
-    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
     notify = wide.tasks["notify"]
-    notify.apply_async((moving, 1), dedup={"key": "{order}"})
-    notify.apply_async((moving, 2), dedup={"key": "{order}"}, countdown=3600)
+    notify.apply_async((MOVING, 1), dedup={"key": "{order}"})
+    notify.apply_async((MOVING, 2), dedup={"key": "{order}"}, countdown=3600)
     with pytest.raises(TenantMoving):  # messages with dedup keys stay
         queue.set_partitions(7, timeout=0)
-    assert queue.has_tenant(moving), "the commands refuse an unknown tenant"
-    notify.apply_async((moving, 3))
-    assert queue.cancel_tenant(moving, dry_run=True) == 3
-    assert queue.cancel_tenant(moving) == 3
+    assert queue.has_tenant(MOVING), "the commands refuse an unknown tenant"
+    notify.apply_async((MOVING, 3))
+    assert queue.cancel_tenant(MOVING, dry_run=True) == 3
+    assert queue.cancel_tenant(MOVING) == 3
     queue.set_partitions(7, timeout=30)
     assert queue.snapshot().waiting + queue.snapshot().delayed == 0
 
 
 def test_all_messages_of_a_tenant_are_moved_to_another_queue_while_it_moves(wide: Any, queue: Any) -> None:
-    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
-    first = wide.tasks["notify"].apply_async((moving, 1), dedup={"key": "{order}"}).id
+    first = wide.tasks["notify"].apply_async((MOVING, 1), dedup={"key": "{order}"}).id
     with pytest.raises(TenantMoving):  # a message with a dedup key stays
         queue.set_partitions(7, timeout=0)
-    second = wide.tasks["notify"].apply_async((moving, 2)).id
-    assert queue.move("other", tenant=moving, dry_run=True) == 2
-    assert queue.move("other", tenant=moving) == 2
+    second = wide.tasks["notify"].apply_async((MOVING, 2)).id
+    assert queue.move("other", tenant=MOVING, dry_run=True) == 2
+    assert queue.move("other", tenant=MOVING) == 2
     queue.set_partitions(7, timeout=30)
     assert [each.id for each in wide.dq.queues["other"].peek()] == [first, second]
 
@@ -167,7 +150,6 @@ def test_all_messages_of_a_tenant_are_moved_to_another_queue_while_it_moves(wide
 def test_a_message_with_a_lost_answer_is_stored_once_although_the_number_has_changed(
     wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moving = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
     ask = PipelinedConnection.ask
     changes: list[Any] = []
 
@@ -175,15 +157,15 @@ def test_a_message_with_a_lost_answer_is_stored_once_although_the_number_has_cha
         answer = ask(connection, command)
         if not changes:
             changes.append(queue.set_partitions(7, timeout=30))
-            wide.dq.quotas.get("push", moving)
+            wide.dq.quotas.get("push", MOVING)
             with wide.dq._broker.channel() as channel:
                 channel.queues("push", refresh=True)  # this process has learned the new number
             raise redis.ConnectionError("the answer was lost")
         return answer
 
-    send(wide, moving)
+    send(wide, MOVING)
     monkeypatch.setattr(PipelinedConnection, "ask", change_after)
-    send(wide, moving)
+    send(wide, MOVING)
     assert changes[0].after == 7
     assert queue.snapshot().waiting == 2
 

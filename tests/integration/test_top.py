@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
+from celery_dq.cli.top_state import TopState
 from rich.console import Console
 
-from celery_dq.cli import dq
 from celery_dq.cli.top import _read_keys
 from celery_dq.cli.top_screen import TopState, screen
+from tests.dq_command import run_dq
 from tests.integration.shop import claim, send
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +42,6 @@ def busy(shop: Any) -> Any:
 
 @pytest.fixture
 def state(busy: Any) -> TopState:
-    """The state after the first reading."""
     made = TopState(busy.dq, time.monotonic)
     made.refresh()
     return made
@@ -63,8 +61,7 @@ def text_of(state: TopState, width: int = 80, height: int = 24) -> str:
 
 def test_one_screen_and_json(busy: Any) -> None:
     def run(*words: str) -> str:
-        context = CLIContext(app=busy, no_color=True, workdir=None)
-        result = CliRunner().invoke(dq, ["top", *words], obj=context, env={"COLUMNS": "80"})
+        result = run_dq(busy, "top", *words, status=None)
         return f"{result.output}{result.exit_code}"
 
     output = run("--once")

@@ -6,30 +6,20 @@ import json
 from typing import Any
 
 import pytest
-from celery.bin.base import CLIContext
 from celery.contrib.testing.worker import start_worker
-from click.testing import CliRunner
 
 from celery_dq.app.checks.doctor import check_server
-from celery_dq.cli import dq
 from celery_dq.errors import InvalidRequest
 from celery_dq.worker.start_checks import MOST_TYPED
+from tests.dq_command import Run
 from tests.integration.shop import claim, dead_letter, send
 
 
-def run(app: Any, *words: str, status: int = 0) -> str:
-    result = CliRunner().invoke(dq, words, obj=CLIContext(app=app, no_color=True, workdir=None))
-    assert result.exit_code == status, result.output
-    return result.output
-
-
 def unused(app: Any) -> list[str]:
-    """The findings about unused queues."""
     return [f"{each.problem} {each.remedy}" for each in check_server(app) if each.code == "W026"]
 
 
 def declare(app: Any, *names: str) -> None:
-    """Declare queues as a worker does."""
     with app.dq._broker.channel() as channel:
         for name in names:
             channel.queue_declare(name)
@@ -61,7 +51,7 @@ def test_the_worker_compares_no_names_that_a_program_chose(
     assert not [each for each in caplog.records if getattr(each, "event", "") == "queue_name_doubtful"]
 
 
-def test_the_doctor_reports_queues_that_never_had_a_message(shop: Any) -> None:
+def test_the_doctor_reports_queues_that_never_had_a_message(run: Run, shop: Any) -> None:
     shop.conf.dq_queues = {"rare": {}}
     send(shop, "acme")
     assert unused(shop) == []
@@ -73,12 +63,11 @@ def test_the_doctor_reports_queues_that_never_had_a_message(shop: Any) -> None:
     (text,) = unused(shop)
     assert "names them: 'pusch' (a worker consumes it; did you mean 'push'?). A typo in -Q" in text
     assert "celery dq queues pusch --forget" in text
-    run(shop, "purge", "used", "--yes")
+    run("purge used --yes")
     assert "'used'" not in unused(shop)[0]
 
 
 def unrouted(app: Any) -> str:
-    """The finding about quotas that no task meets."""
     return "".join(f"{each.problem} {each.remedy}" for each in check_server(app) if each.code == "W035")
 
 
@@ -96,11 +85,11 @@ def test_the_doctor_reports_quotas_to_which_no_task_is_routed(shop: Any) -> None
     assert unrouted(shop) == ""
 
 
-def test_an_unused_queue_is_forgotten(shop: Any) -> None:
+def test_an_unused_queue_is_forgotten(run: Run, shop: Any) -> None:
     send(shop, "acme")
     declare(shop, "pusch", "other")
     shop.dq.quotas.set("pusch", "acme", rate=5)
-    assert json.loads(run(shop, "queues", "pusch", "other", "--forget", "--json")) == {
+    assert json.loads(run("queues", "pusch", "other", "--forget", "--json")) == {
         "forgotten": ["pusch", "other"]
     }
     assert list(shop.dq.queues) == ["push"]
@@ -110,20 +99,20 @@ def test_an_unused_queue_is_forgotten(shop: Any) -> None:
         ("forgotten", "other"),
         ("forgotten", "pusch"),
     ]
-    assert "There is no queue 'pusch'" in run(shop, "queues", "pusch", "--forget", status=1)
-    assert "--forget needs NAMES" in run(shop, "queues", "--forget", status=2)
+    assert "There is no queue 'pusch'" in run("queues", "pusch", "--forget", status=1)
+    assert "--forget needs NAMES" in run("queues", "--forget", status=2)
     declare(shop, "pusch")
     assert shop.dq.quotas.get("pusch", "acme").rate == 5
 
 
-def test_a_queue_in_use_is_not_forgotten(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_in_use_is_not_forgotten(run: Run, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for use, words in (
         (lambda: send(shop, "a"), "messages: 1"),
         (lambda: claim(shop), "messages: 1, consumers: 1"),
         (lambda: dead_letter(shop), "dead letters: 1, consumers: 1"),
     ):
         use()
-        assert words in run(shop, "queues", "push", "--forget", status=1)
+        assert words in run("queues", "push", "--forget", status=1)
     assert list(shop.dq.queues) == ["push"]
     # A message that comes between the look and the removal.
     declare(shop, "late")

@@ -15,20 +15,19 @@ from tests.apps import without_shared_tasks
 LOGGER = "celery_dq.worker.start_checks"
 
 
+def make_app(url: str, **conf: Any) -> Any:
+    app = without_shared_tasks(Celery("shop", broker=url, set_as_current=False))
+    celery_dq.setup(app)
+    app.conf.update(broker_connection_retry_on_startup=True, worker_hijack_root_logger=False, **conf)
+    return app
+
+
 @pytest.mark.parametrize("scheme", ["redis", "dq-redis"])
 def test_tenants_and_quotas_that_are_ignored(
     redis_url: str, scheme: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app: Any = without_shared_tasks(
-        Celery("shop", broker=redis_url.replace("redis", scheme, 1), set_as_current=False)
-    )
-    celery_dq.setup(app)
-    app.conf.update(
-        broker_connection_retry_on_startup=True,
-        worker_hijack_root_logger=False,
-        dq_queues={"push": {"rate": 5}},
-        dq_default_quota={"concurrency": 4},
-    )
+    url = redis_url.replace("redis", scheme, 1)
+    app = make_app(url, dq_queues={"push": {"rate": 5}}, dq_default_quota={"concurrency": 4})
     app.task(shared=False, name="notify", tenant="{merchant}")(notify)
     with (
         caplog.at_level(logging.WARNING, LOGGER),
@@ -48,11 +47,7 @@ def test_tenants_and_quotas_that_are_ignored(
 def test_a_worker_logs_the_wrong_options_of_its_tasks(
     redis_url: str, scheme: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app: Any = without_shared_tasks(
-        Celery("shop", broker=redis_url.replace("redis", scheme, 1), set_as_current=False)
-    )
-    celery_dq.setup(app)
-    app.conf.update(broker_connection_retry_on_startup=True, worker_hijack_root_logger=False)
+    app = make_app(redis_url.replace("redis", scheme, 1))
     wrong: dict[str, tuple[dict[str, Any], str]] = {
         "argument": ({"tenant": "{merchnt}"}, "merchnt"),
         "arity": ({"tenant": lambda args: "a"}, "(args, kwargs)"),
@@ -73,9 +68,7 @@ def test_a_worker_logs_the_wrong_options_of_its_tasks(
 
 
 def test_an_app_that_uses_neither_learns_nothing(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    app: Any = without_shared_tasks(Celery("shop", broker=redis_url, set_as_current=False))
-    celery_dq.setup(app)
-    app.conf.update(broker_connection_retry_on_startup=True, worker_hijack_root_logger=False)
+    app = make_app(redis_url)
     with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
         pass
     assert [record for record in caplog.records if record.name == LOGGER] == []

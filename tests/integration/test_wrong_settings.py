@@ -11,23 +11,31 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 import celery_dq
-from celery_dq.cli import dq
 from celery_dq.errors import ConfigurationError, MissingLibrary
+from tests.dq_command import run_dq
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(broker: str, *words: str, **conf: Any) -> tuple[str, int]:
-    """The output and the exit status of a command."""
     with Celery("ill", broker=broker, set_as_current=False) as app:
         app.conf.update(task_publish_retry_policy={"max_retries": 0}, **conf)
         celery_dq.setup(app)
-        result = CliRunner().invoke(dq, words, obj=CLIContext(app=app, no_color=True, workdir=None))
+        result = run_dq(app, *words, status=None)
     return result.output, result.exit_code
+
+
+def python(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,13 +57,7 @@ def test_a_wrong_url_is_reported_once(url: str, words: str) -> None:
 def test_a_missing_library_of_the_broker(command: str, status: int) -> None:
     # In a process of its own, in which no other test has imported the library.
     program = "import sys; sys.modules['kazoo'] = None; from celery.__main__ import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "-b", "dq-zookeeper://localhost:1/x", "dq", command],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = python("-c", program, "-b", "dq-zookeeper://localhost:1/x", "dq", command)
     text = "dq-zookeeper:// needs kazoo, which is not installed: pip install 'celery-dq[zookeeper]'"
     output = done.stdout + done.stderr
     assert (output.upper().count("ERROR"), done.returncode) == (1, status), output
@@ -91,14 +93,7 @@ def test_the_error_of_a_missing_library_is_of_both_kinds() -> None:
 def test_a_worker_ends_with_one_line(tmp_path: Path) -> None:
     program = "from celery import Celery\napp = Celery(broker='dq-redis://')\napp.conf.dq_leese = 5\n"
     (tmp_path / "wrong.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "wrong", "worker", "-P", "solo"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = python("-m", "celery", "-A", "wrong", "worker", "-P", "solo", folder=tmp_path)
     assert done.returncode == 1
     assert done.stderr.endswith("Error: settings: there is no setting 'dq_leese'; did you mean 'dq_lease'?\n")
     assert "Traceback" not in done.stderr
@@ -115,5 +110,5 @@ import celery_dq.cli
 from celery_dq.errors import ConfigurationError
 raise ConfigurationError('wrong')
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = python("-c", program)
     assert ("own hook" in done.stdout, "Traceback" in done.stderr) == (bool(hook), not hook)
