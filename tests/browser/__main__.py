@@ -39,7 +39,6 @@ sys.exit(main())
 
 @contextlib.contextmanager
 def dashboard(broker_url: str) -> Iterator[str]:
-    """Run ``celery dq web``, and yield its URL."""
     words = ["-A", "tests.dashboard.shop", "-b", broker_url, "dq", "web", "--port", "0", "--allow-changes"]
     process = subprocess.Popen(
         [sys.executable, "-c", CELERY, *words, "--json"],
@@ -58,7 +57,6 @@ def dashboard(broker_url: str) -> Iterator[str]:
 
 
 def take_pictures(url: str, folder: Path) -> None:
-    """Take the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     with chromium() as browser:
         for name, (page, width, height, dark, phone) in PICTURES.items():
@@ -71,7 +69,6 @@ def take_pictures(url: str, folder: Path) -> None:
 
 
 def main() -> int:
-    """Take the pictures."""
     parser = argparse.ArgumentParser(prog="python -m tests.browser", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "docs" / "figures", metavar="FOLDER")
     folder = parser.parse_args().folder

@@ -20,7 +20,6 @@ Look = Callable[..., contextlib.AbstractContextManager[Window]]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser per file."""
     with chromium() as browser:
         yield browser
 

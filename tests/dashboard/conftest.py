@@ -18,7 +18,6 @@ Login = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The Django project of this process."""
     configure(tmp_path_factory.mktemp("django"))
 
 
@@ -60,7 +59,6 @@ def use_app(monkeypatch: pytest.MonkeyPatch, project: None) -> Iterator[Callable
 
 @pytest.fixture
 def shop(use_app: Callable[..., Any], redis_url: str) -> Any:
-    """An app on an empty database."""
     return use_app(redis_url.replace("redis://", "dq-redis://", 1))
 
 
@@ -90,5 +88,4 @@ def login(project: None) -> Iterator[Login]:
 
 @pytest.fixture
 def operator(login: Login) -> Any:
-    """A client whose user may do everything."""
     return login("all")

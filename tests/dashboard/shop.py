@@ -14,7 +14,8 @@ __all__ = ["app", "make_app"]
 def make_app(broker_url: str, **settings: Any) -> Any:
     """Make the app of a producer: queue ``push``, and task ``notify``, whose tenant is its first argument."""
     made = Celery("shop", broker=broker_url, set_as_current=False)
-    made.conf.update(task_default_queue="push", task_publish_retry_policy={"max_retries": 0}, **settings)
+    plain = {"task_default_queue": "push", "task_publish_retry_policy": {"max_retries": 0}}
+    made.conf.update({**plain, **settings})
     celery_dq.setup(made)
 
     @made.task(shared=False, name="notify", tenant="{merchant}")

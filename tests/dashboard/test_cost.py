@@ -23,13 +23,11 @@ FEW, MANY = 5_000, 60_000
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    """A Redis whose commands are counted."""
     with RedisServer() as server:
         yield server
 
 
 def fill(app: Any, start: int, end: int) -> None:
-    """Publish a message for each tenant."""
     with app.dq._broker.open_home("push") as (partition, client):
         for first in range(start, end, MAX_CHUNK):
             records = (

@@ -20,7 +20,6 @@ def post(client: Any, path: str, **fields: str) -> str:
 
 @pytest.fixture
 def task(shop: Any) -> dict[str, str]:
-    """The form's fields of a waiting task."""
     (task_id,) = send(shop, "a")
     send(shop, "m", queue="mail")
     return {"queue": "push", "id": task_id}

@@ -25,7 +25,6 @@ AT_MOST_S = 4.0
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shorter deadline."""
     monkeypatch.setattr(broker_reads, "DEADLINE_S", 0.3)
 
 
@@ -56,7 +55,6 @@ def test_an_unknown_format_is_refused_with_the_known_ones(use_app: Any, operator
 
 @pytest.fixture
 def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    """A proxy before Redis."""
     with Proxy(redis_server.port) as proxy:
         yield proxy
 

@@ -1,22 +1,21 @@
 """The names in the JSON of commands and pages, and those of the metrics, which programs of users read.
 
-``json_keys.txt`` has them. A name that a change adds is added there; one that is missing is a broken promise.
+``json_keys.txt`` has them, an object a line. A change adds its names; a missing name is a broken promise.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
-from celery_dq.cli import dq
 from celery_dq.metrics.table import METRICS
+from tests.dq_command import run_dq
 from tests.integration.shop import claim, dead_letter, send
 
 KNOWN = Path(__file__).with_name("json_keys.txt")
@@ -37,8 +36,7 @@ def names_in(value: Any, path: str) -> Iterator[str]:
 def names_of_commands(broker: str, app: Any, *commands: str) -> set[str]:
     found = set()
     for words in commands:
-        context = CLIContext(app=app, no_color=True, workdir=None)
-        result = CliRunner().invoke(dq, [*words.split(), "--json"], obj=context)
+        result = run_dq(app, f"{words} --json", status=None)
         assert result.exit_code in (0, 1), (words, result.output)
         # Paths begin with the name of the command, without the names of this test's queue and tenants.
         name = " ".join(word for word in words.split() if word.isalpha() and word not in ("push", "slow"))
@@ -56,10 +54,15 @@ def names_of_pages(broker: str, client: Any, *pages: str, **query: Any) -> set[s
 
 
 def compare(broker: str, found: set[str]) -> None:
-    known = {line for line in KNOWN.read_text().splitlines() if line.startswith(f"{broker} ")}
+    lines = [line for line in KNOWN.read_text().splitlines() if line.startswith(f"{broker} ")]
+    objects = (line.partition(": ") for line in lines)
+    known = {f"{path}.{name}" for path, _, names in objects for name in names.split(" ")}
     assert not known - found, f"names that users read are gone: {sorted(known - found)}"
-    new = "\n".join(sorted(found - known))
-    assert not new, f"add these lines to {KNOWN.name}:\n{new}"
+    by_object: dict[str, list[str]] = defaultdict(list)
+    for path, _, name in (each.rpartition(".") for each in sorted(found)):
+        by_object[path].append(name)
+    new = {f"{path}: {' '.join(names)}" for path, names in by_object.items()} - {*lines}
+    assert not new, f"replace their objects in {KNOWN.name}:\n" + "\n".join(sorted(new))
 
 
 @pytest.fixture
@@ -119,5 +122,5 @@ def test_the_names_of_the_zookeeper_broker(make_shop: Callable[..., Any], operat
 
 
 def test_the_names_of_the_metrics() -> None:
-    found = {f"metrics {each.name}.{label}" for each in METRICS for label in ("", *each.labels)}
+    found = {f"metrics {each.name}.{label}" for each in METRICS for label in each.labels or ("",)}
     compare("metrics", found)

@@ -12,14 +12,12 @@ from tests.integration.shop import claim, dead_letter, send
 
 
 def page_of(client: Any, path: str, status: int = 200, **query: Any) -> str:
-    """Return a page as text, without line breaks and repeated blanks."""
     answer = client.get(f"/dq/{path}", query)
     assert answer.status_code == status, answer.content.decode()
     return " ".join(answer.content.decode().split())
 
 
 def data_of(client: Any, path: str, status: int = 200, **query: Any) -> dict[str, Any]:
-    """Return the JSON document of a page."""
     answer = client.get(f"/dq/{path}", {**query, "format": "json"})
     assert (answer.status_code, answer["Content-Type"]) == (status, "application/json")
     document: dict[str, Any] = json.loads(answer.content)

@@ -17,7 +17,6 @@ TENANT = {"queue": "push", "tenant": "a"}
 
 
 def undo_of(answer: Any) -> str:
-    """Return the signed undo in the address to which a change leads."""
     assert answer.status_code == 302, answer.content.decode()
     return str(parse_qs(urlsplit(answer["Location"]).query)["undo"][0])
 

@@ -16,7 +16,6 @@ STEPS = "/dq/dead-letters/replay/steps/"
 
 
 def ask(client: Any, **wanted: str) -> tuple[str, dict[str, str]]:
-    """Ask for a replay; return the text of the preview and the fields of its form."""
     page = client.post("/dq/dead-letters/replay/", {"queue": "push", **wanted}).content.decode()
     return page, hidden_fields(page)
 
@@ -26,7 +25,6 @@ def tenants(shop: Any) -> list[str]:
 
 
 def entries(shop: Any) -> list[tuple[str, str, int]]:
-    """Return the audited replays, the latest first."""
     found = shop.dq.audit(queue="push")
     return [(each.tenant, each.details, each.count) for each in found if each.action == "dead_replayed"]
 

@@ -26,7 +26,6 @@ REFUSED: tuple[Mapping[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    """A server that wants another password."""
     with RedisServer(has_password=True) as server:
         yield server
 

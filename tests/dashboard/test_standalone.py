@@ -16,11 +16,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 
-from celery_dq.cli import dq
 from celery_dq.contrib.django.dashboard.standalone import (
     PAUSE_S,
     Logins,
@@ -33,6 +30,7 @@ from celery_dq.contrib.django.dashboard.standalone import (
 from celery_dq.errors import ConfigurationError
 from celery_dq.testing.waiting import wait_until
 from tests.dashboard.shop import make_app
+from tests.dq_command import run_dq
 from tests.integration.test_django import PROJECT, ROOT
 from tests.preloaded import PythonFork, run_python
 
@@ -66,7 +64,6 @@ def web(redis_url: str, tmp_path: Path) -> Iterator[Web]:
 def ask(
     url: str, path: str = "/", method: str = "GET", body: str = "", **headers: str
 ) -> tuple[int, str, http.client.HTTPMessage]:
-    """Send a request; return status, text and headers."""
     connection = http.client.HTTPConnection(url.removeprefix("http://").rstrip("/"), timeout=20)
     connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
     answer = connection.getresponse()
@@ -85,9 +82,7 @@ def test_the_server_is_read_only_and_answers_to_its_own_name(web: Web) -> None:
     # Another site cannot read the pages by pointing its own name at this machine.
     status, text, _ = ask(url, Host="evil.example")
     assert (status, "to the host 'evil.example'" in text, "--origin" in text) == (400, True, True)
-    status, token, cookie = form_token(url)
-    form = {"Cookie": cookie, "Content_Type": "application/x-www-form-urlencoded"}
-    body = f"queue=push&tenant=a&csrfmiddlewaretoken={token}"
+    _, body, form = form_of(ask(url, "/tenant/?queue=push&tenant=a"))
     assert ask(url, "/tenant/pause/", "POST", body, **form)[0] == 405
     # A program without a token learns the same.
     status, text, headers = ask(url, "/tenant/pause/", "POST")
@@ -95,35 +90,36 @@ def test_the_server_is_read_only_and_answers_to_its_own_name(web: Web) -> None:
     assert "default-src 'none'" in headers["Content-Security-Policy"]
 
 
-def form_token(url: str) -> tuple[int, str, str]:
-    """Return status, token and cookie of a page with a form."""
-    status, text, headers = ask(url, "/tenant/?queue=push&tenant=a")
+def password_file(folder: Path, text: str, mode: int = 0o600) -> Path:
+    file = folder / "passwords"
+    file.write_text(text, encoding="utf-8")
+    file.chmod(mode)
+    return file
+
+
+def form_of(answer: tuple[int, str, http.client.HTTPMessage]) -> tuple[str, str, dict[str, str]]:
+    """The cookie of a page, and body and headers of its form."""
+    _, text, headers = answer
     token = text.partition('csrfmiddlewaretoken" value="')[2].partition('"')[0]
-    return status, token, headers.get("Set-Cookie", "").partition(";")[0]
+    cookie = headers.get("Set-Cookie", "")
+    form = {"Cookie": cookie.partition(";")[0], "Content_Type": "application/x-www-form-urlencoded"}
+    return cookie, f"queue=push&tenant=a&csrfmiddlewaretoken={token}", form
 
 
 def test_changes_and_passwords(web: Web, tmp_path: Path) -> None:
-    passwords = tmp_path / "passwords"
-    passwords.write_text(f"eve:{hash_password('päss:word')}\n\n")
-    passwords.chmod(0o600)
+    passwords = password_file(tmp_path, f"eve:{hash_password('päss:word')}\n\n")
     url = web("--allow-changes", "--auth", str(passwords), "--origin", "https://dash.example")
     unknown = basic("adam:päss:word"), basic("")
     for wrong in ("", "Bearer x", "Basic %%", basic("eve:other"), basic("eve"), *unknown):
         status, _, headers = ask(url, Authorization=wrong)
         assert (status, headers["WWW-Authenticate"].partition(" ")[0]) == (401, "Basic"), wrong
     right = basic("eve:päss:word")
-    status, text, headers = ask(url, "/tenant/?queue=push&tenant=a", Authorization=right)
-    token = text.partition('csrfmiddlewaretoken" value="')[2].partition('"')[0]
-    form = {
-        "Authorization": right,
-        "Cookie": headers["Set-Cookie"].partition(";")[0],
-        "Content_Type": "application/x-www-form-urlencoded",
-    }
+    cookie, body, form = form_of(ask(url, "/tenant/?queue=push&tenant=a", Authorization=right))
+    form["Authorization"] = right
     assert ask(url, "/tenant/pause/", "POST", "queue=push&tenant=a", **form)[0] == 403
-    body = f"queue=push&tenant=a&csrfmiddlewaretoken={token}"
     assert ask(url, "/tenant/pause/", "POST", body, **form)[0] == 302
     # A server with TLS keeps the browser's headers.
-    assert "Secure" in headers["Set-Cookie"]
+    assert "Secure" in cookie
     for origin, status in (("https://dash.example", 302), ("https://evil.example", 403)):
         given = {**form, "Host": "dash.example", "Origin": origin}
         assert ask(url, "/tenant/pause/", "POST", body, **given)[0] == status
@@ -131,9 +127,7 @@ def test_changes_and_passwords(web: Web, tmp_path: Path) -> None:
 
 
 def test_an_unknown_address_has_a_page_of_the_dashboard(web: Web, tmp_path: Path) -> None:
-    passwords = tmp_path / "passwords"
-    passwords.write_text(f"eve:{hash_password('word')}\n")
-    passwords.chmod(0o600)
+    passwords = password_file(tmp_path, f"eve:{hash_password('word')}\n")
     url, right = web("--auth", str(passwords)), basic("eve:word")
     for path in ("/nowhere/", "/queue/<b>x/", "/assets/nothing.css"):
         status, text, headers = ask(url, quote(path), Authorization=right)
@@ -151,7 +145,6 @@ def test_an_unknown_address_has_a_page_of_the_dashboard(web: Web, tmp_path: Path
 
 
 def basic(credentials: str) -> str:
-    """Return the header of a user and a password."""
     return f"Basic {base64.b64encode(credentials.encode()).decode()}"
 
 
@@ -180,10 +173,7 @@ def test_the_server_shows_the_app_of_a_django_project(web: Web, redis_url: str) 
     ],
 )
 def test_a_file_of_passwords_is_checked(tmp_path: Path, content: str | None, mode: int, reason: str) -> None:
-    file = tmp_path / "passwords"
-    if content is not None:
-        file.write_text(content, encoding="utf-8")
-        file.chmod(mode)
+    file = tmp_path / "passwords" if content is None else password_file(tmp_path, content, mode)
     assert reason in refused("--auth", str(file))
 
 
@@ -194,14 +184,10 @@ def test_an_address_of_other_machines_needs_passwords() -> None:
 
 
 def test_a_line_of_the_file_of_passwords_is_made_from_a_prompt(tmp_path: Path) -> None:
-    context = CLIContext(app=make_app("dq-redis://127.0.0.1:1/0"), no_color=True, workdir=None)
-    result = CliRunner().invoke(dq, ["web", "--hash", "eve"], obj=context, input="päss:word\n" * 2)
-    assert result.exit_code == 0, result.output
+    result = run_dq(make_app("dq-redis://127.0.0.1:1/0"), "web --hash eve", answer="päss:word\n" * 2)
     line = result.stdout.splitlines()[-1]
     assert "päss" not in line
-    file = tmp_path / "passwords"
-    file.write_text(line + "\n")
-    file.chmod(0o600)
+    file = password_file(tmp_path, line + "\n")
     # A hash of another program with Django's hasher serves as well, whatever its iterations are.
     hashes = {**read_passwords(file), "adam": PBKDF2PasswordHasher().encode("päss:word", "salt", 1)}
     logins = Logins(hashes)
@@ -244,23 +230,18 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 @pytest.mark.parametrize("removes_path", [True, False])
 def test_a_dashboard_below_a_path_of_a_proxy(web: Web, removes_path: bool, tmp_path: Path) -> None:
-    passwords = tmp_path / "passwords"
-    passwords.write_text(f"eve:{hash_password('word')}\n")
-    passwords.chmod(0o600)
+    passwords = password_file(tmp_path, f"eve:{hash_password('word')}\n")
     url = web("--allow-changes", "--auth", str(passwords), "--origin", "https://example.com/ops/dq/")
     common = {"Host": "example.com", "Authorization": basic("eve:word")}
     below = "" if removes_path else "/ops/dq"
-    status, text, headers = ask(url, f"{below}/tenant/?queue=push&tenant=a", **common)
+    page = status, text, _ = ask(url, f"{below}/tenant/?queue=push&tenant=a", **common)
     assert status == 200
     addresses = re.findall(r'(?:href|src|action)="(/[^"]*)"', text)
     assert len(addresses) > 10
     assert [each for each in addresses if not each.startswith("/ops/dq/")] == []
-    cookie = headers["Set-Cookie"]
+    cookie, body, given = form_of(page)
     assert "Path=/ops/dq;" in cookie
-    token = text.partition('csrfmiddlewaretoken" value="')[2].partition('"')[0]
-    given = {"Cookie": cookie.partition(";")[0], "Content_Type": "application/x-www-form-urlencoded"}
     given |= {**common, "Origin": "https://example.com"}
-    body = f"queue=push&tenant=a&csrfmiddlewaretoken={token}"
     status, _, headers = ask(url, f"{below}/tenant/pause/", "POST", body, **given)
     assert (status, headers["Location"].startswith("/ops/dq/tenant/?")) == (302, True)
     (script,) = (each for each in addresses if "dashboard.js" in each)
@@ -293,10 +274,7 @@ def test_a_name_with_two_addresses_is_served(monkeypatch: pytest.MonkeyPatch) ->
 
 def refused(*words: str) -> str:
     """Run the command, which fails; return its output."""
-    context = CLIContext(app=make_app("dq-redis://127.0.0.1:1/0"), no_color=True, workdir=None)
-    result = CliRunner().invoke(dq, ["web", *words], obj=context)
-    assert result.exit_code == 1, result.output
-    return result.output
+    return run_dq(make_app("dq-redis://127.0.0.1:1/0"), "web", *words, status=1).output
 
 
 def in_project(program: str, **settings: Any) -> str:
