@@ -9,19 +9,16 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from celery import Celery
 from prometheus_client.parser import text_string_to_metric_families
 
-import celery_dq
 from celery_dq.metrics.server import MetricsServer
+from tests.dashboard.shop import make_app as make_shop
 
 #: A sample: its name and its labels, sorted.
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class Metrics:
-    """The samples of one scrape."""
-
     def __init__(self, text: str) -> None:
         families = list(text_string_to_metric_families(text))
         self.kinds = {family.name: family.type for family in families}
@@ -46,7 +43,6 @@ class Metrics:
 
 
 def scrape(url: str) -> Metrics:
-    """Read metrics by an HTTP GET, as Prometheus does."""
     with urllib.request.urlopen(url, timeout=20) as reply:
         assert reply.status == 200
         return Metrics(reply.read().decode())
@@ -73,7 +69,6 @@ def serve() -> Iterator[Serve]:
 
 @pytest.fixture
 def broker_url(redis_url: str) -> str:
-    """The tenant broker on an empty database."""
     return redis_url.replace("redis://", "dq-redis://", 1)
 
 
@@ -86,16 +81,8 @@ def make_app(broker_url: str) -> Iterator[MakeApp]:
     made: list[Any] = []
 
     def make(broker: str = broker_url, **conf: Any) -> Any:
-        app = Celery("shop", broker=broker, set_as_current=False)
-        plain = {"task_default_queue": "push", "task_publish_retry_policy": {"max_retries": 0}}
-        app.conf.update({**plain, **conf})
-        celery_dq.setup(app)
-
-        @app.task(shared=False, name="notify", tenant="{merchant}")
-        def notify(merchant: Any, order: int = 0) -> None: ...
-
-        made.append(app)
-        return app
+        made.append(make_shop(broker, **conf))
+        return made[-1]
 
     yield make
     for app in made:

@@ -144,8 +144,6 @@ def test_a_client_that_sends_nothing_delays_no_other(make_app: MakeApp, serve: S
 
 
 class HangingReader:
-    """A reader of the state that waits."""
-
     def __init__(self) -> None:
         self.begun, self.go_on = 0, threading.Event()
 

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
 from kombu.exceptions import OperationalError
 from prometheus_client import CollectorRegistry
 
-import celery_dq
 from celery_dq.inspector.queue_counters import WAIT_BOUNDS_S
 from celery_dq.metrics.collector import DQCollector
 from celery_dq.metrics.table import METRICS
@@ -217,42 +215,32 @@ def test_an_open_circuit_breaker_shows(make_app: MakeApp, serve: Serve) -> None:
     assert app.dq.circuit() in ("open", "half-open")
 
 
-def test_another_broker_has_metrics_of_the_buffer_only(tmp_path: Path, serve: Serve) -> None:
-    with Celery("stock", broker="memory://", set_as_current=False) as app:
-        app.conf.dq_buffer_folder = str(tmp_path)
-        celery_dq.setup(app)
-        metrics = scrape(serve(app))
-        assert metrics.of("celery_dq_up") == {}
-        assert metrics("celery_dq_buffer_messages") == 0
+def test_another_broker_has_metrics_of_the_buffer_only(
+    tmp_path: Path, make_app: MakeApp, serve: Serve
+) -> None:
+    metrics = scrape(serve(make_app("memory://", dq_buffer_folder=str(tmp_path))))
+    assert metrics.of("celery_dq_up") == {}
+    assert metrics("celery_dq_buffer_messages") == 0
 
 
-def test_queues_in_zookeeper_have_the_counts_that_are_known(hosts: str, serve: Serve) -> None:
-    with Celery("small", broker=f"dq-zookeeper://{hosts}", set_as_current=False) as app:
-        celery_dq.setup(app)
-        app.conf.task_default_queue = "push"
-        app.send_task("job")
-        metrics = scrape(serve(app))
-        assert metrics("celery_dq_up") == 1
-        states = metrics.of("celery_dq_queue_messages")
-        assert states == {
-            ("push", "waiting"): 1,
-            ("push", "delayed"): 0,
-            ("push", "held"): 0,
-            ("push", "dead"): 0,
-        }
-        assert metrics.of("celery_dq_queue_consumers") == {}
-        producers: Any = app.pool
-        producers.force_close_all()
+def test_queues_in_zookeeper_have_the_counts_that_are_known(
+    hosts: str, make_app: MakeApp, serve: Serve
+) -> None:
+    app = make_app(f"dq-zookeeper://{hosts}")
+    app.send_task("job")
+    metrics = scrape(serve(app))
+    assert metrics("celery_dq_up") == 1
+    states = {"waiting": 1, "delayed": 0, "held": 0, "dead": 0}
+    assert metrics.of("celery_dq_queue_messages") == {("push", name): count for name, count in states.items()}
+    assert metrics.of("celery_dq_queue_consumers") == {}
 
 
-def test_a_registry_of_the_program_asks_no_broker_until_it_is_read() -> None:
-    with Celery("shop", broker="dq-redis://127.0.0.1:1/0", set_as_current=False) as app:
-        celery_dq.setup(app)
-        registry = CollectorRegistry(auto_describe=True)
+def test_a_registry_of_the_program_asks_no_broker_until_it_is_read(make_app: MakeApp) -> None:
+    app, registry = make_app("dq-redis://127.0.0.1:1/0"), CollectorRegistry(auto_describe=True)
+    registry.register(DQCollector(app))
+    with pytest.raises(ValueError, match="Duplicated"):
         registry.register(DQCollector(app))
-        with pytest.raises(ValueError, match="Duplicated"):
-            registry.register(DQCollector(app))
-        assert registry.get_sample_value("celery_dq_up") == 0
+    assert registry.get_sample_value("celery_dq_up") == 0
 
 
 def test_every_metric_of_the_table_is_served(tmp_path: Path, make_app: MakeApp, serve: Serve) -> None:

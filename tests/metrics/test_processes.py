@@ -16,16 +16,14 @@ from typing import Any
 import psutil
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 import celery_dq
-from celery_dq.cli import dq
 from celery_dq.metrics.table import METRICS
 from celery_dq.testing.processes import free_port
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.broker.worker_app import WorkerApp
+from tests.dq_command import run_dq
 from tests.metrics.conftest import scrape
 
 ROOT = Path(__file__).parents[2]
@@ -65,8 +63,7 @@ def run(*words: str, **conf: Any) -> tuple[int, str]:
     with Celery("shop", broker="dq-redis://127.0.0.1:1/0", set_as_current=False) as app:
         app.conf.update(conf)
         celery_dq.setup(app)
-        context = CLIContext(app=app, no_color=True, workdir=None)
-        result = CliRunner().invoke(dq, ["exporter", *words], obj=context)
+        result = run_dq(app, "exporter", *words, status=None)
         return result.exit_code, result.output
 
 
