@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-from celery_dq.app.checks.status import read_status
 from kombu import Connection
 
 import celery_dq
 from celery_dq.app.checks import server_checks
-from celery_dq.app.checks.doctor import Finding, check_server, check_settings, read_status
+from celery_dq.app.checks.doctor import check_server, check_settings, read_status
 from celery_dq.app.checks.finding import Finding
 from celery_dq.clock import SystemClock
 from celery_dq.compat.guard import READ_VERSIONS

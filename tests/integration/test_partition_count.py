@@ -8,11 +8,10 @@ from typing import Any, cast
 
 import pytest
 from celery import Celery
-from celery_dq.app.checks.status import read_status
 
 import celery_dq
 from celery_dq.app.api import map_change, tenant_moves
-from celery_dq.app.checks.doctor import Finding, check_server, read_status
+from celery_dq.app.checks.doctor import check_server, read_status
 from celery_dq.app.checks.finding import Finding
 from celery_dq.errors import InvalidRequest
 from celery_dq.options import Quota

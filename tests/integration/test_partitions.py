@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery_dq.app.checks.status import read_status
 
 from celery_dq.app.api.move import Mover
 from celery_dq.app.checks.doctor import read_status

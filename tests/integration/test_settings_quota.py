@@ -15,7 +15,7 @@ from celery import Celery
 from kombu import Connection, Queue
 
 import celery_dq
-from celery_dq.app.checks.doctor import Finding, check_server
+from celery_dq.app.checks.doctor import check_server
 from celery_dq.app.checks.finding import Finding
 from celery_dq.options import Quota
 from tests.dq_command import run_dq

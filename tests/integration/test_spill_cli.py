@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery_dq.inspector.spill import survey
 from click.testing import Result
 
 import celery_dq

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery_dq.cli.top_state import TopState
 from rich.console import Console
 
 from celery_dq.cli.top import _read_keys
