@@ -24,18 +24,6 @@ def test_waiting_message_becomes_a_discard(scripts: PartitionScripts) -> None:
     assert scripts.left_over() == {"leases", "quotas", "quota_info", "limiter"}
 
 
-def test_delayed_message_becomes_a_discard(scripts: PartitionScripts) -> None:
-    scripts.push("a", due_us=scripts.now_us() + 60_000_000)
-    assert cancel(scripts, "a") == ["delayed"]
-    assert scripts.claim().entries[0].reason == "cancelled"
-
-
-def test_the_last_message_of_a_tenant_takes_it_out_of_turn(scripts: PartitionScripts) -> None:
-    scripts.push("a", tenant="t")
-    cancel(scripts, "a")
-    assert scripts.place("t") == "idle"
-
-
 def test_claimed_message_comes_back_as_a_discard(scripts: PartitionScripts) -> None:
     scripts.push("a", "b")
     tags = tags_of(scripts.claim(2).entries)
@@ -59,24 +47,20 @@ def test_tombstone_expires(scripts: PartitionScripts) -> None:
     assert scripts.push("a")[0].status == "accepted"
 
 
-def test_without_tombstone(scripts: PartitionScripts) -> None:
-    assert cancel(scripts, "a", tombstone_ttl_ms=0) == ["none"]
-    assert scripts.left_over() == set()
-
-
-def test_all_messages_of_a_task_are_cancelled(scripts: PartitionScripts) -> None:
-    scripts.push("a")
-    scripts.take()
-    scripts.push("a", "a")
-    scripts.push("a", due_us=scripts.now_us() + 60_000_000)
-    assert cancel(scripts, "a") == ["claimed"]
-    assert [e.id for e in scripts.claim(5).entries] == ["a~1", "a~2", "a~3"]
-
-
 def test_same_task_twice_in_a_call(scripts: PartitionScripts) -> None:
     scripts.push("a")
     assert cancel(scripts, "a", "a") == ["waiting", "discarded"]
     assert len(scripts.take(5)) == 1
+
+
+def test_settled_discard_is_not_delivered_again(scripts: PartitionScripts) -> None:
+    scripts.push("a")
+    cancel(scripts, "a")
+    scripts.settle(scripts.claim().entries[0].tag)
+    scripts.lose()
+    scripts.reap()
+    assert scripts.take() == []
+    assert scripts.left_over() == {"leases"}
 
 
 def test_tenant_in_chunks(scripts: PartitionScripts) -> None:
@@ -91,49 +75,6 @@ def test_tenant_in_chunks(scripts: PartitionScripts) -> None:
         ("b", "cancelled"),
         ("c", "cancelled"),
     ]
-
-
-def test_discards_of_a_lost_consumer_are_delivered_again(scripts: PartitionScripts) -> None:
-    scripts.push("a")
-    cancel(scripts, "a")
-    scripts.take()
-    scripts.lose()
-    scripts.reap()
-    (entry,) = scripts.claim().entries
-    assert (entry.id, entry.reason, entry.deliveries) == ("a", "cancelled", 1)
-
-
-def test_settled_discard_is_not_delivered_again(scripts: PartitionScripts) -> None:
-    scripts.push("a")
-    cancel(scripts, "a")
-    scripts.settle(scripts.claim().entries[0].tag)
-    scripts.lose()
-    scripts.reap()
-    assert scripts.take() == []
-    assert scripts.left_over() == {"leases"}
-
-
-def test_all_messages_of_a_task_that_are_held_come_back_as_discards(scripts: PartitionScripts) -> None:
-    scripts.push("a", "a", "b~1")
-    tags = tags_of(scripts.claim(5).entries)
-    assert cancel(scripts, "a", "b~1") == ["claimed", "claimed"]
-    scripts.release(*tags, mode="requeue")
-    assert [(e.id, e.reason) for e in scripts.claim(5).entries] == [
-        ("a", "cancelled"),
-        ("a~1", "cancelled"),
-        ("b~~1", "cancelled"),
-    ]
-
-
-def test_expired_message_is_delivered_flagged(scripts: PartitionScripts) -> None:
-    scripts.set_quota("t", 0.001, concurrency=1)
-    scripts.push("a", tenant="t", expires_us=scripts.now_us() - 1)
-    scripts.push("b", tenant="t", expires_us=scripts.now_us() + 60_000_000)
-    claimed = scripts.claim(5)
-    assert [(e.id, e.reason) for e in claimed.entries] == [("b", ""), ("a", "expired")]
-    scripts.release(claimed.entries[1].tag, mode="requeue")
-    assert [(e.id, e.reason) for e in scripts.claim(5).entries] == [("a", "expired")]
-    assert scripts.slots("t") == 1
 
 
 def test_purge_leaves_held_messages(scripts: PartitionScripts) -> None:

@@ -111,48 +111,6 @@ def test_each_lost_lease_counts_once(scripts: PartitionScripts) -> None:
     assert counts(scripts)["leases_lost"] == 2
 
 
-def test_cancelled_and_expired_messages_count_apart(scripts: PartitionScripts) -> None:
-    scripts.push("a", "b", "c")
-    scripts.push("old", tenant="t", expires_us=1)
-    scripts.partition.cancel(["a"]).run(scripts.client)
-    scripts.partition.cancel_tenant("").run(scripts.client)
-    scripts.claim()
-    assert counts(scripts) == {"pushed": 4, "discarded": 4, "cancelled": 3, "expired": 1}
-
-
-def test_settled_messages_count_when_they_end(scripts: PartitionScripts) -> None:
-    scripts.push("a", "b", "c")
-    tags = tags_of(scripts.claim(3).entries)
-    scripts.settle(*tags)
-    scripts.settle(*tags)
-    assert "settled" not in counts(scripts)
-    scripts.finish(tags[0])
-    scripts.claim(0, finish=tags[1:2])
-    scripts.release(tags[2])
-    expected = {"pushed": 3, "claimed": 3, "settled": 3, "finished": 2, "released": 1, "dropped": 1}
-    assert counts(scripts) == expected
-
-
-def test_discards_and_dead_letters_count_apart_from_finished_messages(
-    scripts: PartitionScripts,
-) -> None:
-    scripts.push("cancelled", "failed", "lost")
-    scripts.partition.cancel(["cancelled"]).run(scripts.client)
-    entries = scripts.claim(2).entries
-    failed, discard = (next(e.tag for e in entries if e.id == each) for each in ("failed", "cancelled"))
-    scripts.finish(discard)
-    scripts.partition.dead_letter("c1", failed, reason="failed", worker="w").run(scripts.client)
-    scripts.lose()
-    assert scripts.reap(max_deliveries=1) == 1
-    expected = {"pushed": 3, "claimed": 2, "finished": 1, "reaped": 1, "dead_lettered": 2}
-    expected |= {"discarded": 2, "cancelled": 1, "discards_finished": 1, "leases_lost": 1}
-    assert counts(scripts) == expected
-    scripts.partition.replay("failed").run(scripts.client)
-    scripts.partition.purge().run(scripts.client)
-    assert counts(scripts)["replayed"] == 1
-    assert counts(scripts)["dropped"] == scripts.state("dropped") == 2
-
-
 def test_the_bounds_of_the_scripts_are_those_of_the_inspector() -> None:
     lua = Path(celery_dq.__file__).parent / "transport/redis/lua/include/waiting_times.lua"
     bounds = re.findall(r"wait < (\d+) and", lua.read_text())

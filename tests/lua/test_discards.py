@@ -26,42 +26,12 @@ def discards(scripts: PartitionScripts) -> int:
     return int(scripts.client.zcard(scripts.keys.discards))
 
 
-def test_cancelled_messages_do_not_go_before_another_tenants_message(scripts: PartitionScripts) -> None:
-    fill(scripts, "loud", 50)
-    cancel(scripts, "loud")
-    scripts.push("q", tenant="quiet")
-    assert scripts.take(1, discards=3) == ["q", "loud0000", "loud0001", "loud0002"]
-
-
-def test_expired_messages_do_not_go_before_another_tenants_message(scripts: PartitionScripts) -> None:
-    fill(scripts, "loud", 500, expires_us=1)
-    scripts.push("q", tenant="quiet")
-    assert scripts.take(1)[0] == "q"
-
-
-def test_take_the_place_of_no_message(scripts: PartitionScripts) -> None:
-    fill(scripts, "a", 10)
-    cancel(scripts, "a")
-    fill(scripts, "b", 5)
-    assert len(scripts.take(5, discards=2)) == 7
-
-
 def test_are_not_taken_by_a_call_that_takes_no_message(scripts: PartitionScripts) -> None:
     fill(scripts, "a", 3)
     cancel(scripts, "a")
     assert scripts.take(0, discards=3) == []
     assert scripts.take(1, discards=0) == []
     assert scripts.claim(1, discards=0).more is True
-
-
-def test_tenants_take_turns(scripts: PartitionScripts) -> None:
-    fill(scripts, "a", 100)
-    cancel(scripts, "a")
-    assert scripts.take(3) == ["a0000", "a0001", "a0002"]
-    for tenant in "bc":
-        fill(scripts, tenant, 2)
-        cancel(scripts, tenant)
-    assert scripts.take(7) == ["a0003", "b0000", "c0000", "a0004", "b0001", "c0001", "a0005"]
 
 
 def test_a_tenant_that_cancels_one_after_the_other_does_not_cheat(scripts: PartitionScripts) -> None:
@@ -75,17 +45,6 @@ def test_a_tenant_that_cancels_one_after_the_other_does_not_cheat(scripts: Parti
     assert taken.count("b") == 5
 
 
-def test_one_that_comes_back_is_the_next(scripts: PartitionScripts) -> None:
-    fill(scripts, "a", 3)
-    cancel(scripts, "a")
-    entries = scripts.claim(3).entries
-    # The places of the earlier discards do not count: the tags begin at 0 again.
-    fill(scripts, "b", 3)
-    cancel(scripts, "b")
-    scripts.release(entries[2].tag)
-    assert scripts.take(2) == ["a0002", "b0000"]
-
-
 def test_expired_messages_cost_their_tenant_no_turn(scripts: PartitionScripts) -> None:
     fill(scripts, "a", 100, expires_us=1)
     scripts.push("a-live", tenant="a")
@@ -96,33 +55,6 @@ def test_expired_messages_cost_their_tenant_no_turn(scripts: PartitionScripts) -
     # The tenant is behind only in turn.
     assert scripts.take(2, discards=0)[0] == "a-live"
     assert discards(scripts) == 100
-
-
-def test_a_suspect_goes_without_discards(scripts: PartitionScripts) -> None:
-    scripts.push("a")
-    scripts.release(scripts.claim().entries[0].tag, mode="crashed")
-    fill(scripts, "t", 1)
-    cancel(scripts, "t")
-    assert scripts.take(5) == ["a"]
-    assert scripts.take(5) == ["t0000"]
-
-
-def test_nothing_is_left_of_them(scripts: PartitionScripts) -> None:
-    for i in range(50):
-        fill(scripts, f"t{i}", 2)
-        cancel(scripts, f"t{i}")
-    fill(scripts, "late", 2, expires_us=1)
-    while entries := scripts.claim(7).entries:
-        scripts.finish(*tags_of(entries))
-    assert scripts.left_over() == {"leases"}
-
-
-def test_nothing_is_left_of_purged_ones(scripts: PartitionScripts) -> None:
-    fill(scripts, "t", 5)
-    cancel(scripts, "t")
-    while scripts.partition.purge(limit=2).run(scripts.client).more:
-        pass
-    assert scripts.left_over() - {"wake"} == set()
 
 
 def test_tags_are_collected_while_others_wait(scripts: PartitionScripts) -> None:

@@ -52,25 +52,6 @@ def test_a_sooner_due_time_wakes_a_consumer_to_plan_the_look(scripts: PartitionS
     assert look_s <= 3_600
 
 
-def test_another_priority_keeps_the_place_by_time(scripts: PartitionScripts) -> None:
-    scripts.push("a", priority=5)
-    scripts.push("b", "c")
-    scripts.push("d", priority=5)
-    assert edit(scripts, "c", priority=5) == "waiting"
-    assert edit(scripts, "a", priority=0) == "waiting"
-    assert record(scripts, "c").priority == 5
-    assert scripts.take(5) == ["c", "d", "a", "b"]
-
-
-def test_a_message_in_another_state_is_not_changed(scripts: PartitionScripts) -> None:
-    scripts.push("a", "b")
-    scripts.claim()
-    scripts.partition.cancel(["b"], tombstone_ttl_ms=0).run(scripts.client)
-    before = scripts.client.hgetall(scripts.keys.messages)
-    assert [edit(scripts, each, priority=9) for each in ("a", "b", "c")] == ["other", "other", "none"]
-    assert scripts.client.hgetall(scripts.keys.messages) == before
-
-
 @pytest.mark.parametrize("changes", [{"due_us": -1}, {"due_us": 10**16}, {"priority": 10}, {"priority": -1}])
 def test_an_impossible_change_is_refused(scripts: PartitionScripts, changes: dict[str, int]) -> None:
     scripts.push("a")

@@ -33,44 +33,6 @@ def test_weights_in_their_exact_sequence(scripts: PartitionScripts) -> None:
     assert drain(scripts, 1) == expected
 
 
-@pytest.mark.parametrize("batch", [2, 3, 7, 32, 100])
-def test_a_batch_equals_single_claims(scripts: PartitionScripts, batch: int) -> None:
-    weights = {"a": 1, "b": 3, "c": 0.7, "ab": 1, "b\xff": 2}
-    for tenant, weight in weights.items():
-        scripts.set_quota(tenant, weight=weight)
-    counts = {"a": 30, "b": 17, "c": 25, "ab": 3, "b\xff": 40}
-
-    def run(size: int) -> list[str]:
-        for tenant, count in counts.items():
-            fill(scripts, tenant, count)
-        # A late comer in the middle, so that finish tags count.
-        taken = [each for _ in range(42 // size) for each in scripts.take(size)]
-        taken += scripts.take(42 - len(taken))
-        fill(scripts, "ab", 5)
-        taken += drain(scripts, size)
-        scripts.client.flushdb()
-        for tenant, weight in weights.items():
-            scripts.set_quota(tenant, weight=weight)
-        return taken
-
-    assert run(batch) == run(1)
-
-
-def test_bytes_decide_between_equals_not_the_locale(scripts: PartitionScripts) -> None:
-    tenants = ["a", "B", "Z", "z", "ä", "\u00ff", "0", "_"]
-    for tenant in tenants:
-        fill(scripts, tenant, 2)
-    ordered = sorted(tenants, key=str.encode)
-    assert scripts.take(16) == [f"{tenant}{i:03d}" for i in range(2) for tenant in ordered]
-
-
-def test_a_late_comer_gets_no_credit_for_the_past(scripts: PartitionScripts) -> None:
-    fill(scripts, "a", 30)
-    scripts.take(10)
-    fill(scripts, "b", 10)
-    assert Counter(each[0] for each in scripts.take(10)) == {"a": 5, "b": 5}
-
-
 def test_a_shallow_tenant_does_not_cheat(scripts: PartitionScripts) -> None:
     """One that comes back after each message is served as often as one with backlog, not more."""
     fill(scripts, "deep", 40)
@@ -79,15 +41,6 @@ def test_a_shallow_tenant_does_not_cheat(scripts: PartitionScripts) -> None:
         scripts.push(f"shallow{i}", tenant="shallow")
         served[scripts.take(1)[0][:4]] += 1
     assert abs(served["deep"] - served["shal"]) <= 1
-
-
-def test_virtual_time_jumps_and_tags_go_when_no_tenant_is_in_turn(scripts: PartitionScripts) -> None:
-    scripts.set_quota("slow", weight=0.01)
-    scripts.push("s", tenant="slow")
-    scripts.push("q", tenant="quick")
-    assert sorted(scripts.take(2)) == ["q", "s"]
-    assert scripts.state("v") == 100.0
-    assert not scripts.client.exists(scripts.keys.finish_tags)
 
 
 def test_of_unlimited_tenants_that_have_nothing_left_no_tags_are_kept(scripts: PartitionScripts) -> None:
@@ -157,12 +110,6 @@ def test_a_corrupt_delayed_record_becomes_a_dead_letter(scripts: PartitionScript
     scripts.client.zadd(scripts.keys.delayed, {"a": 1})
     assert scripts.take() == []
     assert scripts.left_over() == {"leases", "dead", "dead_info", "dead_index"}
-
-
-def test_more_reports_that_something_may_be_served(scripts: PartitionScripts) -> None:
-    fill(scripts, "a", 3)
-    assert scripts.claim(2).more is True
-    assert scripts.claim(2).more is False
 
 
 def test_nothing_is_left_of_idle_tenants(scripts: PartitionScripts) -> None:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from celery_dq.testing.waiting import wait_until
-from tests.lua.partition_scripts import PartitionScripts, make_quota, tags_of
+from tests.lua.partition_scripts import PartitionScripts, make_quota
 
 
 def fill(scripts: PartitionScripts, tenant: str, count: int) -> None:
@@ -55,39 +55,12 @@ def test_throttled_tenant_reports_when(scripts: PartitionScripts) -> None:
     wait_until(lambda: scripts.take(5) == ["a0001"], 30)
 
 
-def test_throttled_tenant_delays_no_other(scripts: PartitionScripts) -> None:
-    scripts.set_quota("a", 0.001)
-    fill(scripts, "a", 5)
-    fill(scripts, "b", 5)
-    assert scripts.take(10) == ["a0000", *(f"b{i:04d}" for i in range(5))]
-
-
-def test_unstarted_release_gives_the_token_back(scripts: PartitionScripts) -> None:
-    scripts.set_quota("a", 0.01, burst=2)
-    fill(scripts, "a", 5)
-    entries = scripts.claim(5).entries
-    assert len(entries) == 2
-    scripts.release(*tags_of(entries), mode="unstarted")
-    assert scripts.take(5) == ["a0000", "a0001"]
-    assert scripts.take(5) == []
-
-
 def test_requeue_gives_no_token_back(scripts: PartitionScripts) -> None:
     scripts.set_quota("a", 0.01)
     fill(scripts, "a", 2)
     scripts.release(scripts.claim().entries[0].tag, mode="requeue")
     assert scripts.take(2) == []
     assert scripts.place("a") == "throttled"
-
-
-def test_tenants_with_one_message_each_pay_for_it(scripts: PartitionScripts) -> None:
-    tenants = ("a", "b", "c")
-    for tenant in tenants:
-        scripts.set_quota(tenant, 0.001)
-    for expected in (3, 0):
-        for tenant in tenants:
-            fill(scripts, tenant, 1)
-        assert len(scripts.take(10)) == expected
 
 
 def test_limiter_state_is_collected(scripts: PartitionScripts) -> None:
@@ -115,32 +88,6 @@ class TestConcurrency:
         assert scripts.place("a") == "turn"
         assert scripts.take(10, "c2") == ["a0002"]
 
-    def test_settled_message_keeps_its_slot(self, scripts: PartitionScripts) -> None:
-        scripts.set_quota("a", concurrency=1)
-        fill(scripts, "a", 2)
-        entry = scripts.claim().entries[0]
-        scripts.settle(entry.tag)
-        assert scripts.take() == []
-        assert scripts.finish(entry.tag) == 0
-        assert scripts.take() == ["a0001"]
-
-    @pytest.mark.parametrize("mode", ["unstarted", "requeue", "crashed"])
-    def test_release_frees_the_slot(self, scripts: PartitionScripts, mode: str) -> None:
-        scripts.set_quota("a", concurrency=1)
-        fill(scripts, "a", 2)
-        scripts.release(scripts.claim().entries[0].tag, mode=mode)
-        assert scripts.slots("a") == 0
-        assert scripts.take() == ["a0000"]
-
-    def test_reaping_frees_the_slots_of_settled_ones_too(self, scripts: PartitionScripts) -> None:
-        scripts.set_quota("a", concurrency=2)
-        fill(scripts, "a", 3)
-        scripts.settle(scripts.claim(2).entries[0].tag)
-        scripts.lose()
-        assert scripts.reap() == 2
-        assert scripts.slots("a") == 0
-        assert scripts.take(1, "c2") == ["a0001"]
-
     def test_free_room_bounds_limited_tenants_only(self, scripts: PartitionScripts) -> None:
         scripts.set_quota("a", concurrency=5)
         fill(scripts, "a", 5)
@@ -151,22 +98,6 @@ class TestConcurrency:
         assert (claimed.more, claimed.needs_slot) == (True, True)
         assert scripts.place("a") == "turn"
         assert scripts.take(10, free=1) == ["a0001", "b0001"]
-
-    def test_free_room_bounds_single_messages_of_limited_tenants(self, scripts: PartitionScripts) -> None:
-        for tenant in "ab":
-            scripts.set_quota(tenant, concurrency=5)
-            scripts.push(f"{tenant}0", tenant=tenant)
-        assert scripts.claim(0).entries == []  # a consumer with a lease takes the short path
-        claimed = scripts.claim(10, free=1)
-        assert [each.id for each in claimed.entries] == ["a0"]
-        assert claimed.needs_slot
-
-    def test_finishing_a_slot_in_the_claim_lets_its_tenant_go_on(self, scripts: PartitionScripts) -> None:
-        scripts.set_quota("a", concurrency=1)
-        fill(scripts, "a", 3)
-        entry = scripts.claim(5).entries[0]
-        (second,) = scripts.claim(5, finish=[entry.tag]).entries
-        assert second.id == "a0001"
 
 
 class TestQuotaChange:
@@ -203,28 +134,6 @@ class TestQuotaChange:
         assert scripts.place("a") == "paused"
         scripts.partition.set_quota("a", None).run(scripts.client)
         assert len(scripts.take(5)) == 4
-
-    def test_concurrency_up_and_down(self, scripts: PartitionScripts) -> None:
-        scripts.set_quota("a", concurrency=1)
-        fill(scripts, "a", 6)
-        scripts.take(6)
-        scripts.set_quota("a", concurrency=3)
-        assert len(scripts.take(6)) == 2
-        scripts.set_quota("a", concurrency=1)
-        entry = scripts.partition.claim("c1", lease_ms=60_000, want=6).run(scripts.client)
-        assert entry.entries == []
-        assert scripts.slots("a") == 3
-
-    def test_default_acts_after_place(self, scripts: PartitionScripts) -> None:
-        fill(scripts, "a", 2)
-        fill(scripts, "b", 2)
-        scripts.set_quota("b", weight=2)
-        scripts.partition.set_default_quota(make_quota(paused=True)).run(scripts.client)
-        scripts.partition.place_held_back(["a", "b", "none"]).run(scripts.client)
-        assert (scripts.place("a"), scripts.place("b"), scripts.place("none")) == ("paused", "turn", "idle")
-        scripts.partition.set_default_quota(None).run(scripts.client)
-        scripts.partition.place_held_back(["a"]).run(scripts.client)
-        assert scripts.place("a") == "turn"
 
     def test_default_is_checked_by_the_claim_even_before_place(self, scripts: PartitionScripts) -> None:
         fill(scripts, "a", 2)
@@ -266,14 +175,6 @@ class TestQuotaChange:
         for weight in (2, 3):
             bring_settings(scripts, make_quota(weight=weight), "w1")
         assert 0 < scripts.client.pttl(scripts.keys.config_before) <= 60_000
-
-    def test_weight_acts_on_waiting_messages(self, scripts: PartitionScripts) -> None:
-        fill(scripts, "a", 20)
-        fill(scripts, "b", 20)
-        scripts.take(4)
-        scripts.set_quota("a", weight=3)
-        taken = [each[0] for each in scripts.take(16)]
-        assert taken.count("a") == 12
 
 
 def test_a_claim_reports_whether_a_tenant_may_have_a_limit(scripts: PartitionScripts) -> None:

@@ -42,15 +42,6 @@ def test_a_paused_queue_starts_nothing_and_wakes_no_consumer(scripts: PartitionS
     assert not resume(scripts).changed
 
 
-def test_finishing_in_a_claim_starts_nothing_in_a_pause(scripts: PartitionScripts) -> None:
-    scripts.push("a", tenant="t")
-    (entry,) = scripts.claim().entries
-    scripts.push("b", tenant="u")
-    pause(scripts)
-    assert scripts.claim(5, finish=[entry.tag]).entries == []
-    assert not scripts.token()
-
-
 def test_a_pause_of_a_queue_ends_by_itself(scripts: PartitionScripts) -> None:
     scripts.push("a")
     scripts.take_token()
@@ -125,15 +116,6 @@ def test_a_heartbeat_of_an_empty_queue_keeps_the_look_at_the_end_of_its_pause(
     assert scripts.claim(5).next_look_s is not None
     scripts.reap()
     assert scripts.client.hget(scripts.keys.state, "next_look_owner") == b"c1"
-
-
-def test_discards_are_delivered_during_a_pause(scripts: PartitionScripts) -> None:
-    scripts.push("a", "b")
-    pause(scripts)
-    scripts.partition.cancel(["a"], tombstone_ttl_ms=0).run(scripts.client)
-    assert scripts.token()
-    assert [(entry.id, entry.reason) for entry in scripts.claim(5).entries] == [("a", "cancelled")]
-    assert not scripts.token()
 
 
 def test_a_pause_that_is_over_gives_the_next_one_no_begin(scripts: PartitionScripts) -> None:

@@ -29,24 +29,6 @@ def test_the_order_holds_over_calls_in_one_microsecond(scripts: PartitionScripts
     assert scripts.take(50) == [f"{i * 37 % 50:02d}" for i in range(50)]
 
 
-def test_resent_batch_changes_nothing(scripts: PartitionScripts) -> None:
-    assert send(scripts, [1, 2]) == [PushReply("accepted", "m1"), PushReply("accepted", "m2")]
-    assert send(scripts, [1, 2, 3]) == [
-        PushReply("seen", "m1"),
-        PushReply("seen", "m2"),
-        PushReply("accepted", "m3"),
-    ]
-    assert scripts.waiting() == ["m1", "m2", "m3"]
-    assert send(scripts, [3], producer="q") == [PushReply("accepted", "m3~1")]
-
-
-def test_resent_batch_changes_nothing_after_its_messages_have_finished(scripts: PartitionScripts) -> None:
-    send(scripts, [1])
-    scripts.finish(scripts.claim().entries[0].tag)
-    assert send(scripts, [1]) == [PushReply("seen", "m1")]
-    assert scripts.take() == []
-
-
 def test_marker_expires(scripts: PartitionScripts) -> None:
     send(scripts, [1], ttl_ms=5000)
     assert 0 < scripts.client.pttl(scripts.keys.producer("p")) <= 5000
@@ -82,41 +64,6 @@ def test_not_a_number_as_due_time_is_refused(scripts: PartitionScripts) -> None:
         scripts.push("a", due_us=float("nan"))
 
 
-def test_taken_ids_get_a_suffix(scripts: PartitionScripts) -> None:
-    assert [scripts.push_one("a") for _ in range(3)] == ["a", "a~1", "a~2"]
-    assert [each.id for each in scripts.push("a", "a")] == ["a~3", "a~4"]
-    for _ in range(5):
-        scripts.push("a")
-    assert scripts.push_one("a").startswith("a~1")
-    assert len(set(scripts.waiting())) == 11
-
-
-def test_settled_message_keeps_its_id(scripts: PartitionScripts) -> None:
-    """A retry is pushed with the same task id while its first run is settled, not finished."""
-    scripts.push("a")
-    first = scripts.claim().entries[0]
-    scripts.settle(first.tag)
-    assert scripts.push_one("a") == "a~1"
-    second = scripts.claim().entries[0]
-    assert scripts.finish(first.tag) == 0
-    assert scripts.finish(second.tag) == 0
-    assert scripts.left_over() == {"leases"}
-
-
-def test_a_tilde_in_a_task_id_is_no_suffix(scripts: PartitionScripts) -> None:
-    assert scripts.push_one("a~1") == "a~~1"
-    assert scripts.push_one("a") == "a"
-    assert scripts.push_one("a") == "a~1"
-    assert scripts.partition.cancel(["a"]).run(scripts.client) == ["waiting"]
-    assert scripts.take(3) == ["a~~1", "a", "a~1"]
-
-
-def test_priority_goes_first_inside_its_tenant(scripts: PartitionScripts) -> None:
-    for priority in (0, 9, 5, 9):
-        scripts.push(f"p{priority}", priority=priority)
-    assert scripts.take(4) == ["p9", "p9~1", "p5", "p0"]
-
-
 def test_strict_priority_outlives_any_wait(scripts: PartitionScripts) -> None:
     scripts.push("low")
     year_us = 365 * 24 * 3600 * 1_000_000
@@ -132,15 +79,6 @@ def test_aged_priority_lets_an_old_message_go(scripts: PartitionScripts) -> None
     scripts.push("urgent", priority=9, head_start_us=head_start_us)
     scripts.push("new", head_start_us=head_start_us)
     assert scripts.take(3) == ["old", "urgent", "new"]
-
-
-def test_delayed_message_waits_until_it_is_due(scripts: PartitionScripts) -> None:
-    scripts.push("later", due_us=scripts.now_us() + 60_000_000, priority=9)
-    scripts.push("past", due_us=scripts.now_us() - 1)
-    assert scripts.take(2) == ["past"]
-    scripts.client.zadd(scripts.keys.delayed, {"later": scripts.now_us() - 10})
-    scripts.push("now", priority=9)
-    assert scripts.take(2) == ["later", "now"]
 
 
 def test_record_comes_back_byte_by_byte(scripts: PartitionScripts) -> None:

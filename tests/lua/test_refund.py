@@ -45,186 +45,126 @@ def crash(scripts: PartitionScripts) -> None:
     assert scripts.reap() > 0
 
 
-class TestIsGivenBack:
-    @pytest.mark.parametrize("weight", [1, 3, 0.7])
-    @pytest.mark.parametrize("backlog", [0, 1, 5])
-    @pytest.mark.parametrize("tenant", ["a", "t050x", "z"])
-    def test_after_a_crash(self, scripts: PartitionScripts, tenant: str, backlog: int, weight: float) -> None:
-        """Wherever among the others it stands, and however far they have come: it is next."""
-        scripts.set_quota(tenant, weight=weight)
-        fill(scripts, 6)
-        serve(scripts, 30)
-        ids = [f"{tenant}.{i}" for i in range(backlog + 1)]
-        scripts.push(*ids, tenant=tenant)
-        assert claim_next_of(scripts, tenant).id == ids[0]
-        serve(scripts, 230, want=7)
+@pytest.mark.parametrize(("tenant", "backlog", "weight"), [("a", 0, 1), ("t050x", 1, 3), ("z", 5, 0.7)])
+def test_a_crash_gives_the_turn_back(
+    scripts: PartitionScripts, tenant: str, backlog: int, weight: float
+) -> None:
+    """Wherever among the others it stands, and however far they have come: it is next."""
+    scripts.set_quota(tenant, weight=weight)
+    fill(scripts, 4)
+    serve(scripts, 30)
+    ids = [f"{tenant}.{i}" for i in range(backlog + 1)]
+    scripts.push(*ids, tenant=tenant)
+    assert claim_next_of(scripts, tenant).id == ids[0]
+    serve(scripts, 130, want=7)
+    crash(scripts)
+    assert scripts.take(10, "other") == ids[:1]
+
+
+@pytest.mark.parametrize("backlog", [0, 1])
+def test_a_turn_is_given_back_before_others_that_came_since(scripts: PartitionScripts, backlog: int) -> None:
+    """Their turns are equal then, and their names do not matter."""
+    scripts.push(*(f"x.{i}" for i in range(backlog + 1)), tenant="x")
+    claim_next_of(scripts, "x")
+    scripts.push("a.0", tenant="a")
+    crash(scripts)
+    assert scripts.take(1, "other") == ["x.0"]
+
+
+@pytest.mark.parametrize("limit", [{"rate": 1000, "burst": 10}, {"concurrency": 2}])
+def test_a_turn_is_given_back_to_tenants_with_limits_too(
+    scripts: PartitionScripts, limit: dict[str, float]
+) -> None:
+    fill(scripts, 3)
+    scripts.set_quota("x", **limit)
+    scripts.push("x.0", tenant="x")
+    claim_next_of(scripts, "x")
+    serve(scripts, 130, want=7)
+    crash(scripts)
+    assert scripts.take(1, "other") == ["x.0"]
+
+
+def test_a_turn_is_given_back_for_each_message(scripts: PartitionScripts) -> None:
+    fill(scripts, 4)
+    scripts.push(*(f"a.{i}" for i in range(4)), tenant="a")
+    for _ in range(3):
+        claim_next_of(scripts, "a")
+    crash(scripts)
+    assert [scripts.take(1, "other") for _ in range(2)] == [["a.0"], ["a.1"]]
+
+
+def test_an_unstarted_message_is_the_next_again(scripts: PartitionScripts) -> None:
+    fill(scripts, 3)
+    scripts.push("x.0", tenant="x")
+    tag = claim_next_of(scripts, "x").tag
+    serve(scripts, 130, want=7)
+    scripts.release(tag, mode="unstarted")
+    assert scripts.take(1, "other") == ["x.0"]
+
+
+@pytest.mark.parametrize("why", ["asks for another run", "crashes again", "has run", "was taken by name"])
+def test_a_message_gives_no_turn_back(scripts: PartitionScripts, why: str) -> None:
+    scripts.push("a", tenant="a")  # keeps the turns of both at their places
+    scripts.push("x.0", "x.1", "x.2", tenant="x")
+    tag = claim_next_of(scripts, "x").tag
+    if why == "crashes again":
         crash(scripts)
-        assert scripts.take(10, "other") == ids[:1]
-
-    @pytest.mark.parametrize("backlog", [0, 1])
-    def test_before_others_that_came_since(self, scripts: PartitionScripts, backlog: int) -> None:
-        """Their turns are equal then, and their names do not matter."""
-        scripts.push(*(f"x.{i}" for i in range(backlog + 1)), tenant="x")
-        claim_next_of(scripts, "x")
-        scripts.push("a.0", tenant="a")
-        crash(scripts)
-        assert scripts.take(1, "other") == ["x.0"]
-
-    @pytest.mark.parametrize("limit", [{"rate": 1000, "burst": 10}, {"concurrency": 2}])
-    def test_to_tenants_with_limits_too(self, scripts: PartitionScripts, limit: dict[str, float]) -> None:
-        fill(scripts, 4)
-        scripts.set_quota("x", **limit)
-        scripts.push("x.0", tenant="x")
-        claim_next_of(scripts, "x")
-        serve(scripts, 130)
-        crash(scripts)
-        assert scripts.take(1, "other") == ["x.0"]
-
-    def test_with_unstarted_messages(self, scripts: PartitionScripts) -> None:
-        """It goes as if it had not been claimed, however often that is."""
-        fill(scripts, 6)
-        scripts.push("x.0", tenant="x")
-        entry = claim_next_of(scripts, "x")
-        for _ in range(3):
-            serve(scripts, 130)
-            scripts.release(entry.tag, mode="unstarted")
-            (entry,) = scripts.claim().entries
-            assert entry.id == "x.0"
-
-    def test_by_a_consumer_that_resigns(self, scripts: PartitionScripts) -> None:
-        fill(scripts, 4)
-        claimed = scripts.take(10)
-        serve(scripts, 130)
-        assert scripts.partition.resign("c1").run(scripts.client) == 0
-        # In turn by how much of it each has to get, and among these by name; the rest goes on where it was.
-        assert scripts.take(10, "other") == claimed
-
-    def test_once_per_message(self, scripts: PartitionScripts) -> None:
-        """Several of one tenant: so many turns, then it waits like the others."""
-        fill(scripts, 8)
-        scripts.push(*(f"x.{i}" for i in range(9)), tenant="x")
-        for _ in range(4):
-            claim_next_of(scripts, "x")
-        crash(scripts)
-        assert [claim_next_of(scripts, "x").id for _ in range(4)] == ["x.0", "x.1", "x.2", "x.3"]
-        assert not any(each.startswith("x") for each in serve(scripts, TENANTS - 1))
-
-
-class TestIsNotGivenBack:
-    def assert_waits(self, scripts: PartitionScripts, tenant: str = "x") -> None:
-        assert not any(each.startswith(tenant) for each in serve(scripts, 40))
-
-    def start(self, scripts: PartitionScripts, tenant: str = "x") -> ClaimedEntry:
-        fill(scripts, 6)
-        scripts.push(*(f"{tenant}.{i}" for i in range(3)), tenant=tenant)
-        entry = claim_next_of(scripts, tenant)
-        serve(scripts, 10)
-        return entry
-
-    def test_to_a_task_that_asks_for_another_run(self, scripts: PartitionScripts) -> None:
-        scripts.release(self.start(scripts).tag, mode="requeue")
-        self.assert_waits(scripts)
-
-    def test_to_one_that_crashes_again(self, scripts: PartitionScripts) -> None:
-        """The first time it was perhaps another one's fault."""
-        self.start(scripts)
-        crash(scripts)
-        assert scripts.take() == ["x.0"]
-        serve(scripts, 10)
-        crash(scripts)
-        self.assert_waits(scripts)
-
-    def test_for_messages_that_have_run(self, scripts: PartitionScripts) -> None:
-        scripts.settle(self.start(scripts).tag)
-        crash(scripts)
-        self.assert_waits(scripts)
-
-    def test_for_messages_taken_by_name(self, scripts: PartitionScripts) -> None:
-        """It took no turn."""
-        tag = self.start(scripts).tag
+        tag = claim_next_of(scripts, "x").tag
+    elif why == "has run":
+        scripts.settle(tag)
+    elif why == "was taken by name":
         scripts.finish(tag)
         assert scripts.partition.take("c1", ["x.1"], lease_ms=60_000).run(scripts.client)
-        before = scripts.client.zscore(scripts.keys.turn, "x")
+    before = scripts.client.zscore(scripts.keys.turn, "x")
+    if why == "asks for another run":
+        scripts.release(tag, mode="requeue")
+    else:
         crash(scripts)
-        assert scripts.client.zscore(scripts.keys.turn, "x") == before
-
-    @pytest.mark.parametrize(("old", "new"), [(1, 0.01), (0.5, 4)])
-    def test_more_than_was_paid(self, scripts: PartitionScripts, old: float, new: float) -> None:
-        """The weight is another one by now."""
-        scripts.set_quota("x", weight=old)
-        self.start(scripts)
-        before = scripts.client.zscore(scripts.keys.turn, "x")
-        scripts.set_quota("x", weight=new)
-        crash(scripts)
-        assert before - scripts.client.zscore(scripts.keys.turn, "x") == pytest.approx(1 / old)
-
-    def test_nor_are_tokens(self, scripts: PartitionScripts) -> None:
-        scripts.set_quota("x", 0.001, burst=3)
-        fill(scripts, 2)
-        scripts.push("x.0", "x.1", tenant="x")
-        claim_next_of(scripts, "x")
-        before = scripts.client.zscore(scripts.keys.limiter, "x")
-        crash(scripts)
-        assert scripts.client.zscore(scripts.keys.limiter, "x") == before
+    assert scripts.client.zscore(scripts.keys.turn, "x") == before
 
 
-class TestOthers:
-    @pytest.mark.parametrize("mode", ["unstarted", "crashed"])
-    def test_get_their_own(self, scripts: PartitionScripts, mode: str) -> None:
-        """A tenant whose messages all come back once finishes as many runs as any other."""
-        fill(scripts, 30)
-        scripts.push(*(f"x.{i:02d}" for i in range(30)), tenant="x")
-        back = set[str]()
-        done = Counter[str]()
-        while sum(done.values()) < 20 * TENANTS:
-            for entry in scripts.claim(3).entries:
-                tenant = entry.id.split(".")[0]
-                if tenant == "x" and entry.id not in back:
-                    back.add(entry.id)
-                    scripts.release(entry.tag, mode=mode)
-                else:
-                    scripts.finish(entry.tag)
-                    done[tenant] += 1
-        assert max(done.values()) - min(done.values()) <= 1
-        assert min(done.values()) >= 19
+@pytest.mark.parametrize(("old", "new"), [(1, 0.01), (0.5, 4)])
+def test_no_more_is_given_back_than_was_paid(scripts: PartitionScripts, old: float, new: float) -> None:
+    """The weight is another one by now."""
+    scripts.set_quota("x", weight=old)
+    fill(scripts, 1)
+    scripts.push("x.0", "x.1", tenant="x")
+    claim_next_of(scripts, "x")
+    before = scripts.client.zscore(scripts.keys.turn, "x")
+    scripts.set_quota("x", weight=new)
+    crash(scripts)
+    assert before - scripts.client.zscore(scripts.keys.turn, "x") == pytest.approx(1 / old)
 
-    def test_are_not_kept_waiting_by_a_tenant_of_poison(self, scripts: PartitionScripts) -> None:
-        """Each of its messages crashes every worker: of each, one run more than turns, and no more."""
-        fill(scripts, 30)
-        scripts.push(*(f"x.{i:02d}" for i in range(30)), tenant="x")
-        runs = Counter[str]()
-        others = 0
-        while others < 20 * TENANTS:
-            for entry in scripts.claim(3, max_deliveries=3).entries:
-                if entry.id.startswith("x") and not entry.reason:
-                    runs[entry.id] += 1
-                    scripts.release(entry.tag, mode="crashed", max_deliveries=3)
-                else:
-                    scripts.finish(entry.tag)
-                    others += not entry.reason
-        assert sum(runs.values()) - len(runs) <= 21
-        assert max(runs.values()) == 3
 
-    @pytest.mark.parametrize("want", [1, 3])
-    def test_do_not_wait_behind_tenants_that_are_passed_over(
-        self, scripts: PartitionScripts, want: int
-    ) -> None:
-        """However many are suspect while one of them runs."""
-        fill(scripts, 3)
-        lost = scripts.take(60)
-        crash(scripts)
-        assert scripts.take(9) == lost[:1]
-        served: list[str] = []
-        while entries := scripts.claim(want, suspects=False).entries:
-            scripts.finish(*tags_of(entries))
-            served += [entry.id for entry in entries]
-        # Of the tenant whose suspect runs, too.
-        assert len(served) == (TENANTS - 60) * 3 + 2
+def test_a_tenant_of_poison_keeps_no_others_waiting(scripts: PartitionScripts) -> None:
+    """Each of its messages crashes every worker: of each, one run more than turns, and no more."""
+    rounds = 8
+    fill(scripts, rounds + 4)
+    scripts.push(*(f"x.{i:02d}" for i in range(rounds + 4)), tenant="x")
+    runs = Counter[str]()
+    others = 0
+    while others < rounds * TENANTS:
+        for entry in scripts.claim(3, max_deliveries=3).entries:
+            if entry.id.startswith("x") and not entry.reason:
+                runs[entry.id] += 1
+                scripts.release(entry.tag, mode="crashed", max_deliveries=3)
+            else:
+                scripts.finish(entry.tag)
+                others += not entry.reason
+    assert sum(runs.values()) - len(runs) <= rounds + 1
+    assert max(runs.values()) == 3
 
-    def test_nothing_is_left_of_it(self, scripts: PartitionScripts) -> None:
-        fill(scripts, 1)
-        scripts.take(60)
-        crash(scripts)
-        while entries := scripts.claim(10).entries:
-            scripts.finish(*tags_of(entries))
-        assert scripts.left_over() == {"leases"}
+
+@pytest.mark.parametrize("want", [1, 3])
+def test_others_do_not_wait_behind_tenants_that_are_passed_over(scripts: PartitionScripts, want: int) -> None:
+    """However many are suspect while one of them runs."""
+    fill(scripts, 3)
+    lost = scripts.take(60)
+    crash(scripts)
+    assert scripts.take(9) == lost[:1]
+    served: list[str] = []
+    while entries := scripts.claim(want, suspects=False).entries:
+        scripts.finish(*tags_of(entries))
+        served += [entry.id for entry in entries]
+    # Of the tenant whose suspect runs, too.
+    assert len(served) == (TENANTS - 60) * 3 + 2

@@ -21,134 +21,46 @@ def dead_info(scripts: PartitionScripts, message_id: str) -> dict[str, Any]:
     return found
 
 
-class TestPlace:
-    @pytest.mark.parametrize("mode", ["unstarted", "requeue", "crashed"])
-    def test_released_messages_come_back_to_their_old_place(
-        self, scripts: PartitionScripts, mode: str
-    ) -> None:
-        scripts.push("urgent", priority=5)
-        fill(scripts, "", 6)
-        before = ["urgent", *scripts.waiting()[1:]]
-        entries = scripts.claim(4).entries
-        scripts.release(entries[2].tag, entries[0].tag, entries[3].tag, mode=mode)
-        assert scripts.waiting() == [before[0], before[2], before[3], *before[4:]]
-
-    def test_a_lost_consumer_s_messages_come_back_to_their_old_place(self, scripts: PartitionScripts) -> None:
-        fill(scripts, "", 6)
-        before = scripts.waiting()
-        scripts.take(4)
-        scripts.lose()
-        assert scripts.reap() == 4
-        assert scripts.waiting() == before
-
-    def test_resigning_gives_everything_back_and_ends_the_lease(self, scripts: PartitionScripts) -> None:
-        fill(scripts, "", 6)
-        before = scripts.waiting()
-        scripts.take(5)
-        assert scripts.partition.resign("c1", limit=2).run(scripts.client) == 3
-        assert scripts.client.zscore(scripts.keys.leases, "c1") is not None
-        assert scripts.partition.resign("c1").run(scripts.client) == 0
-        assert scripts.waiting() == before
-        assert scripts.slots("") == 0
-        # The tenant has a backlog, so its claims are still counted.
-        assert scripts.left_over() == {"messages", "tenant:", "turn", "wake", "running"}
+def test_resigning_gives_everything_back_and_ends_the_lease(scripts: PartitionScripts) -> None:
+    fill(scripts, "", 6)
+    before = scripts.waiting()
+    scripts.take(5)
+    assert scripts.partition.resign("c1", limit=2).run(scripts.client) == 3
+    assert scripts.client.zscore(scripts.keys.leases, "c1") is not None
+    assert scripts.partition.resign("c1").run(scripts.client) == 0
+    assert scripts.waiting() == before
+    assert scripts.slots("") == 0
+    # The tenant has a backlog, so its claims are still counted.
+    assert scripts.left_over() == {"messages", "tenant:", "turn", "wake", "running"}
 
 
-class TestStaleTags:
-    def test_of_an_older_claim_do_nothing(self, scripts: PartitionScripts) -> None:
-        """Even when the same consumer has claimed the message again."""
-        scripts.push("a")
-        old = scripts.claim().entries[0].tag
-        scripts.release(old, mode="unstarted")
-        new = scripts.claim().entries[0].tag
-        assert old.id == new.id
-        for verb in (scripts.settle, scripts.finish, scripts.release):
-            assert verb(old) == 1
-        assert scripts.partition.dead_letter("c1", old, reason="r", worker="w").run(scripts.client) == "stale"
-        claimed = scripts.claim(0, settle=[old], finish=[old, DeliveryTag("77", "none")])
-        assert claimed.stale == 3
-        assert scripts.client.hlen(scripts.keys.held("c1")) == 1
-        assert scripts.finish(new) == 0
-        assert scripts.finish(new) == 1
-
-    def test_of_another_consumer_do_nothing(self, scripts: PartitionScripts) -> None:
-        scripts.push("a")
-        tag = scripts.claim().entries[0].tag
-        assert scripts.finish(tag, consumer="c2") == 1
-        assert scripts.finish(tag) == 0
-
-    def test_a_tag_given_twice_counts_once(self, scripts: PartitionScripts) -> None:
-        scripts.push("a", "b")
-        tag = scripts.claim(2).entries[0].tag
-        assert scripts.finish(tag, tag) == 1
-        assert scripts.state("held") == 1
-        assert scripts.slots("") == 1
-
-    def test_settling_twice_is_settling_once(self, scripts: PartitionScripts) -> None:
-        scripts.push("a")
-        tag = scripts.claim().entries[0].tag
-        assert scripts.settle(tag) == 0
-        assert scripts.settle(tag) == 0
-        assert scripts.finish(tag) == 0
-
-    def test_after_reaping(self, scripts: PartitionScripts) -> None:
-        scripts.push("a")
-        tag = scripts.claim().entries[0].tag
-        scripts.lose()
-        scripts.reap()
-        assert scripts.finish(tag) == 1
-        assert scripts.waiting() == ["a"]
+def test_a_tag_given_twice_counts_once(scripts: PartitionScripts) -> None:
+    scripts.push("a", "b")
+    tag = scripts.claim(2).entries[0].tag
+    assert scripts.finish(tag, tag) == 1
+    assert scripts.state("held") == 1
+    assert scripts.slots("") == 1
 
 
-class TestSettled:
-    @pytest.mark.parametrize("mode", ["unstarted", "requeue", "crashed"])
-    def test_is_dropped_when_released(self, scripts: PartitionScripts, mode: str) -> None:
-        scripts.push("a")
-        tag = scripts.claim().entries[0].tag
-        scripts.settle(tag)
-        assert scripts.release(tag, mode=mode) == 0
-        assert scripts.left_over() == {"leases"}
+@pytest.mark.parametrize("mode", ["unstarted", "requeue", "crashed"])
+def test_a_settled_message_is_dropped_when_released(scripts: PartitionScripts, mode: str) -> None:
+    scripts.push("a")
+    tag = scripts.claim().entries[0].tag
+    scripts.settle(tag)
+    assert scripts.release(tag, mode=mode) == 0
+    assert scripts.left_over() == {"leases"}
 
-    def test_is_dropped_when_its_consumer_is_lost(self, scripts: PartitionScripts) -> None:
-        scripts.push("a")
-        scripts.settle(scripts.claim().entries[0].tag)
-        assert scripts.client.hget(scripts.keys.messages, "a") == b"\0c1"
-        scripts.lose()
-        assert scripts.reap() == 1
-        assert scripts.take() == []
 
-    def test_depth_counts_neither_held_nor_settled(self, scripts: PartitionScripts) -> None:
-        fill(scripts, "", 5)
-        entries = scripts.claim(3).entries
-        scripts.settle(entries[0].tag)
-        assert scripts.client.hlen(scripts.keys.messages) - scripts.state("held") == 2
-        scripts.finish(*tags_of(entries))
-        assert scripts.client.hlen(scripts.keys.messages) - scripts.state("held") == 2
+def test_a_settled_message_is_dropped_when_its_consumer_is_lost(scripts: PartitionScripts) -> None:
+    scripts.push("a")
+    scripts.settle(scripts.claim().entries[0].tag)
+    assert scripts.client.hget(scripts.keys.messages, "a") == b"\0c1"
+    scripts.lose()
+    assert scripts.reap() == 1
+    assert scripts.take() == []
 
 
 class TestSuspects:
-    def crash(self, scripts: PartitionScripts, consumer: str = "c1") -> None:
-        scripts.lose(consumer)
-        assert scripts.reap() > 0
-
-    def test_are_claimed_alone(self, scripts: PartitionScripts) -> None:
-        fill(scripts, "b", 4)
-        scripts.take(2)
-        self.crash(scripts)
-        fill(scripts, "a", 1)
-        first = scripts.claim(10)
-        assert [(entry.id, entry.deliveries) for entry in first.entries] == [("b0000", 1)]
-        assert (first.suspect, first.more) == (True, True)
-        # It is the other tenant's turn; the second suspect ends that batch.
-        second = scripts.claim(10)
-        assert ([entry.id for entry in second.entries], second.suspect, second.more) == (
-            ["a0000"],
-            False,
-            True,
-        )
-        assert scripts.take(10) == ["b0001"]
-        assert scripts.take(10) == ["b0002", "b0003"]
-
     def test_are_dead_after_so_many_deliveries(self, scripts: PartitionScripts) -> None:
         scripts.push("a", tenant="t")
         for _ in range(3):
@@ -185,14 +97,6 @@ class TestSuspects:
             (entry,) = scripts.claim(max_deliveries=0).entries
             assert (entry.deliveries, entry.reason) == (i, "")
             scripts.release(entry.tag, mode="crashed", max_deliveries=0)
-
-    @pytest.mark.parametrize("mode", ["unstarted", "requeue"])
-    def test_release_never_counts(self, scripts: PartitionScripts, mode: str) -> None:
-        scripts.push("a")
-        for _ in range(8):
-            (entry,) = scripts.claim().entries
-            assert entry.deliveries == 0
-            scripts.release(entry.tag, mode=mode)
 
     def test_a_discard_that_crashes_its_worker_ends(self, scripts: PartitionScripts) -> None:
         scripts.push("a")
@@ -385,16 +289,6 @@ class TestDeadLetters:
         assert call("c1", tag, reason="r", worker="w", record=make_record()).run(scripts.client) == "dead"
         assert scripts.finish(tag) == 1
 
-    def test_replay(self, scripts: PartitionScripts) -> None:
-        scripts.push("a", tenant="t")
-        scripts.release(scripts.claim().entries[0].tag, mode="crashed")
-        tag = scripts.claim().entries[0].tag
-        scripts.partition.dead_letter("c1", tag, reason="r", worker="w").run(scripts.client)
-        assert scripts.partition.replay("a").run(scripts.client) == "a"
-        assert scripts.partition.replay("a").run(scripts.client) is None
-        (entry,) = scripts.claim().entries
-        assert (entry.deliveries, entry.record) == (0, make_record("t"))
-
     def test_replay_edited(self, scripts: PartitionScripts) -> None:
         scripts.push("a")
         tag = scripts.claim().entries[0].tag
@@ -402,15 +296,6 @@ class TestDeadLetters:
         record = make_record("other", body=b"[1]")
         assert scripts.partition.replay("a", record=record).run(scripts.client) == "a"
         assert scripts.claim().entries[0].record == record
-
-    def test_replay_while_its_discard_is_not_delivered_yet(self, scripts: PartitionScripts) -> None:
-        scripts.push("a")
-        scripts.release(scripts.claim().entries[0].tag, mode="crashed", max_deliveries=1)
-        assert scripts.partition.replay("a").run(scripts.client) == "a~1"
-        assert [(e.id, e.reason) for e in scripts.claim(5).entries] == [
-            ("a~1", ""),
-            ("a", "dead:max_deliveries"),
-        ]
 
     def test_a_dead_letter_is_never_overwritten(self, scripts: PartitionScripts) -> None:
         scripts.push("a")

@@ -21,25 +21,6 @@ def make_due(scripts: PartitionScripts, task_id: str) -> None:
     scripts.client.hset(scripts.keys.state, "next_look", 5)
 
 
-def test_push_wakes_once(scripts: PartitionScripts) -> None:
-    scripts.push("a")
-    scripts.push("b")
-    assert scripts.client.llen(scripts.keys.wake) == 1
-
-
-def test_token_goes_with_the_last_message(scripts: PartitionScripts) -> None:
-    scripts.push("a")
-    assert scripts.claim(5).more is False
-    assert not scripts.token()
-
-
-def test_the_messages_that_a_claim_leaves_wake_the_next(scripts: PartitionScripts) -> None:
-    scripts.push("a", "b")
-    assert scripts.take_token()
-    scripts.claim(1)
-    assert scripts.token()
-
-
 @pytest.mark.parametrize(
     ("quota", "place"),
     [({"rate": 0.001}, "throttled"), ({"concurrency": 1}, "at_concurrency"), ({"paused": True}, "paused")],
@@ -113,22 +94,6 @@ def test_hold_keeps_it_in_spite_of_work(scripts: PartitionScripts) -> None:
     assert not scripts.token()
 
 
-def test_next_look_of_a_lost_consumer_is_taken_over(scripts: PartitionScripts) -> None:
-    delay(scripts, "a", 30)
-    scripts.claim(5)
-    scripts.lose()
-    scripts.reap()
-    assert scripts.take_token()
-    assert scripts.claim(5, "c2").next_look_s is not None
-
-
-def test_next_look_of_a_consumer_that_resigns_is_taken_over(scripts: PartitionScripts) -> None:
-    delay(scripts, "a", 30)
-    scripts.claim(5)
-    scripts.partition.resign("c1").run(scripts.client)
-    assert scripts.take_token()
-
-
 def test_a_consumer_that_hands_over_keeps_its_next_look_no_more(scripts: PartitionScripts) -> None:
     delay(scripts, "a", 20)
     delay(scripts, "b", 30)
@@ -184,21 +149,6 @@ def test_a_heartbeat_replaces_an_next_look_in_the_past(scripts: PartitionScripts
     assert scripts.token()
 
 
-def test_heartbeat_finds_messages_without_a_wakeup(scripts: PartitionScripts) -> None:
-    delay(scripts, "a", 30)
-    scripts.claim(5)
-    scripts.client.zadd(scripts.keys.delayed, {"a": 5})
-    scripts.partition.heartbeat("c2", lease_ms=LEASE_MS).run(scripts.client)
-    assert scripts.token()
-
-
-def test_heartbeat_replaces_a_token_that_died_with_its_taker(scripts: PartitionScripts) -> None:
-    scripts.push("a")
-    scripts.take_token()
-    scripts.partition.heartbeat("c2", lease_ms=LEASE_MS).run(scripts.client)
-    assert scripts.token()
-
-
 def test_throttled_tenant_makes_an_next_look(scripts: PartitionScripts) -> None:
     scripts.set_quota("t", 0.1)
     scripts.push("a", "b", tenant="t")
@@ -244,13 +194,6 @@ def test_all_that_makes_a_tenant_eligible_wakes(scripts: PartitionScripts, chang
         scripts.lose()
         scripts.reap()
     assert scripts.token()
-
-
-def test_handover_reports_whether_something_may_be_served(scripts: PartitionScripts) -> None:
-    handover = scripts.partition.hand_over_wakeup()
-    assert handover.run(scripts.client) is False
-    scripts.push("a")
-    assert handover.run(scripts.client) is True
 
 
 def test_the_end_of_a_message_wakes_a_consumer_for_a_pause_that_ends_by_itself(
