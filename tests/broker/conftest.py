@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 
 import pytest
 
 from celery_dq.testing.servers import RedisServer
 from tests.broker.kombu_client import KombuClient
 from tests.broker.proxy import Proxy
-from tests.broker.worker_app import WorkerApp
+from tests.broker.worker_app import OpenApp, WorkerApp
 
 
 @pytest.fixture
@@ -25,12 +26,17 @@ def kombu_client(redis_url: str) -> Iterator[KombuClient]:
 
 
 @pytest.fixture
-def worker_app(redis_server: RedisServer) -> Iterator[WorkerApp]:
+def open_app(redis_server: RedisServer) -> Iterator[OpenApp]:
+    """Return a function that makes an app with these settings, whose broker may have another port."""
     for db in (1, 2, 3):
         redis_server.flush(db)
-    worker_app = WorkerApp(redis_server)
-    yield worker_app
-    worker_app.close()
+    with ExitStack() as stack:
+        yield lambda **conf: stack.enter_context(closing(WorkerApp(redis_server, **conf)))
+
+
+@pytest.fixture
+def worker_app(open_app: OpenApp) -> WorkerApp:
+    return open_app()
 
 
 @pytest.fixture

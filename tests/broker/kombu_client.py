@@ -139,3 +139,12 @@ def bodies(messages: list[Any]) -> list[Any]:
 
 def consumer_of(connection: Any) -> str:
     return str(connection.transport.context.identity.consumer)
+
+
+def heartbeat(process: Any) -> None:
+    """Let the consumer thread renew its leases once."""
+    rounds: list[float] = []
+    process.threads.add_check(rounds.append)
+    process.threads.renew_now()
+    wait_until(lambda: rounds)
+    process.threads.remove_check(rounds.append)

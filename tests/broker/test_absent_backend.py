@@ -9,7 +9,7 @@ import pytest
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from tests.broker.worker_app import WorkerApp
+from tests.broker.worker_app import OpenApp, WorkerApp
 
 #: No server listens there, and the backend does not try again.
 AWAY = {
@@ -63,12 +63,10 @@ def test_revoked_and_expired_messages_are_over(worker_app: WorkerApp) -> None:
 
 @pytest.mark.logged_error("could not be recorded", "Cannot connect to")
 def test_a_late_task_that_is_cancelled_when_broker_and_backend_are_away_runs_again(
-    redis_server: RedisServer, server: RedisServer
+    open_app: OpenApp, server: RedisServer
 ) -> None:
-    redis_server.flush(3)
-    worker_app = WorkerApp(
-        redis_server,
-        server.port,
+    worker_app = open_app(
+        port=server.port,
         result_backend=f"redis://127.0.0.1:{server.port}/2",
         result_backend_transport_options=AWAY["result_backend_transport_options"],
         worker_cancel_long_running_tasks_on_connection_loss=True,
@@ -83,4 +81,3 @@ def test_a_late_task_that_is_cancelled_when_broker_and_backend_are_away_runs_aga
         worker_app.ran(2, subject="began")
         worker_app.witness.release("key")
         assert worker_app.ran(1) == ["key"]
-    worker_app.close()

@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from celery_dq.transport.redis.store.home import home_of
 from tests.broker.kombu_client import KombuClient
-from tests.broker.test_partitions import FOUR, declare, keys_of, stored
-
-#: One tenant for each of the four partitions.
-AT_HOME = [
-    next(name for name in (f"shop-{each}" for each in range(100)) if home_of(name, 4) == number)
-    for number in range(4)
-]
+from tests.broker.test_partitions import AT_HOME, FOUR, declare, keys_of, stored
 
 
 class Served:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import kombu
 import pytest
 
-from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.consuming import channel_claims, subscriptions
 from tests.broker.kombu_client import KombuClient
 
@@ -18,8 +15,6 @@ FIRST, SECOND = "first", "second"
 NAMES = [f"q{number}" for number in range(100)]
 #: Script calls of the claims, acks and handovers of one task, at most, however many queues there are.
 FEW_CALLS = 10
-#: Seconds by which a lost TCP segment may delay a request.
-LATE_S = 1.5
 #: No heartbeat runs within the test.
 LEASE = "10m"
 
@@ -28,15 +23,6 @@ def calls(client: Any) -> int:
     """Return the number of script calls since the server began."""
     commands = client.info("commandstats")
     return sum(commands.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
-
-
-def drain_until(connection: Any, condition: Callable[[], Any]) -> None:
-    def drained() -> Any:
-        with suppress(TimeoutError):
-            connection.drain_events(timeout=0.05)
-        return condition()
-
-    wait_until(drained, interval_s=0.0)
 
 
 def test_a_task_that_blocks_costs_few_calls_on_many_queues(
@@ -61,13 +47,13 @@ def test_a_task_that_blocks_costs_few_calls_on_many_queues(
             def is_quiet() -> bool:
                 return bool(wakeup_groups.is_waiting)
 
-            drain_until(connection, is_quiet)
+            kombu_client.drain_until(connection, is_quiet)
             waits = [group.connection.connection for group in wakeup_groups]
             for number in range(1, 4):
                 messages.publish(number, connection=publisher)
                 published = calls(kombu_client.client)
-                drain_until(connection, lambda: len(begun) > len(after))
-                drain_until(connection, is_quiet)
+                kombu_client.drain_until(connection, lambda: len(begun) > len(after))
+                kombu_client.drain_until(connection, is_quiet)
                 before.append(begun[-1] - published)
                 after.append(calls(kombu_client.client) - begun[-1])
             assert [group.connection.connection for group in wakeup_groups] == waits
@@ -95,13 +81,13 @@ def test_another_consumer_gets_the_message_that_comes_during_a_task(kombu_client
         kombu.Consumer(idle, queues[1:], on_message=take, accept=["json"]),
     ):
         KombuClient(kombu_client.url, FIRST).publish("task")
-        blocking = threading.Thread(target=drain_until, args=(blocked, began.is_set))
+        blocking = threading.Thread(target=kombu_client.drain_until, args=(blocked, began.is_set))
         blocking.start()
         try:
             assert began.wait(30)
             for number in range(4):  # the wake-ups go to both consumers in turn
                 KombuClient(kombu_client.url, SECOND).publish(number)
-            drain_until(idle, lambda: sorted(got) == [0, 1, 2, 3])
+            kombu_client.drain_until(idle, lambda: sorted(got) == [0, 1, 2, 3])
         finally:
             goes_on.set()
             blocking.join()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import kombu
 import pytest
 
-from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.consuming import channel_claims
 from celery_dq.transport.redis.store.partition import Partition
 from tests.broker.kombu_client import KombuClient, consumer_of
@@ -43,17 +42,6 @@ def consuming(connection: Any, *queues: str, on_message: Callable[[Any], None]) 
         yield
 
 
-def drain_until(connection: Any, condition: Callable[[], Any]) -> None:
-    """Call ``drain_events`` until `condition()` is true."""
-
-    def turned() -> Any:
-        with suppress(TimeoutError):
-            connection.drain_events(timeout=0.05)
-        return condition()
-
-    wait_until(turned, 30.0, interval_s=0.0)
-
-
 def test_brief_callbacks_hand_no_next_look_over(
     kombu_client: KombuClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,9 +63,9 @@ def test_brief_callbacks_hand_no_next_look_over(
         message.ack()
 
     with kombu_client.connect() as connection, consuming(connection, *QUEUES, on_message=on_message):
-        drain_until(connection, lambda: len(got) >= len(QUEUES))
+        kombu_client.drain_until(connection, lambda: len(got) >= len(QUEUES))
         handed_over.clear()  # the length of the first callback was not known before
-        drain_until(connection, lambda: len(got) >= 8 * len(QUEUES))
+        kombu_client.drain_until(connection, lambda: len(got) >= 8 * len(QUEUES))
         assert not handed_over
 
 
@@ -104,15 +92,15 @@ def test_another_consumer_finds_the_look_that_a_long_callback_neglects(kombu_cli
             messages.publish("brief")
             owner = consumer_of(first).encode()
             is_kept = partial(scripts.client.hget, scripts.keys.state, "next_look_owner")
-            drain_until(first, lambda: len(got) == 2 and is_kept() == owner)
+            kombu_client.drain_until(first, lambda: len(got) == 2 and is_kept() == owner)
             messages.publish("block")
-            runner = threading.Thread(target=drain_until, args=(first, stops.is_set))
+            runner = threading.Thread(target=kombu_client.drain_until, args=(first, stops.is_set))
             runner.start()
             try:
                 assert began.wait(30)
                 assert is_kept() == owner
                 with consuming(second, slow_queue, on_message=take):
-                    drain_until(second, goes_on.is_set)
+                    kombu_client.drain_until(second, goes_on.is_set)
             finally:
                 goes_on.set()
                 stops.set()

@@ -13,29 +13,12 @@ from typing import Any
 import celery
 import pytest
 
-from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.script_calls import load_scripts
-from tests.broker.worker_app import WorkerApp
+from tests.broker.worker_app import OpenApp, WorkerApp
 
-Open = Callable[..., WorkerApp]
 #: So long a time may be claimed ahead that the speed of the machine does not matter.
 FAR: dict[str, Any] = {"dq_lease": 240.0, "dq_claim_ahead": 10.0}
-
-
-@pytest.fixture
-def open_app(redis_server: RedisServer) -> Iterator[Open]:
-    for db in (1, 2, 3):
-        redis_server.flush(db)
-    opened: list[WorkerApp] = []
-
-    def open_(**conf: Any) -> WorkerApp:
-        opened.append(WorkerApp(redis_server, **conf))
-        return opened[-1]
-
-    yield open_
-    for worker_app in opened:
-        worker_app.close()
 
 
 @contextmanager
@@ -82,7 +65,7 @@ def stop_behind(worker_app: WorkerApp, key: str) -> None:
 @pytest.mark.parametrize(
     ("pool", "multiplier"), [("solo", 4), ("threads", 1), ("prefork", 4), ("prefork", 1)]
 )
-def test_short_tasks_share_a_claim_with_many_others(open_app: Open, pool: str, multiplier: int) -> None:
+def test_short_tasks_share_a_claim_with_many_others(open_app: OpenApp, pool: str, multiplier: int) -> None:
     worker_app = open_app(**FAR, worker_prefetch_multiplier=multiplier)
     for _ in range(400):
         worker_app.send("note", "short")
@@ -94,7 +77,7 @@ def test_short_tasks_share_a_claim_with_many_others(open_app: Open, pool: str, m
 
 @pytest.mark.parametrize("multiplier", [4, 1])
 def test_messages_claimed_ahead_are_not_reserved_and_return_at_a_warm_shutdown(
-    open_app: Open, multiplier: int
+    open_app: OpenApp, multiplier: int
 ) -> None:
     worker_app = open_app(**FAR, worker_prefetch_multiplier=multiplier)
     with worker_app.worker("threads", 1, warm=True) as worker:
@@ -127,7 +110,7 @@ if celery.VERSION >= (5, 6):  # older releases do not know the setting
 
 
 @pytest.mark.parametrize(("conf", "quota"), NOTHING_AHEAD.values(), ids=NOTHING_AHEAD)
-def test_nothing_is_claimed_ahead(open_app: Open, conf: dict[str, Any], quota: dict[str, Any]) -> None:
+def test_nothing_is_claimed_ahead(open_app: OpenApp, conf: dict[str, Any], quota: dict[str, Any]) -> None:
     worker_app = open_app(**{**FAR, **conf})
     if quota:
         app: Any = worker_app.app
@@ -157,7 +140,7 @@ def rate_limit(worker_app: WorkerApp) -> None:
     "obstacle", [partial(stop_behind, key="a"), rate_limit], ids=["long task", "rate limit"]
 )
 def test_messages_claimed_ahead_do_not_wait_for_a_worker_that_starts_none(
-    open_app: Open, obstacle: Callable[[WorkerApp], None]
+    open_app: OpenApp, obstacle: Callable[[WorkerApp], None]
 ) -> None:
     # No heartbeat comes during this test.
     worker_app = open_app(dq_lease=240.0, dq_claim_ahead=0.5, worker_prefetch_multiplier=1)
@@ -173,7 +156,7 @@ def test_messages_claimed_ahead_do_not_wait_for_a_worker_that_starts_none(
         worker_app.witness.release("a")
 
 
-def test_a_solo_worker_keeps_no_messages_behind_a_long_task(open_app: Open) -> None:
+def test_a_solo_worker_keeps_no_messages_behind_a_long_task(open_app: OpenApp) -> None:
     worker_app = open_app(dq_lease=4.0, dq_claim_ahead=2.0)
     with worker_app.worker("solo", 1):
         learn(worker_app)
@@ -189,7 +172,7 @@ def test_a_solo_worker_keeps_no_messages_behind_a_long_task(open_app: Open) -> N
         worker_app.settled()
 
 
-def test_brief_tasks_of_a_solo_worker_hand_no_next_look_over(open_app: Open) -> None:
+def test_brief_tasks_of_a_solo_worker_hand_no_next_look_over(open_app: OpenApp) -> None:
     worker_app = open_app(**FAR)
     queues = [f"{worker_app.queue}-{number}" for number in range(9)]
     app: Any = worker_app.app
@@ -206,7 +189,7 @@ def test_brief_tasks_of_a_solo_worker_hand_no_next_look_over(open_app: Open) -> 
 
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_tenant_with_a_concurrency_has_its_turn_beside_messages_claimed_ahead(
-    open_app: Open, partitions: int
+    open_app: OpenApp, partitions: int
 ) -> None:
     worker_app = open_app(dq_lease=240.0)
     app: Any = worker_app.app

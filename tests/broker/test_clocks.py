@@ -9,29 +9,23 @@ from typing import Any
 
 import pytest
 
-from celery_dq.testing.servers import RedisServer
 from tests.broker.kombu_client import KombuClient
-from tests.broker.worker_app import WorkerApp
+from tests.broker.worker_app import OpenApp
 
 
 @pytest.mark.parametrize("buffered", [False, True], ids=["plain", "buffered"])
 @pytest.mark.parametrize("ahead_s", [600, -600])
-def test_a_retry_is_due_after_its_countdown(
-    redis_server: RedisServer, ahead_s: float, buffered: bool
-) -> None:
-    for db in (1, 2, 3):
-        redis_server.flush(db)
+def test_a_retry_is_due_after_its_countdown(open_app: OpenApp, ahead_s: float, buffered: bool) -> None:
     settings: dict[str, Any] = {}
     if buffered:
         settings = {"dq_buffer": True, "dq_buffer_folder": "", "dq_buffer_in_workers": True}
-    worker_app = WorkerApp(redis_server, clock_ahead_s=ahead_s, **settings)
+    worker_app = open_app(clock_ahead_s=ahead_s, **settings)
     countdown = 0.7
     with worker_app.worker("threads", 1):
         worker_app.send("retry_once", countdown)
         first, second = map(float, worker_app.ran(2, subject="attempt"))
         worker_app.settled()
     assert second - first >= countdown
-    worker_app.close()
 
 
 @pytest.fixture

@@ -70,30 +70,6 @@ def test_running_tasks_survive_a_lost_connection(worker_app: WorkerApp, pool: st
     assert worker_app.dead() == {}
 
 
-def test_reconnecting_leaks_nothing(worker_app: WorkerApp) -> None:
-    with worker_app.worker("threads", 2) as worker:
-        process = psutil.Process(worker.pid)
-
-        def shape() -> tuple[int, int]:
-            return process.num_fds(), process.num_threads()
-
-        def round_(n: int) -> None:
-            # A worker that waits notices a cut at once, and another one does when it uses its connections.
-            wait_until(lambda: any(each["cmd"] == "blpop" for each in worker_app.client.client_list()), 30)
-            assert kill_connections(worker_app, worker)
-            worker_app.send("note", n)
-            worker_app.ran(n)
-
-        for n in range(1, 4):
-            round_(n)
-        before = shape()
-        for n in range(4, 14):
-            round_(n)
-        assert worker.log.count("Connected to") > 6
-        wait_until(lambda: shape() <= (before[0] + 1, before[1]), 30, what=lambda: f"{before}, now {shape()}")
-        worker_app.settled()
-
-
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_cut_claims_do_not_use_up_the_pool_while_a_task_runs(server: RedisServer, pool: str) -> None:
     """A running task keeps the lease, and so the consumer thread outlives each connection of the worker."""

@@ -5,28 +5,25 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from kombu import Consumer, Exchange, Queue
 
-from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.consuming import consumer_thread
 from tests.broker.kombu_client import KombuClient
-from tests.broker.worker_app import WorkerApp
+from tests.broker.worker_app import OpenApp, WorkerApp
 
 #: No heartbeat comes within a test, and messages claimed ahead are released long before its deadlines.
 LEASE_S, DEADLINE_S = 60.0, 5.0
 
 
 @pytest.fixture
-def blocked_app(redis_server: RedisServer) -> Iterator[WorkerApp]:
+def blocked_app(open_app: OpenApp) -> WorkerApp:
     """An app with a long lease."""
-    worker_app = WorkerApp(redis_server, redis_server.port, dq_lease=LEASE_S)
-    yield worker_app
-    worker_app.close()
+    return open_app(dq_lease=LEASE_S)
 
 
 def test_an_early_ack_reaches_the_broker_while_its_task_blocks_the_solo_pool(blocked_app: WorkerApp) -> None:

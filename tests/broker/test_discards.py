@@ -8,26 +8,12 @@ from typing import Any
 
 import pytest
 
-from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.consuming import channel_claims
-from tests.broker.kombu_client import KombuClient, bodies
-from tests.broker.worker_app import WorkerApp
+from tests.broker.kombu_client import KombuClient
+from tests.broker.worker_app import OpenApp, WorkerApp
 
 LOUD = 200
-
-
-def test_a_message_goes_before_the_discards_of_another_tenant(kombu_client: KombuClient) -> None:
-    with kombu_client.connect(watchdog=0) as connection:
-        kombu_client.publish(*range(LOUD), connection=connection, tenant="loud")
-        assert kombu_client.partition.cancel_tenant("loud").run(kombu_client.client).moved == LOUD
-        kombu_client.publish("quiet", connection=connection, tenant="quiet")
-        with kombu_client.consuming(connection) as got:
-            kombu_client.drain(connection, got, 1)
-            assert bodies(got) == ["quiet"]
-            assert kombu_client.client.zcard(kombu_client.keys.discards) > LOUD // 2
-            got[0].ack()
-            kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
 
 
 @pytest.mark.parametrize("why", ["cancelled", "expired"])
@@ -62,11 +48,9 @@ def cancel_tenant(worker_app: WorkerApp, tenant: str) -> int:
     return int(app.dq.queues[worker_app.queue].cancel_tenant(tenant))
 
 
-def test_an_id_that_was_cancelled_and_replayed_runs(redis_server: RedisServer) -> None:
+def test_an_id_that_was_cancelled_and_replayed_runs(open_app: OpenApp) -> None:
     """The worker that recorded the cancellation removes the id from its revoked ids."""
-    for db in (1, 2, 3):
-        redis_server.flush(db)
-    worker_app = WorkerApp(redis_server, dq_dead_letter_failures=True)
+    worker_app = open_app(dq_dead_letter_failures=True)
     app: Any = worker_app.app
     task_id = "cancelled-and-replayed"
     with worker_app.worker("threads", 1):
@@ -83,7 +67,6 @@ def test_an_id_that_was_cancelled_and_replayed_runs(redis_server: RedisServer) -
         worker_app.send("note", "again", task_id=task_id)
         assert worker_app.ran(1) == ["again"]
         worker_app.settled()
-    worker_app.close()
 
 
 def test_a_discard_restores_no_revocation_that_the_worker_received(worker_app: WorkerApp) -> None:

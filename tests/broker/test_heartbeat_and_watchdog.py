@@ -1,4 +1,4 @@
-"""The heartbeat thread serves each queue independently, and the watchdog suspects dead connections only."""
+"""Leases that several threads drop, and the watchdog, which suspects dead connections only."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import kombu
 import pytest
 import redis
 
-from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
 from tests.broker.kombu_client import KombuClient, bodies, consumer_of
 from tests.broker.proxy import Proxy
@@ -26,52 +24,6 @@ def watched(connection: Any, seconds: float) -> Any:
     channel_consumer = connection.default_channel.consumer
     channel_consumer.watchdog.period_s = seconds
     return channel_consumer
-
-
-def test_a_queue_whose_keys_are_foreign_takes_no_lease_from_another(kombu_client: KombuClient) -> None:
-    sick = PartitionKeys("online", "a-sick-one")
-    with kombu_client.connect(**QUICK) as connection:
-        consumer = connection.Consumer(
-            [kombu.Queue("a-sick-one"), kombu.Queue(kombu_client.queue)], accept=["json"]
-        )
-        with consumer:
-            me = consumer_of(connection)
-            wait_until(lambda: kombu_client.client.zscore(kombu_client.keys.leases, me), 30)
-            kombu_client.client.delete(sick.leases)
-            kombu_client.client.set(sick.leases, "of another type")
-
-            def renewed_since(deadline: float) -> bool:
-                return bool(kombu_client.client.zscore(kombu_client.keys.leases, me) > deadline)
-
-            for _ in range(3):
-                before = kombu_client.client.zscore(kombu_client.keys.leases, me)
-                wait_until(
-                    partial(renewed_since, before),
-                    30,
-                    what="a renewal of the other queue",
-                )
-            kombu_client.client.delete(sick.leases)
-            wait_until(
-                lambda: kombu_client.client.zscore(sick.leases, me), 30, what="a renewal of the sick one"
-            )
-
-
-def test_a_heartbeat_after_a_long_pause_reaps_no_other_consumer(kombu_client: KombuClient) -> None:
-    kombu_client.publish(1)
-    kombu_client.partition.claim("other", lease_ms=60_000, want=1).run(kombu_client.client)
-    with kombu_client.connect(lease="40s") as connection, kombu_client.consuming(connection):
-        process = connection.transport.context.identity
-        me = consumer_of(connection)
-        process.threads.renew_now()
-        wait_until(lambda: kombu_client.client.zscore(kombu_client.keys.leases, me), 30)
-        # The state after a pause of the whole machine, in which the other consumer may also continue.
-        kombu_client.client.zadd(kombu_client.keys.leases, {"other": 1, me: 1})
-        rounds: list[float] = []
-        process.threads.add_check(rounds.append)
-        process.threads.renew_now()
-        wait_until(lambda: rounds, 30)
-        process.threads.remove_check(rounds.append)
-        assert kombu_client.client.zscore(kombu_client.keys.leases, "other") == 1
 
 
 @pytest.fixture

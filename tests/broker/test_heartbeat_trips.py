@@ -179,14 +179,6 @@ def test_messages_are_released_when_the_lost_answer_may_be_that_the_lease_was_lo
     assert scripts[0].waiting() == ([] if reaped else ["m"])
 
 
-def test_the_scripts_are_sent_again_after_a_flush(
-    scripts: list[PartitionScripts], queues: list[Queue], process: ConsumerIdentity
-) -> None:
-    scripts[0].client.script_flush()
-    renew(process, queues, scripts[0].client)
-    assert all(process.in_flight.is_lease_trusted(each.key) for each in queues)
-
-
 def test_the_queues_of_a_trip_share_the_messages_that_it_moves(
     scripts: list[PartitionScripts], queues: list[Queue], process: ConsumerIdentity
 ) -> None:

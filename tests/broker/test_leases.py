@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
-from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.broker.proxy import Proxy
-from tests.broker.worker_app import WorkerApp
+from tests.broker.worker_app import OpenApp, WorkerApp
 
 #: Longer than the usual pauses of a busy machine, so that a slow worker is not taken for dead.
 LEASE_S = 2.0
 
 
 @pytest.fixture
-def worker_app(redis_server: RedisServer) -> Iterator[WorkerApp]:
-    for db in (1, 2, 3):
-        redis_server.flush(db)
-    worker_app = WorkerApp(redis_server, dq_lease=LEASE_S)
-    yield worker_app
-    worker_app.close()
+def worker_app(open_app: OpenApp) -> WorkerApp:
+    return open_app(dq_lease=LEASE_S)
 
 
 def first_lease_s(worker_app: WorkerApp) -> float:
@@ -140,40 +134,38 @@ def test_a_paused_solo_worker_starts_nothing_that_waits_behind_its_task(worker_a
 
 @pytest.mark.parametrize("finder", ["heartbeat", "claim"])
 def test_a_paused_solo_worker_starts_nothing_of_a_claim_that_it_had_not_read(
-    worker_app: WorkerApp, redis_server: RedisServer, finder: str
+    worker_app: WorkerApp, open_app: OpenApp, proxy: Proxy, finder: str
 ) -> None:
     claim = load_scripts()["claim"].sha1.encode()
-    with Proxy(redis_server.port) as proxy:
-        far = WorkerApp(redis_server, proxy.port, dq_lease=LEASE_S, task_default_queue=worker_app.queue)
-        with far.worker("solo", 1) as paused:
-            worker_app.send("note", "warm")
-            worker_app.ran(1)
-            worker_app.settled()
-            proxy.hold_answers_to, proxy.holds_left = claim, 1
-            worker_app.send("note", 0)
-            wait_until(lambda: proxy.held, 30)
-            os.kill(paused.pid, signal.SIGSTOP)
-            try:
-                with worker_app.worker("threads", 1):
-                    assert worker_app.ran(2)[1:] == ["0"]
-                    if finder == "heartbeat":
-                        # It renews the lease before the main thread reads the answer of the claim. Either of
-                        # two rules is enough then: the claim is void, or was disowned for its late answer.
-                        os.kill(paused.pid, signal.SIGRTMIN)
-                        os.kill(paused.pid, signal.SIGCONT)
-                        wait_until(lambda: worker_app.client.zcard(worker_app.keys.leases) == 2, 30)
-                        proxy.release_answers.set()
-                        worker_app.witness.release("main thread")
-                    else:
-                        proxy.release_answers.set()
-                        os.kill(paused.pid, signal.SIGCONT)
-                    for n in range(1, 11):
-                        worker_app.send("note", n)
-                    worker_app.ran(12)
-                    worker_app.settled()
-                    worker_app.wait_responsive()
-            finally:
-                os.kill(paused.pid, signal.SIGCONT)
-        assert sorted(map(int, worker_app.witness.reports("ran")[1:])) == [*range(11)]
-        assert worker_app.dead() == {}
-        far.close()
+    far = open_app(port=proxy.port, dq_lease=LEASE_S, task_default_queue=worker_app.queue)
+    with far.worker("solo", 1) as paused:
+        worker_app.send("note", "warm")
+        worker_app.ran(1)
+        worker_app.settled()
+        proxy.hold_answers_to, proxy.holds_left = claim, 1
+        worker_app.send("note", 0)
+        wait_until(lambda: proxy.held, 30)
+        os.kill(paused.pid, signal.SIGSTOP)
+        try:
+            with worker_app.worker("threads", 1):
+                assert worker_app.ran(2)[1:] == ["0"]
+                if finder == "heartbeat":
+                    # It renews the lease before the main thread reads the answer of the claim. Either of
+                    # two rules is enough then: the claim is void, or was disowned for its late answer.
+                    os.kill(paused.pid, signal.SIGRTMIN)
+                    os.kill(paused.pid, signal.SIGCONT)
+                    wait_until(lambda: worker_app.client.zcard(worker_app.keys.leases) == 2, 30)
+                    proxy.release_answers.set()
+                    worker_app.witness.release("main thread")
+                else:
+                    proxy.release_answers.set()
+                    os.kill(paused.pid, signal.SIGCONT)
+                for n in range(1, 11):
+                    worker_app.send("note", n)
+                worker_app.ran(12)
+                worker_app.settled()
+                worker_app.wait_responsive()
+        finally:
+            os.kill(paused.pid, signal.SIGCONT)
+    assert sorted(map(int, worker_app.witness.reports("ran")[1:])) == [*range(11)]
+    assert worker_app.dead() == {}

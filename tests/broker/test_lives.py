@@ -16,7 +16,7 @@ from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.script_calls import load_scripts
-from tests.broker.worker_app import WorkerApp
+from tests.broker.worker_app import OpenApp, WorkerApp
 from tests.workers import WorkerProcess
 
 
@@ -114,12 +114,10 @@ def test_a_soft_time_limit_frees_no_slot_while_the_task_goes_on(worker_app: Work
 
 
 def test_a_poison_message_ends_among_the_dead_letters_and_its_neighbours_run(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("C_FORCE_ROOT", "1")  # pickle, where the tests run as root
-    for db in (1, 2, 3):
-        redis_server.flush(db)
-    worker_app = WorkerApp(redis_server, dq_max_deliveries=1, accept_content=["json", "pickle"])
+    worker_app = open_app(dq_max_deliveries=1, accept_content=["json", "pickle"])
     with worker_app.worker("prefork", 2):
         pickled = worker_app.app.send_task("die", ("pickled",), serializer="pickle")
         header = [worker_app.app.signature("die", ("poison",)), worker_app.app.signature("note", ("member",))]
@@ -136,19 +134,15 @@ def test_a_poison_message_ends_among_the_dead_letters_and_its_neighbours_run(
         worker_app.settled()
         assert sorted(worker_app.witness.reports("began")) == ["pickled", "poison"]
         assert all(b"max_deliveries" in info for info in worker_app.dead().values())
-    worker_app.close()
 
 
 @pytest.mark.logged_error("DB index is out of range")
 def test_a_worker_whose_result_backend_refuses_gives_up_on_a_message_and_goes_on(
-    worker_app: WorkerApp, redis_server: RedisServer
+    worker_app: WorkerApp, open_app: OpenApp, redis_server: RedisServer
 ) -> None:
     no_such_database = f"redis://127.0.0.1:{redis_server.port}/99"
-    refused = WorkerApp(
-        redis_server,
-        task_default_queue=worker_app.queue,
-        result_backend=no_such_database,
-        dq_max_deliveries=1,
+    refused = open_app(
+        task_default_queue=worker_app.queue, result_backend=no_such_database, dq_max_deliveries=1
     )
     with refused.worker("prefork", 1) as worker:
         worker_app.send("die", "poison")
@@ -158,13 +152,10 @@ def test_a_worker_whose_result_backend_refuses_gives_up_on_a_message_and_goes_on
         assert worker_app.ran(1) == ["neighbour"]
         assert worker.alive
         worker_app.settled()
-    refused.close()
 
 
-def test_solo_poison_kills_workers_only_so_often(redis_server: RedisServer) -> None:
-    for db in (1, 2, 3):
-        redis_server.flush(db)
-    worker_app = WorkerApp(redis_server, dq_max_deliveries=2)
+def test_solo_poison_kills_workers_only_so_often(open_app: OpenApp) -> None:
+    worker_app = open_app(dq_max_deliveries=2)
     worker_app.send("die", "poison")
     worker_app.send("note", "neighbour")
     results = worker_app.send("die", "poison")
@@ -180,7 +171,6 @@ def test_solo_poison_kills_workers_only_so_often(redis_server: RedisServer) -> N
         worker_app.ran(1)
         worker_app.settled()
     assert worker_app.witness.reports("began") == ["poison"] * 4
-    worker_app.close()
 
 
 @pytest.mark.logged_error("kombu.exceptions.DecodeError", "kombu.exceptions.ContentDisallowed")

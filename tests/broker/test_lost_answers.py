@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from celery_dq.testing.waiting import wait_until
 from tests.broker.kombu_client import KombuClient, bodies
 from tests.broker.proxy import Proxy
 
@@ -24,29 +23,6 @@ def publish_for_one_claim(kombu_client: KombuClient, connection: Any) -> None:
     assert stands.wait(30)
     kombu_client.publish(1, 2)
     may_go_on.set()
-
-
-def test_the_messages_of_a_claim_whose_answer_is_lost_are_released(
-    kombu_client: KombuClient, proxy: Proxy
-) -> None:
-    claim = kombu_client.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
-    with kombu_client.connect(
-        proxy.url(kombu_client.url), lease="1s", watchdog=0, claim_ahead="10ms"
-    ) as connection:
-        with kombu_client.consuming(connection, prefetch=5) as got:
-            kombu_client.drain_until(connection, lambda: kombu_client.client.zcard(kombu_client.keys.leases))
-            proxy.drop_answers_to, proxy.drops_left = claim, 1
-            publish_for_one_claim(kombu_client, connection)
-            with pytest.raises(connection.connection_errors):
-                kombu_client.drain(connection, got, 1)
-        # The process keeps its lease, and the next consumer receives the messages, with no delivery counted.
-        with kombu_client.connect() as other, kombu_client.consuming(other) as got:
-            kombu_client.drain(other, got, 2)
-            assert bodies(got) == [1, 2]
-            assert [message.deliveries for message in got] == [0, 0]
-            for message in got:
-                message.ack()
-    assert kombu_client.depth() == 0
 
 
 def test_a_new_connection_receives_the_messages_of_a_claim_whose_answer_is_lost(
@@ -68,49 +44,6 @@ def test_a_new_connection_receives_the_messages_of_a_claim_whose_answer_is_lost(
             for message in got:
                 message.ack()
             kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
-
-
-def test_acks_that_the_heartbeat_could_not_send_go_with_the_next_one(
-    kombu_client: KombuClient, proxy: Proxy
-) -> None:
-    ack = kombu_client.partition.ack("").script.sha1.encode()
-    with (
-        kombu_client.connect(proxy.url(kombu_client.url), lease="1s", watchdog=0) as connection,
-        kombu_client.consuming(connection, prefetch=1) as got,
-    ):
-        kombu_client.publish(1)
-        kombu_client.drain(connection, got, 1, 30)
-        process: Any = connection.default_channel.identity
-        unsent: list[bool] = []
-
-        def look(now: float) -> None:
-            unsent.append(bool(process.in_flight.queues_with_acks(process.threads.queues)))
-
-        proxy.drop_answers_to, proxy.drops_left = ack, 1
-        process.in_flight.finish(got[0].delivery_tag)
-        wait_until(lambda: proxy.dropped, 30)
-        process.threads.add_check(look)
-        wait_until(lambda: unsent, 30)
-        assert unsent[0] is False
-    assert kombu_client.depth() == 0
-
-
-def test_the_message_of_a_get_whose_answer_is_lost_is_released(
-    kombu_client: KombuClient, proxy: Proxy
-) -> None:
-    claim = kombu_client.partition.claim("", lease_ms=1, want=1).script.sha1.encode()
-    kombu_client.publish(1)
-    with kombu_client.connect(
-        proxy.url(kombu_client.url), lease="1s", watchdog=0, claim_ahead="10ms"
-    ) as connection:
-        proxy.drop_answers_to, proxy.drops_left = claim, 1
-        with pytest.raises(connection.connection_errors):
-            connection.default_channel.basic_get(kombu_client.queue)
-        wait_until(lambda: kombu_client.client.exists(kombu_client.keys.turn), 30)
-        message = connection.default_channel.basic_get(kombu_client.queue)
-        assert message.deliveries == 0
-        message.ack()
-    assert kombu_client.depth() == 0
 
 
 @pytest.mark.logged_error("goes on after an error")

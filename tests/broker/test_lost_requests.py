@@ -14,7 +14,7 @@ from celery_dq.clock import ManualClock, SystemClock
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.in_flight import InFlightMessage, delivery_tag
 from celery_dq.transport.redis.consumer_identity import InDoubtClaims
-from tests.broker.kombu_client import KombuClient, bodies, consumer_of
+from tests.broker.kombu_client import KombuClient, bodies, consumer_of, heartbeat
 from tests.broker.proxy import Proxy
 
 #: No heartbeat comes by itself before the end of the test.
@@ -23,15 +23,6 @@ LONG: dict[str, Any] = {"lease": "60s", "watchdog": 0, "claim_ahead": "10ms"}
 
 def sha(call: Any) -> bytes:
     return str(call.script.sha1).encode()
-
-
-def heartbeat(process: Any) -> None:
-    """Let the consumer thread renew its leases once."""
-    rounds: list[float] = []
-    process.threads.add_check(rounds.append)
-    process.threads.renew_now()
-    wait_until(lambda: rounds)
-    process.threads.remove_check(rounds.append)
 
 
 # -- trust in a lease counts from the sending of the request
@@ -116,6 +107,7 @@ def test_the_message_of_a_claim_in_doubt_is_released_under_a_lasting_lease(
             assert kombu_client.client.hlen(held) == 0
         with kombu_client.connect() as other, kombu_client.consuming(other) as got:
             assert bodies(kombu_client.drain(other, got, 1)) == [1]
+            assert got[0].deliveries == 0
             got[0].ack()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import kombu
@@ -12,10 +11,10 @@ import pytest
 from celery_dq.errors import ConfigurationError
 from celery_dq.keys import PartitionKeys, queue_registry
 from celery_dq.testing.servers import RedisServer
-from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.script_calls import load_scripts, run_all
 from tests.broker.kombu_client import KombuClient
+from tests.broker.test_partitions import OneSingletonQueue
 from tests.brokers import BROKERS
 from tests.workers import WorkerProcess
 
@@ -25,24 +24,6 @@ NAMES = [f"q{number}" for number in range(100)]
 def reads(kombu_client: KombuClient) -> int:
     """How often the server has read from its clients."""
     return int(kombu_client.client.info("stats")["total_reads_processed"])
-
-
-def drain_until(connection: Any, condition: Any) -> None:
-    """Drain the connection until the condition holds."""
-
-    def drained() -> bool:
-        with suppress(TimeoutError):
-            connection.drain_events(timeout=0.05)
-        return bool(condition())
-
-    wait_until(drained)
-
-
-class OnlyQ1:
-    """The part of a worker's leaderships that says which queues are singleton queues."""
-
-    def is_singleton(self, name: str) -> bool:
-        return name == "q1"
 
 
 def count(connection: Any, queue: kombu.Queue) -> int:
@@ -72,7 +53,7 @@ def test_many_consumers_begin_in_few_round_trips(kombu_client: KombuClient, quot
         consumer.consume()
         assert reads(kombu_client) - before < len(NAMES)
         publish_each(kombu_client, connection, NAMES)
-        drain_until(connection, lambda: len(got) == len(NAMES))
+        kombu_client.drain_until(connection, lambda: len(got) == len(NAMES))
         stored = [kombu_client.client.keys(f"*{name}*quotas*") for name in NAMES]
         assert all(stored) if quota else not any(stored)
 
@@ -173,7 +154,7 @@ def test_an_error_of_a_queue_stays_with_its_declaration(kombu_client: KombuClien
     queues = [kombu.Queue(name, kombu.Exchange(name), name) for name in ("q0", "q1", "q2")]
     with kombu_client.connect() as connection:
         context = connection.transport_options["dq"]
-        context.consumed_queues, context.leaderships = lambda _: queues, OnlyQ1()
+        context.consumed_queues, context.leaderships = lambda _: queues, OneSingletonQueue("q1")
         channel = connection.default_channel
         queues[0](channel).declare()
         with pytest.raises(ConfigurationError, match="'q1' is a singleton queue and has 4 partitions"):
@@ -193,13 +174,13 @@ def test_a_consumer_claims_nothing_from_queues_that_were_empty(kombu_client: Kom
         got: list[Any] = []
         connection.Consumer(queues, on_message=got.append).consume()
         claimed_from = connection.default_channel.identity.claim_times
-        drain_until(connection, lambda: got)
+        kombu_client.drain_until(connection, lambda: got)
         # The first heartbeat does not wait for its time, a quarter of a lease from now.
         leases = [PartitionKeys("online", name).leases for name in NAMES]
-        drain_until(connection, lambda: kombu_client.client.exists(*leases) == len(NAMES))
+        kombu_client.drain_until(connection, lambda: kombu_client.client.exists(*leases) == len(NAMES))
         assert set(claimed_from) == {"q7"}
         publish_elsewhere(kombu_client, "q9")
-        drain_until(connection, lambda: len(got) == 2)
+        kombu_client.drain_until(connection, lambda: len(got) == 2)
         assert set(claimed_from) == {"q7", "q9"}
 
 
@@ -219,7 +200,7 @@ def test_a_consumer_without_an_answer_begins_with_the_next_turn(kombu_client: Ko
         got: list[Any] = []
         connection.default_channel.basic_consume("push", True, got.append, "1", nowait=True)
         publish_each(kombu_client, connection, ["push"])
-        drain_until(connection, lambda: got)
+        kombu_client.drain_until(connection, lambda: got)
 
 
 def test_a_consumer_that_is_cancelled_before_it_began_never_begins(kombu_client: KombuClient) -> None:
@@ -230,7 +211,7 @@ def test_a_consumer_that_is_cancelled_before_it_began_never_begins(kombu_client:
         channel.basic_cancel("1")
         channel.basic_consume("push", True, got.append, "2")
         publish_each(kombu_client, connection, ["never", "push"])
-        drain_until(connection, lambda: got)
+        kombu_client.drain_until(connection, lambda: got)
         assert [message.delivery_info["routing_key"] for message in got] == ["push"]
         assert [queue.name for queue in channel.identity.threads.queues.values()] == ["push"]
 
@@ -245,4 +226,4 @@ def test_the_others_begin_when_a_refused_consumer_is_cancelled(kombu_client: Kom
             consumer.consume()
         consumer.cancel_by_queue("push/9")
         publish_each(kombu_client, connection, ["before", "after"])
-        drain_until(connection, lambda: len(got) == 2)
+        kombu_client.drain_until(connection, lambda: len(got) == 2)

@@ -10,18 +10,11 @@ from kombu.exceptions import OperationalError
 
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store import publisher
-from celery_dq.transport.redis.store.home import home_of
 from celery_dq.transport.redis.store.move_calls import set_map
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.script_calls import PipelinedConnection
 from tests.broker.kombu_client import KombuClient
-from tests.broker.test_partitions import FOUR, batch_of, declare, keys_of, stored
-
-#: One tenant for each of the four partitions.
-AT_HOME = [
-    next(name for name in (f"shop-{each}" for each in range(100)) if home_of(name, 4) == number)
-    for number in range(4)
-]
+from tests.broker.test_partitions import AT_HOME, FOUR, batch_of, declare, keys_of, stored
 
 
 class Interrupt(BaseException):

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from celery_dq.keys import PartitionKeys
-from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.home import home_of
-from tests.broker.worker_app import WorkerApp
+from tests.broker.worker_app import OpenApp, WorkerApp
 
 QUEUE = "shops"
 #: Three tenants of each partition.
@@ -28,12 +26,8 @@ TENANTS = [
 
 
 @pytest.fixture
-def worker_app(redis_server: RedisServer) -> Iterator[WorkerApp]:
-    for db in (1, 2, 3):
-        redis_server.flush(db)
-    worker_app = WorkerApp(redis_server, task_default_queue=QUEUE, dq_queues={QUEUE: {"partitions": 4}})
-    yield worker_app
-    worker_app.close()
+def worker_app(open_app: OpenApp) -> WorkerApp:
+    return open_app(task_default_queue=QUEUE, dq_queues={QUEUE: {"partitions": 4}})
 
 
 def stored(worker_app: WorkerApp) -> list[int]:

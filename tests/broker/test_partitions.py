@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import kombu
 import pytest
@@ -21,6 +21,11 @@ from tests.broker.proxy import Proxy
 
 FOUR: dict[str, Any] = {"queues": {"push": {"partitions": 4}}}
 TENANTS = [f"shop-{number}" for number in range(20)]
+#: One tenant for each of the four partitions.
+AT_HOME = [
+    next(name for name in (f"shop-{each}" for each in range(100)) if home_of(name, 4) == number)
+    for number in range(4)
+]
 RETRY = {"max_retries": 5, "interval_start": 0, "interval_step": 0.01, "interval_max": 0.05}
 
 
@@ -73,11 +78,13 @@ def batch_of(kombu_client: KombuClient, connection: Any, tenants: Sequence[str] 
     return batch
 
 
-class OneSingletonQueue:
+class OneSingletonQueue(NamedTuple):
     """The part of a worker's leaderships that says which queues are singleton queues."""
 
+    singleton: str
+
     def is_singleton(self, name: str) -> bool:
-        return name == "push"
+        return name == self.singleton
 
 
 # -- declaring
@@ -142,7 +149,7 @@ def test_a_singleton_queue_has_one_partition(kombu_client: KombuClient) -> None:
     declare(kombu_client, **FOUR)
     with kombu_client.connect() as connection:
         channel: Any = connection.default_channel
-        connection.transport_options["dq"].leaderships = OneSingletonQueue()
+        connection.transport_options["dq"].leaderships = OneSingletonQueue("push")
         with pytest.raises(ConfigurationError, match="'push' is a singleton queue and has 4 partitions"):
             channel.basic_consume("push", False, print, "tag")
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import threading
 import time
-from typing import Any
 
 from celery_dq.testing.waiting import wait_until
 from tests.broker.kombu_client import KombuClient, bodies, consumer_of
@@ -97,18 +96,6 @@ def test_an_empty_queue_does_not_raise_the_service_time(kombu_client: KombuClien
         assert consumer.pace.mean_s < 0.15
 
 
-def test_acks_from_other_threads(kombu_client: KombuClient) -> None:
-    kombu_client.publish(*range(30))
-    with kombu_client.connect() as connection, kombu_client.consuming(connection, prefetch=30) as got:
-        kombu_client.drain(connection, got, 30)
-        threads = [threading.Thread(target=message.ack) for message in got]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
-
-
 def test_acks_from_another_thread_while_the_first_one_waits(kombu_client: KombuClient) -> None:
     kombu_client.publish(1)
     with kombu_client.connect() as connection, kombu_client.consuming(connection, prefetch=2) as got:
@@ -122,21 +109,6 @@ def test_acks_from_another_thread_while_the_first_one_waits(kombu_client: KombuC
         waiting.join()
         got[1].ack()
     assert kombu_client.depth() == 0
-
-
-def test_close_sends_the_pending_acks(kombu_client: KombuClient) -> None:
-    kombu_client.publish(*range(10))
-    with kombu_client.connect() as connection, kombu_client.consuming(connection, prefetch=10) as got:
-        kombu_client.drain(connection, got, 10)
-        for message in got[:7]:
-            message.ack()
-    # The three unacknowledged messages have returned, without counting as crashed.
-    assert kombu_client.depth() == 3
-    assert kombu_client.client.hlen(kombu_client.keys.running) == 0
-    assert set(kombu_client.client.hvals(kombu_client.keys.deliveries)) <= {b"0"}
-    with kombu_client.connect() as connection, kombu_client.consuming(connection) as got:
-        kombu_client.drain(connection, got, 3)
-        assert bodies(got) == [7, 8, 9]
 
 
 def test_an_ack_after_the_close_still_arrives(kombu_client: KombuClient) -> None:
@@ -199,29 +171,6 @@ def test_drain_events_with_a_timeout_of_zero(kombu_client: KombuClient) -> None:
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0)
         assert time.monotonic() - before < 8
-
-
-def test_simple_queue(kombu_client: KombuClient) -> None:
-    with kombu_client.connect() as connection:
-        queue = connection.SimpleQueue(kombu_client.queue)
-        for n in range(5):
-            queue.put({"n": n})
-        assert queue.qsize() == 5
-        first = queue.get(timeout=30)
-        assert first.payload == {"n": 0}
-        first.requeue()
-        again = queue.get(timeout=30)
-        assert again.payload == {"n": 0}
-        again.ack()
-        queue.close()
-    with kombu_client.connect() as connection:
-        queue = connection.SimpleQueue(kombu_client.queue)
-        for n in range(1, 5):
-            message = queue.get(timeout=30)
-            assert message.payload == {"n": n}
-            message.ack()
-        queue.close()
-    assert kombu_client.depth() == 0
 
 
 def test_after_a_drain_only_the_partitions_state_remains(kombu_client: KombuClient) -> None:
@@ -339,19 +288,3 @@ def test_a_process_that_stood_still_takes_no_sound_connection_for_dead(kombu_cli
         kombu_client.drain(connection, got, 1)
         got[0].ack()
     assert kombu_client.depth() == 0
-
-
-def test_priorities_are_strict_or_age(kombu_client: KombuClient) -> None:
-    def order(**options: Any) -> list[Any]:
-        with kombu_client.connect(**options) as connection:
-            for n, priority in enumerate((0, 9, 5, 0, 9)):
-                kombu_client.publish(f"{priority}-{n}", connection=connection, priority=priority)
-            with kombu_client.consuming(connection, prefetch=1) as got:
-                for n in range(1, 6):
-                    kombu_client.drain(connection, got, n)
-                    got[-1].ack()
-                kombu_client.drain_until(connection, lambda: kombu_client.depth() == 0)
-            return bodies(got)
-
-    assert order() == ["9-1", "9-4", "5-2", "0-0", "0-3"]
-    assert order(priority_aging="1h") == ["9-1", "9-4", "5-2", "0-0", "0-3"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from celery import chain, chord
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from tests.broker.worker_app import WorkerApp
+from tests.broker.worker_app import OpenApp, WorkerApp
 
 LEASE_S = 1.0
 #: Seconds after which a call outside of a task fails.
@@ -18,14 +17,10 @@ TIMEOUT_S = 1.0
 
 
 @pytest.fixture
-def split_worker_app(redis_server: RedisServer, server: RedisServer) -> Iterator[WorkerApp]:
+def split_worker_app(open_app: OpenApp, server: RedisServer) -> WorkerApp:
     """An app whose broker may be stopped, while results and the witness stay."""
-    for db in (1, 2, 3):
-        redis_server.flush(db)
     options = {"dq_lease": LEASE_S, "dq_publish_timeout": TIMEOUT_S, "task_reject_on_worker_lost": False}
-    worker_app = WorkerApp(redis_server, server.port, **options)
-    yield worker_app
-    worker_app.close()
+    return open_app(port=server.port, **options)
 
 
 def hold_tasks_that_publish(worker_app: WorkerApp) -> set[str]:

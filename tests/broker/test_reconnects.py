@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.broker.proxy import Proxy
-from tests.broker.worker_app import WorkerApp
+from tests.broker.worker_app import OpenApp, WorkerApp
 
 DEADLINE_S = 30.0
 
 
 def test_a_full_pool_is_full_after_a_lost_connection(
-    worker_app: WorkerApp, proxy: Proxy, redis_server: RedisServer
+    worker_app: WorkerApp, proxy: Proxy, open_app: OpenApp
 ) -> None:
-    far = WorkerApp(redis_server, proxy.port, task_default_queue=worker_app.queue)
+    far = open_app(port=proxy.port, task_default_queue=worker_app.queue)
     with far.worker("prefork", 2) as full:
         for key in "ab":
             worker_app.send("hold", key)
@@ -31,7 +30,6 @@ def test_a_full_pool_is_full_after_a_lost_connection(
         for key in "ab":
             worker_app.witness.release(key)
         worker_app.ran(2, DEADLINE_S, subject="ended")
-    far.close()
 
 
 def test_a_connection_that_is_lost_before_the_loop_turns_ends_no_worker(worker_app: WorkerApp) -> None:
@@ -84,10 +82,10 @@ def test_queues_added_after_each_kind_of_new_child_cost_no_connection(worker_app
 
 
 def test_a_task_that_no_child_had_at_a_lost_connection_has_survived_no_crash(
-    worker_app: WorkerApp, proxy: Proxy, redis_server: RedisServer
+    worker_app: WorkerApp, proxy: Proxy, open_app: OpenApp
 ) -> None:
     conf = {"dq_max_deliveries": 1, "holds_children": True, "worker_proc_alive_timeout": 60}
-    far = WorkerApp(redis_server, proxy.port, task_default_queue=worker_app.queue, **conf)
+    far = open_app(port=proxy.port, task_default_queue=worker_app.queue, **conf)
     worker_app.witness.release("child")
     with far.worker("prefork", 1, arguments=("--max-tasks-per-child=1",)) as worker:
         worker_app.send("note", "first")
@@ -100,14 +98,13 @@ def test_a_task_that_no_child_had_at_a_lost_connection_has_survived_no_crash(
         worker_app.witness.release("child", 9)
         assert worker_app.ran(2, DEADLINE_S) == ["first", "second"]
         assert not worker_app.dead()
-    far.close()
 
 
 def test_a_task_that_celery_cancels_at_a_lost_connection_has_survived_no_crash(
-    worker_app: WorkerApp, proxy: Proxy, redis_server: RedisServer
+    worker_app: WorkerApp, proxy: Proxy, open_app: OpenApp
 ) -> None:
     conf = {"dq_max_deliveries": 1, "worker_cancel_long_running_tasks_on_connection_loss": True}
-    far = WorkerApp(redis_server, proxy.port, task_default_queue=worker_app.queue, **conf)
+    far = open_app(port=proxy.port, task_default_queue=worker_app.queue, **conf)
     with far.worker("prefork", 1):
         result = worker_app.send("hold_late", "a")
         worker_app.ran(1, DEADLINE_S, subject="began")
@@ -116,15 +113,14 @@ def test_a_task_that_celery_cancels_at_a_lost_connection_has_survived_no_crash(
         worker_app.witness.release("a")
         assert result.get(timeout=DEADLINE_S) == "a"
         assert not worker_app.dead()
-    far.close()
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_message_that_is_rejected_after_a_lost_connection_becomes_a_dead_letter(
-    worker_app: WorkerApp, proxy: Proxy, redis_server: RedisServer, pool: str
+    worker_app: WorkerApp, proxy: Proxy, open_app: OpenApp, pool: str
 ) -> None:
     conf = {"dq_dead_letter_failures": True}
-    far = WorkerApp(redis_server, proxy.port, task_default_queue=worker_app.queue, **conf)
+    far = open_app(port=proxy.port, task_default_queue=worker_app.queue, **conf)
     with far.worker(pool, 1) as worker:
         worker_app.send("hold_then_reject", "a")
         worker_app.ran(1, DEADLINE_S, subject="began")
@@ -133,13 +129,12 @@ def test_a_message_that_is_rejected_after_a_lost_connection_becomes_a_dead_lette
         worker_app.witness.release("a")
         worker_app.settled()
         assert [b"rejected" in info for info in worker_app.dead().values()] == [True]
-    far.close()
 
 
 def test_a_crash_after_a_lost_connection_counts(
-    worker_app: WorkerApp, proxy: Proxy, redis_server: RedisServer
+    worker_app: WorkerApp, proxy: Proxy, open_app: OpenApp
 ) -> None:
-    far = WorkerApp(redis_server, proxy.port, task_default_queue=worker_app.queue, dq_max_deliveries=1)
+    far = open_app(port=proxy.port, task_default_queue=worker_app.queue, dq_max_deliveries=1)
     with far.worker("prefork", 1) as worker:
         worker_app.send("hold_late", "a")
         worker_app.ran(1, DEADLINE_S, subject="began")
@@ -150,4 +145,3 @@ def test_a_crash_after_a_lost_connection_counts(
         reports = worker_app.witness.reports
         wait_until(lambda: worker_app.dead() or len(reports("began")) > 1, DEADLINE_S, what="its end")
         assert (len(worker_app.dead()), reports("began")) == (1, ["a"])
-    far.close()

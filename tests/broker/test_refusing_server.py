@@ -11,7 +11,8 @@ import redis
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from tests.broker.worker_app import WorkerApp
+from celery_dq.transport.redis.store.home import home_of
+from tests.broker.worker_app import OpenApp, WorkerApp
 from tests.producer.test_refusals import busy, full, short_of_replicas, unable_to_save
 from tests.workers import WorkerProcess
 
@@ -37,16 +38,12 @@ def admin(refusing_server: RedisServer) -> Iterator[Any]:
 
 
 @pytest.fixture
-def worker_app(redis_server: RedisServer, refusing_server: RedisServer) -> Iterator[WorkerApp]:
+def worker_app(open_app: OpenApp, refusing_server: RedisServer) -> WorkerApp:
     """Tasks report on another server than the one that refuses."""
-    redis_server.flush(3)
     queues = {"many": {"partitions": 2}}
-    worker_app = WorkerApp(
-        redis_server, refusing_server.port, dq_queues=queues, dq_default_quota={"concurrency": 5}
-    )
+    worker_app = open_app(port=refusing_server.port, dq_queues=queues, dq_default_quota={"concurrency": 5})
     worker_app.client = redis.Redis(port=refusing_server.port, db=1)
-    yield worker_app
-    worker_app.close()
+    return worker_app
 
 
 @pytest.mark.parametrize("arguments", [(), ("--without-mingle", "--without-gossip", "--without-heartbeat")])
@@ -59,6 +56,11 @@ def test_a_worker_that_starts_while_redis_is_full_empties_the_queue(
         assert sorted(worker_app.ran(5)) == [*"01234"]
         assert "The memory of Redis is full" in worker.log
         worker_app.settled()
+
+
+def tenant_at(partition: int) -> str:
+    """A tenant of this partition of the queue with two."""
+    return next(name for name in map(str, range(99)) if home_of(name, 2) == partition)
 
 
 def refuse(name: str, admin: Any, worker: WorkerProcess) -> None:
@@ -91,7 +93,9 @@ def test_a_worker_of_several_queues_empties_a_full_redis(worker_app: WorkerApp, 
 
 @pytest.mark.parametrize("queues", [[], ["many", "other"]])
 def test_a_worker_goes_on_after_each_refusal(worker_app: WorkerApp, admin: Any, queues: list[str]) -> None:
-    queue = queues[0] if queues else worker_app.queue
+    # A message in each partition: a refused claim of an idle one would be repeated after ten seconds.
+    places = [("many", ""), ("many", tenant_at(1)), ("other", "")] if queues else [(worker_app.queue, "")]
+    queue = places[0][0]
     with worker_app.worker("threads", 1, queues=queues) as worker:
         for number, (name, refusal) in enumerate(REFUSALS.items(), 1):
             worker_app.send("hold_late", name, queue=queue)
@@ -99,13 +103,14 @@ def test_a_worker_goes_on_after_each_refusal(worker_app: WorkerApp, admin: Any, 
             with refusal(admin):
                 worker_app.witness.release(name)
                 refuse(name, admin, worker)
-            worker_app.send("note", name, queue=queue)
-            worker_app.ran(number)
+            for place, tenant in places:
+                worker_app.send("note", name, queue=place, tenant=tenant)
+            worker_app.ran(number * len(places))
             # The last refused command may be accepted after the task.
             worker.wait_for_log("Redis accepts the commands", occurrences=number)
         assert worker.log.count("Redis refuses commands") == len(REFUSALS)
         assert "Traceback" not in worker.log
-    assert worker_app.witness.reports("ran") == [*REFUSALS]
+    assert worker_app.witness.reports("ran") == [name for name in REFUSALS for _ in places]
 
 
 @pytest.mark.parametrize("name", REFUSALS)

@@ -10,20 +10,11 @@ import pytest
 from celery_dq.clock import ManualClock
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.in_flight import InFlightMessages
-from tests.broker.kombu_client import KombuClient, consumer_of
+from tests.broker.kombu_client import KombuClient, consumer_of, heartbeat
 from tests.broker.proxy import Proxy
 
 #: No heartbeat comes by itself before the end of the test.
 LONG: dict[str, Any] = {"lease": "60s", "watchdog": 0, "claim_ahead": "10ms"}
-
-
-def heartbeat(process: Any) -> None:
-    """Let the consumer thread renew its leases once."""
-    rounds: list[float] = []
-    process.threads.add_check(rounds.append)
-    process.threads.renew_now()
-    wait_until(lambda: rounds)
-    process.threads.remove_check(rounds.append)
 
 
 def test_a_claim_made_under_the_new_lease_is_not_void(kombu_client: KombuClient) -> None:

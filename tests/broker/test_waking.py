@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,21 +16,15 @@ from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.broker.kombu_client import KombuClient
-from tests.broker.worker_app import WorkerApp
+from tests.broker.worker_app import OpenApp, WorkerApp
 
 #: Seconds in which a wake-up arrives, also on a slow machine. The next heartbeat would come later.
 SOON_S = 8
 
 
 @pytest.fixture
-def worker_app(redis_server: RedisServer) -> Iterator[WorkerApp]:
-    for db in (1, 2, 3):
-        redis_server.flush(db)
-    worker_app = WorkerApp(
-        redis_server, dq_lease=240.0
-    )  # with a heartbeat every 60 s, none comes during these tests
-    yield worker_app
-    worker_app.close()
+def worker_app(open_app: OpenApp) -> WorkerApp:
+    return open_app(dq_lease=240.0)  # with a heartbeat every 60 s, none comes during these tests
 
 
 def test_an_idle_worker_sends_only_its_heartbeat() -> None:
@@ -141,20 +134,6 @@ def test_delayed_tasks_start_when_they_are_due(worker_app: WorkerApp, pool: str)
         assert late[25] < SOON_S  # a heartbeat would come later; the benchmarks measure figures
 
 
-def test_another_worker_takes_over_the_next_look_of_a_stopped_one(worker_app: WorkerApp) -> None:
-    with worker_app.worker("threads", 1) as heartbeat:
-        worker_app.send("note", "warm")
-        worker_app.ran(1)
-        due = time.time() + 2.0
-        worker_app.send("timed", due, countdown=2.0)
-        wait_until(lambda: worker_app.client.hget(worker_app.keys.state, "next_look_owner"), 30)
-        with worker_app.worker("threads", 1):
-            os.kill(heartbeat.pid, signal.SIGTERM)
-            late = float(worker_app.ran(1, subject="late", timeout_s=60)[0])
-            assert late < SOON_S
-            worker_app.settled()
-
-
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_full_worker_hands_its_next_looks_over(worker_app: WorkerApp, stops: bool) -> None:
     """The delayed messages are due while their worker is full, or stops with a running task."""
@@ -237,15 +216,3 @@ def test_a_suspect_does_not_consume_the_wakeups_of_other_messages(worker_app: Wo
             worker_app.ran(2, subject="ended")
             worker_app.settled()
             assert first.alive
-
-
-def test_priorities_and_order(redis_server: RedisServer) -> None:
-    for db in (1, 2, 3):
-        redis_server.flush(db)
-    worker_app = WorkerApp(redis_server)
-    for n in range(30):
-        worker_app.send("note", f"{n % 10}-{n // 10}", priority=n % 10)
-    with worker_app.worker("threads", 1):
-        assert worker_app.ran(30) == [f"{p}-{n}" for p in reversed(range(10)) for n in range(3)]
-        worker_app.settled()
-    worker_app.close()

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from typing import Any, ClassVar
@@ -316,6 +316,8 @@ class WorkerApp:
         self.client.close()
         self.witness.close()
 
+
+OpenApp = Callable[..., WorkerApp]
 
 if ENVIRONMENT in os.environ:
     app = app_from_environment(NAME)
