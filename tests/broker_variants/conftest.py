@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kombu import Connection
+from kombu.exceptions import OperationalError
 
 from celery_dq.testing.processes import bundled_servers
 from celery_dq.testing.servers import RedisServer
@@ -54,6 +56,12 @@ def server_binary(request: pytest.FixtureRequest) -> str:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for certificates."""
     return tmp_path_factory.mktemp("certificates")
+
+
+def assert_refused(url: Any, complaint: str | None = None, **options: Any) -> None:
+    """Check that a connection with these options is refused with an error that names the reason."""
+    with Connection(url, **options) as connection, pytest.raises(OperationalError, match=complaint):
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
 
 
 def run_tasks(place: CeleryApp, pool: str, amount: int = 20) -> None:

@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from tests.broker_variants.conftest import OpenCeleryApp, run_tasks
+from tests.broker_variants.conftest import OpenCeleryApp, assert_refused, run_tasks
 from tests.conformance.kombu_queue import KombuQueue
 
 #: Contains the special characters of URLs.
@@ -63,11 +63,7 @@ def test_a_unix_socket_with_a_database(socket_server: RedisServer, parameter: st
 
 
 def test_a_missing_socket_is_an_operational_error() -> None:
-    with (
-        Connection("dq-redis+socket:///nowhere/redis.sock") as connection,
-        pytest.raises(OperationalError, match=r"/nowhere/redis\.sock|No such file"),
-    ):
-        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    assert_refused("dq-redis+socket:///nowhere/redis.sock", r"/nowhere/redis\.sock|No such file")
 
 
 def test_databases_are_apart(redis_server: RedisServer) -> None:
@@ -89,11 +85,7 @@ def test_a_worker_logs_in(guarded: RedisServer, open_celery_app: OpenCeleryApp, 
 
 @pytest.mark.parametrize(("who", "complaint"), [("", "(?i)auth"), (":wrong@", "(?i)password|auth")])
 def test_a_wrong_password_is_a_clear_error(guarded: RedisServer, who: str, complaint: str) -> None:
-    with (
-        Connection(f"dq-redis://{who}127.0.0.1:{guarded.port}/0") as connection,
-        pytest.raises(OperationalError, match=complaint),
-    ):
-        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    assert_refused(f"dq-redis://{who}127.0.0.1:{guarded.port}/0", complaint)
 
 
 def test_a_user_without_the_right_to_run_scripts_gets_a_clear_error(guarded: RedisServer) -> None:

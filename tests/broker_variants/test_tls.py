@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 from kombu import Connection
-from kombu.exceptions import OperationalError
 
 from celery_dq.app.checks.doctor import check_server
 from celery_dq.errors import ConfigurationError
 from celery_dq.testing.servers import RedisServer
 from celery_dq.wiring import register_transports
 from tests.broker_variants.certificates import Authority
-from tests.broker_variants.conftest import OpenCeleryApp, run_tasks
+from tests.broker_variants.conftest import OpenCeleryApp, assert_refused, run_tasks
 from tests.broker_variants.tls import TlsRedis, tls_cluster, tls_redis
 from tests.brokers import BROKERS
 from tests.conformance.celery_app import CeleryApp
 from tests.conformance.kombu_queue import KombuQueue
+
+UNVERIFIED = r"(?i)certificate verify failed"
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +72,9 @@ def test_broker_use_ssl_sets_the_trusted_authority(
     run_tasks(open_celery_app(url, broker_use_ssl=trust), "solo")
 
 
-def test_messages_larger_than_a_tls_record(encrypted: TlsRedis, authority: Authority) -> None:
-    with Connection(f"dq-rediss://127.0.0.1:{encrypted.port}/2", ssl=verifying(authority)) as connection:
-        exchange(connection)
-
-
 def test_a_wrong_authority_is_a_clear_error(encrypted: TlsRedis, stranger: Authority) -> None:
-    with (
-        Connection(f"dq-rediss://localhost:{encrypted.port}/2", ssl=verifying(stranger)) as connection,
-        pytest.raises(OperationalError, match=r"(?i)certificate verify failed"),
-    ):
-        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    url = f"dq-rediss://localhost:{encrypted.port}/2"
+    assert_refused(url, UNVERIFIED, ssl=verifying(stranger))
 
 
 def test_the_doctor_names_the_setting_of_a_certificate_that_is_not_trusted(
@@ -101,22 +94,14 @@ def test_the_doctor_names_the_setting_of_a_certificate_that_is_not_trusted(
 
 def test_a_certificate_for_another_host_is_a_clear_error(authority: Authority) -> None:
     trust = {**verifying(authority), "ssl_check_hostname": True}
-    with (
-        tls_redis(authority, purpose="elsewhere") as server,
-        Connection(f"dq-rediss://localhost:{server.port}/0", ssl=trust) as connection,
-        pytest.raises(OperationalError, match=r"(?i)hostname mismatch"),
-    ):
-        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    with tls_redis(authority, purpose="elsewhere") as server:
+        assert_refused(f"dq-rediss://localhost:{server.port}/0", r"(?i)hostname mismatch", ssl=trust)
 
 
 @pytest.mark.parametrize("scheme", ["dq-rediss", "dq-redis"])
 def test_true_means_the_systems_authorities(encrypted: TlsRedis, scheme: str) -> None:
     # The authorities of the system did not sign the test's certificate.
-    with (
-        Connection(f"{scheme}://localhost:{encrypted.port}/0", ssl=True) as connection,
-        pytest.raises(OperationalError, match=r"(?i)certificate verify failed"),
-    ):
-        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    assert_refused(f"{scheme}://localhost:{encrypted.port}/0", UNVERIFIED, ssl=True)
 
 
 @pytest.mark.parametrize("scheme", ["dq-rediss", "dq-redis"])
@@ -125,12 +110,8 @@ def test_true_compares_the_name_of_the_host(
 ) -> None:
     # Releases of redis-py before 6 do so only on request.
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-    with (
-        tls_redis(authority, purpose="elsewhere") as server,
-        Connection(f"{scheme}://localhost:{server.port}/0", ssl=True) as connection,
-        pytest.raises(OperationalError, match=r"(?i)hostname mismatch"),
-    ):
-        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    with tls_redis(authority, purpose="elsewhere") as server:
+        assert_refused(f"{scheme}://localhost:{server.port}/0", r"(?i)hostname mismatch", ssl=True)
 
 
 @pytest.mark.parametrize("options", [None, {}])
@@ -147,11 +128,7 @@ def test_without_settings_the_connection_is_encrypted_unverified_and_warned_of(
 
 
 def test_plain_text_to_an_encrypted_port_is_an_error_at_once(encrypted: TlsRedis) -> None:
-    with (
-        Connection(f"dq-redis://localhost:{encrypted.port}/0") as connection,
-        pytest.raises(OperationalError),
-    ):
-        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    assert_refused(f"dq-redis://localhost:{encrypted.port}/0")
 
 
 def test_a_client_certificate_is_shown(authority: Authority, stranger: Authority) -> None:
@@ -165,8 +142,7 @@ def test_a_client_certificate_is_shown(authority: Authority, stranger: Authority
         url = f"dq-rediss://localhost:{server.port}/0"
         with Connection(url, ssl=shown) as connection:
             exchange(connection)
-        with Connection(url, ssl=verifying(authority)) as connection, pytest.raises(OperationalError):
-            connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+        assert_refused(url, ssl=verifying(authority))
 
 
 def test_a_worker_connects_again_over_tls(
@@ -220,11 +196,7 @@ def test_a_wrong_authority_is_a_clear_error_on_a_cluster(
     encrypted_cluster: str, stranger: Authority, trusted: str
 ) -> None:
     trust = verifying(stranger) if trusted == "stranger" else True
-    with (
-        Connection(encrypted_cluster, ssl=trust) as connection,
-        pytest.raises(OperationalError, match=r"(?i)certificate verify failed"),
-    ):
-        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    assert_refused(encrypted_cluster, UNVERIFIED, ssl=trust)
 
 
 @pytest.mark.parametrize(

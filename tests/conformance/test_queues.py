@@ -34,11 +34,6 @@ def test_passive_declare_of_a_queue_that_never_was(connection: Connection, queue
     assert "NOT_FOUND" in str(caught.value)
 
 
-def test_passive_declare_counts_waiting_messages(kombu_queue: KombuQueue) -> None:
-    kombu_queue.publish(*range(7))
-    assert passive_declare(kombu_queue) == 7
-
-
 def test_passive_declare_does_not_count_held_messages(kombu_queue: KombuQueue) -> None:
     kombu_queue.publish(*range(7))
     kombu_queue.consume(prefetch_count=2)

@@ -38,10 +38,6 @@ def held(staffed_app: CeleryApp) -> Iterator[tuple[str, Any]]:
     result.get(timeout=WAIT)
 
 
-def test_ping(staffed_app: CeleryApp) -> None:
-    assert staffed_app.ask("ping") == {"ok": "pong"}
-
-
 def test_ping_through_control(staffed_app: CeleryApp) -> None:
     worker = staffed_app.shared_worker
     assert worker is not None
@@ -124,12 +120,6 @@ def test_reserved(staffed_app: CeleryApp) -> None:
         staffed_app.witness.release(key)
     for result in results:
         result.get(timeout=WAIT)
-
-
-def test_rate_limit(staffed_app: CeleryApp) -> None:
-    assert "ok" in str(staffed_app.order("rate_limit", "add", "1000/m"))
-    assert staffed_app.send("add", 1, 1).get(timeout=WAIT) == 2
-    staffed_app.order("rate_limit", "add", None)
 
 
 def test_a_rate_limited_task_waits(staffed_app: CeleryApp) -> None:

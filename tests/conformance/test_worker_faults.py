@@ -12,7 +12,6 @@ from kombu import Connection, Producer
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from tests.brokers import Broker
 from tests.conformance.celery_app import CeleryApp
 from tests.conformance.kombu_queue import kill_connections, on_redis
 from tests.conformance.shop import BROKER_DB
@@ -60,18 +59,6 @@ def test_two_workers_mingle_and_gossip(celery_app: CeleryApp) -> None:
 
 
 @on_redis
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_a_worker_survives_the_loss_of_its_connections(
-    celery_app: CeleryApp, redis_server: RedisServer, pool: str
-) -> None:
-    with celery_app.worker(pool):
-        assert celery_app.send("add", 1, 1).get(timeout=WAIT) == 2
-        kill_connections(redis_server.port, BROKER_DB)
-        results = [celery_app.send("add", number, 1) for number in range(5)]
-        assert [result.get(timeout=WAIT) for result in results] == [1, 2, 3, 4, 5]
-
-
-@on_redis
 def test_a_task_that_runs_while_the_connection_is_lost(
     celery_app: CeleryApp, redis_server: RedisServer
 ) -> None:
@@ -91,20 +78,6 @@ def test_a_task_that_runs_while_the_connection_is_lost(
             celery_app.witness.wait(f"started:{key}")
         assert result.get(timeout=WAIT) == key
     assert celery_app.waiting() == 0
-
-
-@on_redis
-def test_a_broker_restart(broker: Broker) -> None:
-    with RedisServer(appendonly=True) as server:
-        celery_app = CeleryApp(broker, server)
-        with celery_app.worker("prefork") as worker:
-            assert celery_app.send("add", 1, 1).get(timeout=WAIT) == 2
-            server.kill()
-            worker.wait_for_log("Connection to broker lost")
-            server.restart()
-            result = celery_app.send("add", 2, 2)
-            assert result.get(timeout=WAIT) == 4
-        celery_app.close()
 
 
 def test_an_unknown_task_is_dropped(celery_app: CeleryApp) -> None:

@@ -107,15 +107,6 @@ def test_a_task_that_ends_during_a_warm_shutdown_is_acked_while_others_run(
     assert [result.get(timeout=WAIT) for result in results] == [quick, slow]
 
 
-def test_cold_shutdown_releases_running_tasks(celery_app: CeleryApp) -> None:
-    key = uuid4().hex
-    with celery_app.worker("prefork", concurrency=1) as worker:
-        held(celery_app, key)
-        worker.stop(signal.SIGQUIT)
-    assert celery_app.witness.reports(f"finished:{key}") == []
-    assert celery_app.waiting() == 1
-
-
 # An exception of Celery's signal handler is raised in the hub of gevent.
 @pytest.mark.logged_error("BlockingSwitchOutError")
 @pytest.mark.parametrize("broker", ["zookeeper"], indirect=True)
@@ -144,11 +135,13 @@ def test_soft_shutdown_waits_for_tasks_that_can_finish(celery_app: CeleryApp) ->
     assert celery_app.waiting() == 1
 
 
-def test_the_next_worker_runs_released_messages(celery_app: CeleryApp) -> None:
+def test_cold_shutdown_releases_running_tasks(celery_app: CeleryApp) -> None:
     key = uuid4().hex
     with celery_app.worker("prefork", concurrency=1) as worker:
         (result,) = held(celery_app, key)
         worker.stop(signal.SIGQUIT)
+    assert celery_app.witness.reports(f"finished:{key}") == []
+    assert celery_app.waiting() == 1
     with celery_app.worker("solo", name="w2"):
         celery_app.witness.wait(f"started:{key}")
         celery_app.witness.release(key)

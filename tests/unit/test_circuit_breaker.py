@@ -54,15 +54,6 @@ def test_one_probe_goes_through_and_closes_it() -> None:
     assert (breaker.state, breaker.admit(5), breaker.admit(5)) == ("closed", 0, 0)
 
 
-def test_a_failed_probe_opens_it_again() -> None:
-    clock = ManualClock()
-    breaker = opened(clock)
-    clock.advance(2)
-    assert breaker.admit(5) == 0
-    breaker.failed(DOWN, hung=False)
-    assert breaker.admit(5) == 2.0
-
-
 def test_a_failed_probe_opens_it_again_before_so_many_calls_have_failed() -> None:
     clock = ManualClock()
     breaker = CircuitBreaker(5, 2.0, clock)
