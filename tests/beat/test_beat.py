@@ -14,7 +14,6 @@ from celery.beat import ScheduleEntry, Scheduler
 from celery.schedules import schedule
 
 from celery_dq.beat import ElectedScheduler, scheduler
-from celery_dq.beat.schedule_store import LastRun
 from celery_dq.errors import ConfigurationError, Fenced
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -138,25 +137,6 @@ def test_an_election_that_counts_again_leads_on(app: Any, beats: list[ElectedSch
     term = beats[0].elector.term
     assert (before, term and term.token) == (None, 58)
     tick_until(beats[0], app, 1)
-
-
-def test_an_unrecorded_run_is_recorded_before_the_next_tick(app: Any, beats: list[ElectedScheduler]) -> None:
-    beats.append(ElectedScheduler(app))
-    lead(beats[0])
-    beats[0].tick()
-    done = beats[0].schedule_store.done
-    failed: list[int] = []
-
-    def silent(token: int, entry: str, number: int, ran: LastRun) -> None:
-        if len(failed) < 1:
-            failed.append(number)
-            raise ConnectionError("no answer")
-        done(token, entry, number, ran)
-
-    beats[0].schedule_store.done = silent  # type: ignore[method-assign]
-    tick_until(beats[0], app, 3)
-    assert failed
-    assert once(app)
 
 
 def test_a_broker_that_goes_away_costs_no_tick_and_no_beat(caplog: pytest.LogCaptureFixture) -> None:

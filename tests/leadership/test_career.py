@@ -44,16 +44,6 @@ class TestTerm:
         assert term.wait(0)
         assert "not confirmed" in term.reason
 
-    def test_counts_from_the_time_a_renewal_was_sent(self) -> None:
-        clock = ManualClock()
-        term = a_term(clock)
-        term.inaugurated()
-        sent_at = clock.monotonic()
-        clock.advance(SESSION * TRUST - 0.1)
-        assert term.confirmed(sent_at)
-        clock.advance(0.1)
-        assert term.phase is Phase.FALLEN
-
     def test_an_older_confirmation_takes_nothing_back(self) -> None:
         clock = ManualClock()
         term = a_term(clock)

@@ -41,16 +41,6 @@ def test_a_full_batch_and_a_hurry_do_not_linger() -> None:
     assert (buffer.pending, buffer.bytes, buffer.active) == (0, 0, {})
 
 
-def test_one_batch_is_in_flight_and_goes_again_as_it_was() -> None:
-    buffer, lane = filled(2)
-    buffer.take(2.0)
-    buffer.add(lane, message(2), 2.0)
-    buffer.failed(lane, 3.0)
-    assert buffer.take(2.9, hurry=True) is None
-    assert buffer.take(3.0) is lane
-    assert numbers(buffer.done(lane, 3.0)) == [0, 1]
-
-
 def test_lanes_take_turns_and_the_dead_come_first() -> None:
     buffer = MessageBuffer(LIMITS)
     lanes = [Lane("a", b"a"), Lane("b", b"b"), Lane("c", b"c", adopted=True)]
@@ -79,19 +69,6 @@ def test_memory_is_limited_by_count_and_by_bytes() -> None:
     buffer, lane = filled(1)
     assert buffer.admits(lane, 99)
     assert not buffer.admits(lane, 100)
-
-
-def test_behind_a_stored_message_all_are_stored() -> None:
-    buffer, lane = filled(2)
-    buffer.add_stored(lane, 2, 1.0)
-    assert not buffer.admits(lane, 1)
-    assert buffer.admits(Lane("b", b"b"), 1)
-    assert buffer.wants_loading() is lane
-    buffer.load(lane, [message(2)], 1, 1.0)
-    assert buffer.admits(lane, 1)
-    assert buffer.wants_loading() is None
-    buffer.take(1.0)
-    assert numbers(buffer.done(lane, 1.0)) == [0, 1, 2]
 
 
 def test_the_refused_one_is_found_by_halving() -> None:

@@ -17,12 +17,10 @@ from kombu.exceptions import OperationalError
 import celery_dq
 from celery_dq.app.publishing.direct_stage import CircuitBreaker, DirectStage
 from celery_dq.app.publishing.task_apply_async import TaskApplyAsync
-from celery_dq.errors import TooFewReplicas
 from celery_dq.producer.sender import BrokerUnavailable
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.store import publisher
 from tests.broker.proxy import Proxy
 
 TIMEOUT_S = 0.9
@@ -187,20 +185,6 @@ def test_a_call_that_is_wrong_reports_nothing_about_the_broker(dq_url: str) -> N
         app.send_task("notify", priority=11)
     assert breaker_of(app).state == "closed"
     app.send_task("notify")
-
-
-def test_a_message_without_its_replicas_reports_nothing_about_the_broker(
-    dq_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The master has answered. On a cluster, the other nodes may have their replicas."""
-    monkeypatch.setattr(publisher, "CONFIRM_TIMEOUT_MS", 1)
-    app = make_app(dq_url, dq_confirm_replicas=1, dq_breaker_failures=1, task_publish_retry=False)
-    errors = [failure(app)[0] for _ in range(2)]
-    assert [type(error.__cause__) for error in errors] == [TooFewReplicas] * 2
-    for part in ("dq_confirm_replicas = 1, but 0 replicas", "stored on its master", "celery dq doctor"):
-        assert part in str(errors[0])
-    assert breaker_of(app).state == "closed"
-    assert app.dq.queues["celery"].snapshot().waiting == 2
 
 
 def test_a_policy_of_the_calls_own_is_followed() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from celery import Celery, signals
-from celery.app.task import Task
 from celery.result import EagerResult
 from celery.utils.saferepr import saferepr
 from hypothesis import example, given, settings, strategies as st
@@ -294,32 +293,6 @@ def test_the_result_of_a_quick_call_is_an_ordinary_one(make_app: MakeApp, redis_
     assert quick.get(timeout=30) == 5
     assert seen == [quick]
     assert {*vars(slow)} - {*vars(task.delay(1))} == {"app", "backend", "on_ready"}  # the class has them
-
-
-@pytest.mark.parametrize("buffered", [True, False])
-def test_a_tool_that_wraps_apply_async_later_sees_every_call(
-    make_app: MakeApp, stored: Stored, monkeypatch: pytest.MonkeyPatch, buffered: bool
-) -> None:
-    app = make_app(dq_buffer=buffered)
-    task: Any = app.task(name="plain", shared=False)(work)
-    for _ in range(4):
-        task.delay(1)
-    assert isinstance(task.apply_async, TaskApplyAsync)
-    seen: list[Any] = []
-    original = Task.apply_async
-
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(args)
-        return original(self, *args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Task, "apply_async", wrapper)
-        task.delay(2)
-        assert len(seen) == 1
-    task.delay(3)
-    assert len(seen) == 1
-    assert app.dq.buffer.flush(30) == 0
-    assert stored.count("celery") == 6
 
 
 @pytest.mark.parametrize("buffered", [True, False])

@@ -155,18 +155,6 @@ def test_the_signal_is_sent(app: Any, quick: list[Any]) -> None:
     assert received[1][3] != received[1][4] == first.id
 
 
-def test_a_lost_connection_costs_no_call_and_doubles_none(app: Any, quick: list[Any], stored: Stored) -> None:
-    task = app.tasks["declining"]
-    task.delay(0)
-    for number in range(1, 6):
-        for client in stored.client.client_list():
-            if client["cmd"] != "client|list":
-                stored.client.client_kill_filter(_id=client["id"])
-        assert task.delay(number).verdict is Verdict.ACCEPT
-    assert quick
-    assert stored.count("celery") == 6
-
-
 def test_a_declined_call_does_not_end_the_wait_for_other_results(make_app: MakeApp) -> None:
     app: Any = make_app(dq_buffer=False, result_backend="rpc://")
     task = app.task(name="declining", shared=False, dedup=RULES["declining"])(work)

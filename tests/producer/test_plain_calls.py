@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 from typing import Any
 
 import pytest
-import redis
 from celery import signals
 from celery.app.task import Task
-from kombu import Exchange, Producer, Queue
-from kombu.exceptions import OperationalError
+from kombu import Exchange, Queue
 
-from celery_dq.testing.servers import RedisServer
 from tests.producer.conftest import MakeApp, Stored
 
 CALLS: list[dict[str, Any]] = [
@@ -122,23 +118,6 @@ def test_receivers_of_signals_see_every_call(app: Any, quick: list[Any]) -> None
     assert len(quick) == 1 + 2 * len(received)
 
 
-@pytest.mark.parametrize("method", ["publish", "_publish"])
-def test_tools_that_wrap_kombus_producer_see_every_call(
-    app: Any, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    task, seen = app.tasks["plain"], []
-    task.delay(), task.delay()
-    original = getattr(Producer, method)
-
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(1)
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(Producer, method, wrapped)
-    task.delay(), task.delay()
-    assert len(seen) == 2
-
-
 def test_a_subclass_of_task_keeps_its_report(app: Any) -> None:
     def apply_async(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         return Task.apply_async(self, (*(args or ()), "loud"), kwargs, **options)
@@ -149,50 +128,3 @@ def test_a_subclass_of_task_keeps_its_report(app: Any) -> None:
     ids = [task.delay(1).id for _ in range(3)]
     messages = {message.id: message for message in app.dq.queues["celery"].peek(limit=10)}
     assert [messages[each].args for each in ids] == ["(1, 'loud')"] * 3
-
-
-def test_a_lost_connection_costs_no_call_and_doubles_none(app: Any, stored: Stored) -> None:
-    task = app.tasks["plain"]
-    task.delay()
-    for _ in range(5):
-        for client in stored.client.client_list():
-            if client["cmd"] != "client|list":
-                stored.client.client_kill_filter(_id=client["id"])
-        task.delay()
-    assert stored.count("celery") == 6
-
-
-def test_a_dead_broker_is_kombus_error(make_app: MakeApp, quick: list[Any]) -> None:
-    policy = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
-    with RedisServer() as server:
-        app: Any = make_app(server.url(scheme="dq-redis"), dq_buffer=False, task_publish_retry_policy=policy)
-        task = app.task(name="plain", shared=False)(work)
-        for _ in range(2):
-            task.delay()
-        assert len(quick) == 1
-        server.stop()
-        for _ in range(2):
-            with pytest.raises(OperationalError):
-                task.delay()
-        server.start()
-        task.delay()
-        assert len(quick) == 2
-        with redis.Redis(port=server.port) as client:
-            assert client.ping()
-
-
-def test_a_forked_child_calls_on_its_own_connection(app: Any, stored: Stored) -> None:
-    task = app.tasks["plain"]
-    task.delay(), task.delay()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            app._after_fork()
-            task.delay(), task.delay()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
-    task.delay()
-    assert stored.count("celery") == 5

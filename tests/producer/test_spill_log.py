@@ -18,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from celery_dq.errors import SpillFailed
 from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.spill_log import Segment, SpillLog, lock_file
-from celery_dq.testing.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PRODUCER = b"p" * 16
@@ -201,12 +200,6 @@ def test_files_are_ours_alone(tmp_path: Path) -> None:
         0o600,
     ]
     assert segment.path.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    with pytest.raises(SpillFailed, match="other users may write"):
-        SpillLog(tmp_path).create(PRODUCER, "lane")
 
 
 def test_a_damaged_record_is_kept_apart_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -399,18 +392,6 @@ class Disk(RuleBasedStateMachine):
 
 def test_the_files_hold_the_same_records_as_a_list() -> None:
     run_state_machine_as_test(Disk, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
-
-
-def test_many_processes_share_a_folder_and_one_takes_over_from_all(tmp_path: Path) -> None:
-    writers = [Child(WRITER, tmp_path, 50) for _ in range(4)]
-    for writer in writers:
-        writer.line()
-    assert len(SpillLog(tmp_path).owners()) == 4
-    for writer in writers:
-        writer.kill()
-    wait_until(lambda: len(SpillLog(tmp_path).owners()) == 4, 30)
-    assert len(left_behind(tmp_path)) == 200
-    assert SpillLog(tmp_path).owners() == []
 
 
 def test_a_folder_whose_process_died_while_it_made_it_goes(tmp_path: Path) -> None:

@@ -12,14 +12,12 @@ import time
 from typing import Any
 
 import pytest
-from kazoo.exceptions import NoNodeError
 
 from celery_dq.errors import ConfigurationError, ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.zookeeper.session import Session, SessionState
-from tests.curator.expiry import break_connection, expire
-from tests.zookeeper.removal import delete_chroot
+from tests.curator.expiry import break_connection
 
 
 def test_needs_hosts() -> None:
@@ -55,20 +53,6 @@ def test_reports_listeners_and_reconnects_after_a_drop(hosts: str) -> None:
     finally:
         session.close()
     assert received[-1] is SessionState.CLOSED
-
-
-def test_an_expired_session_is_lost(hosts: str) -> None:
-    session = Session(hosts, timeout_s=15)
-    received: list[SessionState] = []
-    try:
-        session.open()
-        session.add_listener(received.append)
-        before = session.id
-        expire(session)
-        wait_until(lambda: SessionState.LOST in received and session.state is SessionState.CONNECTED)
-        assert session.id != before
-    finally:
-        session.close()
 
 
 def test_a_paused_server_is_noticed_and_nothing_is_queued_for_it(own_zookeeper: ZooKeeperServer) -> None:
@@ -201,21 +185,3 @@ def test_digest_credentials_protect_their_nodes(hosts: str) -> None:
             assert stranger.state is SessionState.CLOSED
     finally:
         ours.close()
-
-
-def test_a_folder_that_is_deleted_is_made_again(zookeeper: ZooKeeperServer, hosts: str) -> None:
-    session = Session(f"{hosts}/shop", timeout_s=15)
-
-    def created() -> bool:
-        with contextlib.suppress(ZooKeeperUnreachable, NoNodeError):
-            session.ask(lambda client: client.create_async("/mine", makepath=True), 30)
-            return True
-        return False
-
-    try:
-        for _ in range(2):
-            wait_until(created)
-            delete_chroot(zookeeper, hosts)
-        wait_until(created)
-    finally:
-        session.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from kombu import Connection, Queue
@@ -14,8 +13,6 @@ from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.transport.zookeeper.publisher import Item, ZooKeeperPublisher
 from celery_dq.znodes import BrokerNodes
-from celery_dq.zookeeper import item_locks as locks_module
-from celery_dq.zookeeper.multi_read import begin_reading
 from celery_dq.zookeeper.session import Session
 from tests.broker.proxy import Proxy
 from tests.conformance.kombu_queue import KombuQueue
@@ -96,30 +93,6 @@ def test_a_message_that_was_locked_without_an_answer_is_delivered_once(
     doubting.received[0].ack()
     wait_until(lambda: not looker.open().get_children(NODES.ready))
     assert looker.open().get_children(NODES.locks) == []
-
-
-def test_an_item_that_a_peer_deletes_while_it_is_taken_leaves_no_lock(
-    connect: Connect, looker: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    room, client = KombuQueue(connect(), "q"), looker.open()
-
-    def late(asking: Any, paths: list[str]) -> list[Any]:
-        # The request for the lock was sent, and the request for the data was not sent yet.
-        if client.get_children(NODES.ready) and not room.received:
-            monkeypatch.setattr(locks_module, "begin_reading", begin_reading)
-            name = name_of(looker, 0)
-            wait_until(lambda: client.exists(NODES.lock(name)))
-            client.delete(NODES.item(name))
-        return begin_reading(asking, paths)
-
-    monkeypatch.setattr(locks_module, "begin_reading", late)
-    room.publish("x")
-    room.consume(ack=True)
-    wait_until(lambda: not client.get_children(NODES.ready))
-    room.publish("y")
-    assert room.drain(1, deadline=60) == ["y"]
-    wait_until(lambda: not client.get_children(NODES.ready))
-    assert client.get_children(NODES.locks) == []
 
 
 def test_a_forked_child_counts_in_a_node_of_its_own(hosts: str, connect: Connect, looker: Session) -> None:
