@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ def test_a_broker_that_goes_away_costs_no_tick_and_no_beat(caplog: pytest.LogCap
     with RedisServer() as server:
         app = make_app(settings(server.url(1)))
         beat = ElectedScheduler(app)
-        try:
+        with closing(app), closing(beat):
             lead(beat)
             tick_until(beat, app, 1)
             server.kill()
@@ -158,9 +159,6 @@ def test_a_broker_that_goes_away_costs_no_tick_and_no_beat(caplog: pytest.LogCap
             assert "gets no answer from its broker or election" in begun
             assert "gets answers again" in over
             assert len([each for each in caplog.messages if each.startswith("The election for")]) <= 1
-        finally:
-            beat.close()
-            app.close()
 
 
 def test_a_beat_that_starts_before_its_broker() -> None:

@@ -12,6 +12,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -140,12 +141,9 @@ def test_a_worker_with_a_beat_hands_over_when_it_stops(app: Any, start: Start, t
 
 def leading_pid(app: Any) -> int:
     """Return the process id of the leading beat; 0 if there is none."""
-    client = redis.Redis.from_url(app.conf.broker_url.removeprefix("dq-"))
-    try:
+    with closing(redis.Redis.from_url(app.conf.broker_url.removeprefix("dq-"))) as client:
         leader = RedisElection(client, PartitionKeys("online", leadership("beating")), "observer").leader()
         return int(leader.who.split(":")[-2]) if leader is not None else 0
-    finally:
-        client.close()
 
 
 def descendants(process: PythonFork) -> list[int]:

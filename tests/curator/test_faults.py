@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +20,7 @@ from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.zookeeper.session import Session
 from tests.broker.proxy import Proxy
+from tests.children import in_child
 from tests.curator.collecting import Collector
 from tests.curator.expiry import break_connection, expire
 from tests.zookeeper.removal import delete_chroot
@@ -282,17 +282,13 @@ def test_a_fork_has_a_session_of_its_own(make: Make) -> None:
     queue = make(DistributedQueue, lock_path=LOCKS, consumer=seen).start()
     queue.put("parent")
     seen.wait(1)
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            queue.put("child")
-            queue.close()
-            queue.session.close()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+
+    def child() -> None:
+        queue.put("child")
+        queue.close()
+        queue.session.close()
+
+    in_child(child)
     queue.put("parent again")
     assert sorted(seen.wait(3)) == ["child", "parent", "parent again"]
 

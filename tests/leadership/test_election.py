@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import TypeVar
 
 import pytest
@@ -168,7 +169,7 @@ class TestZooKeeperElection:
 
     def test_a_lost_session_ends_the_candidacy(self, hosts: str) -> None:
         session, election = self.one(hosts)
-        try:
+        with closing(session):
             elect(election)
             expire(session)
             with pytest.raises(NotElected):
@@ -176,12 +177,10 @@ class TestZooKeeperElection:
             with pytest.raises(NotElected):
                 election.accept(0, 0.0)
             assert elect(election) == 2
-        finally:
-            session.close()
 
     def test_a_short_disconnection_costs_no_leadership(self, hosts: str) -> None:
         session, election = self.one(hosts)
-        try:
+        with closing(session):
             elect(election)
             received: list[tuple[SessionState, bool]] = []
             # Recorded in the callback, because the state may be short.
@@ -194,20 +193,16 @@ class TestZooKeeperElection:
             assert received == [(SessionState.SUSPENDED, True), (SessionState.CONNECTED, False)]
             election.renew()
             assert election.leader() == (election.who, 1, 0.0)
-        finally:
-            session.close()
 
     def test_a_creation_without_an_answer_leaves_no_second_candidate(self, hosts: str) -> None:
         session, election = self.one(hosts)
         nodes = LeadershipNodes("online", "ledger")
-        try:
+        with closing(session):
             assert election.become_candidate()
             # As after a creation with a lost answer, the name of the node is unknown.
             election._node = ""
             assert election.become_candidate()
             assert len(session.open().get_children(nodes.candidates)) == 1
-        finally:
-            session.close()
 
     def test_only_the_next_one_in_line_is_woken(self, hosts: str) -> None:
         made = [self.one(hosts) for _ in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ class Deaf(Session):
 @pytest.mark.parametrize("lost", ["create_async", "delete_async"])
 def test_a_withdrawn_candidate_delays_no_other(lost: str, hosts: str) -> None:
     ours, theirs = Deaf(hosts, timeout_s=30), Session(hosts, timeout_s=30)
-    try:
+    with closing(ours), closing(theirs):
         first = ZooKeeperElection(ours, NODES, "first")
         ours.deaf_to = lost
         if lost == "create_async":
@@ -62,14 +63,11 @@ def test_a_withdrawn_candidate_delays_no_other(lost: str, hosts: str) -> None:
         except ZooKeeperUnreachable:
             first.resign(clean=False)
         assert ZooKeeperElection(theirs, NODES, "second").become_candidate()
-    finally:
-        theirs.close()
-        ours.close()
 
 
 def test_two_lost_answers_in_a_row_leave_one_candidate(hosts: str) -> None:
     ours, theirs = Deaf(hosts, timeout_s=30), Session(hosts, timeout_s=30)
-    try:
+    with closing(ours), closing(theirs):
         first = ZooKeeperElection(ours, NODES, "first")
         ours.deaf_to, ours.times = "create_async", 2
         for _ in range(2):
@@ -87,15 +85,11 @@ def test_two_lost_answers_in_a_row_leave_one_candidate(hosts: str) -> None:
         second = ZooKeeperElection(theirs, NODES, "second")
         assert second.become_candidate()
         assert second.accept(0, 0.0) == (2, True, 0)
-    finally:
-        theirs.close()
-        ours.close()
 
 
 def test_no_call_waits_for_itself(hosts: str) -> None:
     """A creation has lost its answer, and a server did not know the node at the first look."""
-    session = Session(hosts, timeout_s=30)
-    try:
+    with closing(Session(hosts, timeout_s=30)) as session:
         client = session.open()
         client.ensure_path(NODES.candidates)
         election = ZooKeeperElection(session, NODES, "first")
@@ -106,21 +100,16 @@ def test_no_call_waits_for_itself(hosts: str) -> None:
         election._sweep = sweep  # type: ignore[method-assign]
         assert len(client.get_children(NODES.candidates)) == 1
         assert election.accept(0, 0.0).token == 1
-    finally:
-        session.close()
 
 
 def test_a_session_forgets_a_withdrawn_candidate(hosts: str) -> None:
-    session = Session(hosts, timeout_s=30)
-    try:
+    with closing(Session(hosts, timeout_s=30)) as session:
         before = len(session._state.get().listeners)
         for number in range(3):
             election = ZooKeeperElection(session, LeadershipNodes("online", f"queue-{number}"), "w")
             assert election.become_candidate()
             election.resign(clean=False)
         assert len(session._state.get().listeners) == before
-    finally:
-        session.close()
 
 
 class NoDuties:

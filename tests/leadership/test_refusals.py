@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import pytest
@@ -79,16 +80,13 @@ def test_a_term_that_is_over_for_the_server_is_not_renewed(place: Place, ends: s
 
 
 def test_a_candidate_whose_node_is_gone_does_not_accede(hosts: str) -> None:
-    session = Session(hosts, timeout_s=SESSION_S)
-    try:
+    with closing(Session(hosts, timeout_s=SESSION_S)) as session:
         election = ZooKeeperElection(session, NODES, "w")
         assert election.become_candidate()
         session.open().delete(NODES.candidate(election._node))
         with pytest.raises(NotElected):
             election.accept(0, 0.0)
         assert election.leader() is None
-    finally:
-        session.close()
 
 
 class Duties:

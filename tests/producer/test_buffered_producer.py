@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from celery_dq.producer.buffer import BufferedMessage, Limits
 from celery_dq.producer.sender import Addressed, BrokerUnreachable, BufferFull, NotOnDisk
 from celery_dq.producer.spill_log import SpillLog
 from celery_dq.testing.waiting import wait_until
+from tests.children import in_child
 from tests.producer.producer_harness import (
     ProducerHarness,
     arrived,
@@ -241,24 +241,21 @@ def test_a_fork_while_the_lock_is_held_does_not_hang_the_child(harness: Producer
     def hold() -> None:
         with outbox(producer).lock:
             held.set()
-            done.wait(30)
+            done.wait(60)
 
     holder = threading.Thread(target=hold)
     holder.start()
     held.wait(30)
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            signal.alarm(60)
-            put(producer, 1)
-            code = 0 if producer.flush(30) == 0 and arrived(harness) == [0, 1] else 2
-            producer.close(20)
-        finally:
-            os._exit(code)
+
+    def child() -> list[int]:
+        put(producer, 1)
+        assert producer.flush(30) == 0
+        producer.close(20)
+        return arrived(harness)
+
+    assert in_child(child) == [0, 1]
     done.set()
     holder.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     put(producer, 2)
     assert producer.flush(30) == 0
     assert arrived(harness) == [0, 2]

@@ -4,7 +4,6 @@ import asyncio
 import inspect
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from celery_dq.producer.sender import Addressed, BufferFull
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.apps import DQCelery, task
+from tests.children import in_child
 from tests.producer.conftest import MakeApp, Stored
 from tests.producer.producer_harness import close_at_once
 
@@ -343,16 +343,14 @@ def test_a_forked_child_has_a_buffer_of_its_own(make_app: MakeApp, stored: Store
     app = make_app(dq_buffer_linger="60s")
     notify = tasks(app)
     mine = notify.delay(1).id
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            theirs = notify.delay(2)
-            code = 0 if app.dq.buffer.flush(30) == 0 and stored.ids("push") == [theirs.id] else 2
-            app.dq.buffer.close(5)
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def child() -> bool:
+        theirs = notify.delay(2)
+        assert app.dq.buffer.flush(30) == 0
+        app.dq.buffer.close(5)
+        return stored.ids("push") == [theirs.id]
+
+    assert in_child(child)
     assert app.dq.buffer.inspect().pending == 1
     assert app.dq.buffer.flush(30) == 0
     assert stored.count("push") == 2

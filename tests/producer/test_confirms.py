@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from celery_dq.testing.waiting import wait_until
 from tests.apps import DQCelery
 from tests.broker.proxy import Proxy
 from tests.rabbitmq import RabbitMQServer
+
+#: Bytes of the largest message that the server takes.
+LIMIT = 100_000
 
 
 class Shop:
@@ -70,68 +74,76 @@ def drain(url: str, queue: str) -> list[str]:
     return ids
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[RabbitMQServer]:
+    """A server for this file, which may stop it; it takes messages of 100 kB."""
+    with RabbitMQServer(config={"max_message_size": LIMIT}) as server:
+        yield server
+        port, folder = server.port, server.folder
+    # The server leaves nothing behind.
+    assert is_free(port)
+    assert not folder.exists()
+
+
 @pytest.fixture
 def queue(request: pytest.FixtureRequest) -> str:
     return f"confirms-{abs(hash(request.node.name)):x}"
 
 
 @pytest.fixture
-def shop(rabbitmq_server: RabbitMQServer, tmp_path: Path, queue: str) -> Iterator[Shop]:
-    made = Shop(rabbitmq_server.url(), tmp_path / "spill", queue)
-    yield made
-    made.close()
+def shop(server: RabbitMQServer, tmp_path: Path, queue: str) -> Iterator[Shop]:
+    with closing(Shop(server.url(), tmp_path / "spill", queue)) as made:
+        yield made
 
 
-def test_calls_arrive_once_and_in_order(rabbitmq_server: RabbitMQServer, shop: Shop) -> None:
+@pytest.fixture
+def proxy(server: RabbitMQServer) -> Iterator[Proxy]:
+    with Proxy(server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def distant(proxy: Proxy, tmp_path: Path, queue: str) -> Iterator[Shop]:
+    """A shop whose broker is behind a proxy, and has got its first messages."""
+    url = f"amqp://guest:guest@127.0.0.1:{proxy.port}//"
+    with closing(Shop(url, tmp_path / "spill", queue)) as shop:
+        shop.call(10)
+        assert shop.app.dq.buffer.flush(40) == 0
+        yield shop
+
+
+def test_calls_arrive_once_and_in_order(server: RabbitMQServer, shop: Shop) -> None:
     shop.call(500)
     assert shop.app.dq.buffer.flush(40) == 0
     wait_until(lambda: shop.delivered == shop.called, 30)  # the callback may run after the end of the flush
-    assert drain(rabbitmq_server.url(), shop.queue) == shop.called
+    assert drain(server.url(), shop.queue) == shop.called
 
 
-def test_an_unconfirmed_message_is_sent_again(
-    rabbitmq_server: RabbitMQServer, tmp_path: Path, queue: str
-) -> None:
+def test_an_unconfirmed_message_is_sent_again(server: RabbitMQServer, proxy: Proxy, distant: Shop) -> None:
     """Lose the confirms of a batch that the broker has stored."""
-    with Proxy(rabbitmq_server.port) as proxy:
-        shop = Shop(f"amqp://guest:guest@127.0.0.1:{proxy.port}//", tmp_path / "spill", queue)
-        try:
-            shop.call(10)
-            assert shop.app.dq.buffer.flush(40) == 0
-            proxy.drop_answers_to, proxy.drops_left = b"notify", 1
-            shop.call(200)
-            assert shop.app.dq.buffer.flush(40) == 0
-            assert proxy.dropped == 1
-        finally:
-            shop.close()
-    found = Counter(drain(rabbitmq_server.url(), queue))
-    assert set(found) == set(shop.called)
-    assert set(shop.delivered) == set(shop.called)
+    proxy.drop_answers_to, proxy.drops_left = b"notify", 1
+    distant.call(200)
+    assert distant.app.dq.buffer.flush(40) == 0
+    assert proxy.dropped == 1
+    found = Counter(drain(server.url(), distant.queue))
+    assert set(found) == set(distant.called)
+    wait_until(lambda: set(distant.delivered) == set(distant.called), 30)
     # Only the messages in flight at the loss of the connection, one batch at most.
     assert sum(found.values()) - len(found) <= 50
 
 
-def test_a_broker_that_hangs_before_it_confirms(
-    rabbitmq_server: RabbitMQServer, tmp_path: Path, queue: str
-) -> None:
-    with Proxy(rabbitmq_server.port) as proxy:
-        shop = Shop(f"amqp://guest:guest@127.0.0.1:{proxy.port}//", tmp_path / "spill", queue)
-        try:
-            shop.call(10)
-            assert shop.app.dq.buffer.flush(40) == 0
-            proxy.black_hole.set()
-            started = time.monotonic()
-            shop.call(200)
-            # A call that waits for an answer would wait for four seconds.
-            assert time.monotonic() - started < 3.5
-            wait_until(lambda: shop.app.dq.buffer.inspect().last_error, 40)
-            assert len(shop.app.dq.buffer) == 200
-            proxy.black_hole.clear()
-            proxy.cut_all()
-            assert shop.app.dq.buffer.flush(30) == 0
-        finally:
-            shop.close()
-    assert list(dict.fromkeys(drain(rabbitmq_server.url(), queue))) == shop.called
+def test_a_broker_that_hangs_before_it_confirms(server: RabbitMQServer, proxy: Proxy, distant: Shop) -> None:
+    proxy.black_hole.set()
+    started = time.monotonic()
+    distant.call(200)
+    # A call that waits for an answer would wait for four seconds.
+    assert time.monotonic() - started < 3.5
+    wait_until(lambda: distant.app.dq.buffer.inspect().last_error, 40)
+    assert len(distant.app.dq.buffer) == 200
+    proxy.black_hole.clear()
+    proxy.cut_all()
+    assert distant.app.dq.buffer.flush(30) == 0
+    assert list(dict.fromkeys(drain(server.url(), distant.queue))) == distant.called
 
 
 def stopped_in_the_midst(server: RabbitMQServer, shop: Shop) -> bool:
@@ -145,38 +157,30 @@ def stopped_in_the_midst(server: RabbitMQServer, shop: Shop) -> bool:
 
 
 def test_a_broker_that_is_killed_between_publish_and_confirm_loses_nothing(
-    tmp_path: Path, queue: str
+    server: RabbitMQServer, shop: Shop
 ) -> None:
-    with RabbitMQServer() as server:
-        shop = Shop(server.url(), tmp_path / "spill", queue)
-        try:
-            shop.call(20)
-            assert shop.app.dq.buffer.flush(40) == 0
-            shop.call(2_000)
-            wait_until(lambda: len(shop.delivered) > 100, 40, interval_s=0.001)
-            wait_until(lambda: stopped_in_the_midst(server, shop), 40)
-            pid, port, folder = server.pid, server.port, server.folder
-            server.kill()
-            assert not psutil.pid_exists(pid)
-            assert len(shop.delivered) < len(shop.called)
-            shop.call(100)
-            server.start()
-            assert shop.app.dq.buffer.flush(60) == 0
-        finally:
-            shop.close()
-        found = drain(server.url(), queue)
+    shop.call(20)
+    assert shop.app.dq.buffer.flush(40) == 0
+    shop.call(2_000)
+    wait_until(lambda: len(shop.delivered) > 100, 40, interval_s=0.001)
+    wait_until(lambda: stopped_in_the_midst(server, shop), 40)
+    pid = server.pid
+    server.kill()
+    assert not psutil.pid_exists(pid)
+    assert len(shop.delivered) < len(shop.called)
+    shop.call(100)
+    server.start()
+    assert shop.app.dq.buffer.flush(60) == 0
+    found = drain(server.url(), shop.queue)
     assert list(dict.fromkeys(found)) == shop.called
     assert len(found) - len(shop.called) <= 50
-    # The server leaves nothing behind.
-    assert is_free(port)
-    assert not folder.exists()
 
 
 def test_a_batch_is_confirmed_up_to_the_first_message_that_the_broker_refuses(
-    rabbitmq_server: RabbitMQServer, queue: str
+    server: RabbitMQServer, queue: str
 ) -> None:
     narrow = Queue(queue, queue_arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
-    with Connection(rabbitmq_server.url()) as connection:
+    with Connection(server.url()) as connection:
         narrow(connection.default_channel).declare()
         channel: Any = connection.channel()
         confirms = Confirms(channel)
@@ -193,26 +197,20 @@ def test_a_batch_is_confirmed_up_to_the_first_message_that_the_broker_refuses(
 
 
 def test_only_the_message_above_the_limit_of_the_broker_is_not_sent(
-    rabbitmq_server: RabbitMQServer, tmp_path: Path, queue: str
+    server: RabbitMQServer, shop: Shop
 ) -> None:
-    rabbitmq_server.control("eval", "application:set_env(rabbit, max_message_size, 100000).")
-    shop = Shop(rabbitmq_server.url(), tmp_path / "spill", queue)
-    try:
-        shop.call(20)
-        poison = shop.task.apply_async(("x" * 200_000,))
-        shop.call(20)
-        assert shop.app.dq.buffer.flush(40) == 0
-        (kept,) = shop.app.dq.buffer.quarantine()
-    finally:
-        rabbitmq_server.control("eval", "application:unset_env(rabbit, max_message_size).")
-        shop.close()
+    shop.call(20)
+    poison = shop.task.apply_async(("x" * 2 * LIMIT,))
+    shop.call(20)
+    assert shop.app.dq.buffer.flush(40) == 0
+    (kept,) = shop.app.dq.buffer.quarantine()
     assert [message.id for message in kept.messages] == [poison.id]
-    assert shop.delivered == shop.called
-    assert list(dict.fromkeys(drain(rabbitmq_server.url(), queue))) == shop.called
+    wait_until(lambda: shop.delivered == shop.called, 30)
+    assert list(dict.fromkeys(drain(server.url(), shop.queue))) == shop.called
 
 
 def test_a_message_that_a_full_queue_refuses_waits_in_the_buffer(
-    rabbitmq_server: RabbitMQServer, shop: Shop, queue: str
+    server: RabbitMQServer, shop: Shop, queue: str
 ) -> None:
     limited = {"x-max-length": 5, "x-overflow": "reject-publish"}
     shop.app.conf.task_queues = [
@@ -226,7 +224,7 @@ def test_a_message_that_a_full_queue_refuses_waits_in_the_buffer(
     other = shop.task.apply_async((0,), queue=f"{queue}-other").id
     wait_until(lambda: other in shop.delivered, 40)  # its lane does not wait
     found: list[str] = []
-    with Connection(rabbitmq_server.url()) as connection:
+    with Connection(server.url()) as connection:
         channel: Any = connection.channel()
 
         def all_there() -> bool:
@@ -239,4 +237,4 @@ def test_a_message_that_a_full_queue_refuses_waits_in_the_buffer(
     # The queue got room between two messages of a batch: the broker refused the first and took the second.
     assert found[:5] == shop.called[:5]
     assert shop.app.dq.buffer.flush(40) == 0
-    assert drain(rabbitmq_server.url(), f"{queue}-other") == [other]
+    assert drain(server.url(), f"{queue}-other") == [other]

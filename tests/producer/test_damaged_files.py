@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -31,109 +32,72 @@ class SegmentFile:
     def flip(self, at: int) -> None:
         self.data[at] ^= 0x10
 
+    def flip_payload(self, number: int) -> None:
+        self.flip(self.places[number] + HEAD_SIZE + 8)
+
+    def cut(self, at: int) -> None:
+        del self.data[at:]
+
     def zero(self, begin: int, end: int) -> None:
         self.data[begin:end] = bytes(end - begin)
 
+    def zero_tail(self) -> None:
+        self.zero(self.places[COUNT - 2] + 1, len(self.data))
 
-def flipped_header(file: SegmentFile) -> set[int]:
-    file.flip(file.start - 1)
-    return set()
-
-
-def flipped_checksum_of_the_header(file: SegmentFile) -> set[int]:
-    file.flip(10)
-    return set()
-
-
-def flipped_length_of_the_header(file: SegmentFile) -> set[int]:
-    file.flip(5)
-    return set()
+    def damage(self, kinds: dict[str, Any], name: str) -> set[int]:
+        """Write the damaged file; return the messages that this costs."""
+        change, lost = kinds[name]
+        change(self)
+        self.path.write_bytes(self.data)
+        found: set[int] = lost
+        return found
 
 
-def flipped_payload(file: SegmentFile) -> set[int]:
-    file.flip(file.places[7] + HEAD_SIZE + 8)
-    return {7}
-
-
-def flipped_first_record(file: SegmentFile) -> set[int]:
-    file.flip(file.places[0] + HEAD_SIZE + 8)
-    return {0}
-
-
-def flipped_length(file: SegmentFile) -> set[int]:
-    file.flip(file.places[7])
-    return {7}
-
-
-def huge_length(file: SegmentFile) -> set[int]:
-    file.flip(file.places[7] + 3)
-    return {7}
-
-
-def flipped_sequence(file: SegmentFile) -> set[int]:
-    file.flip(file.places[7] + 9)
-    return {7}
-
-
-def truncated(file: SegmentFile) -> set[int]:
-    del file.data[file.places[COUNT - 3] + 5 :]
-    return {COUNT - 3, COUNT - 2, COUNT - 1}
-
-
-def zeroed_block(file: SegmentFile) -> set[int]:
-    file.zero(file.places[5] + 3, file.places[9] + 1)
-    return {5, 6, 7, 8, 9}
-
-
-def zeroed_tail(file: SegmentFile) -> set[int]:
-    file.zero(file.places[COUNT - 2] + 1, len(file.data))
-    return {COUNT - 2, COUNT - 1}
-
-
-def two_damages(file: SegmentFile) -> set[int]:
-    return flipped_payload(file) | zeroed_tail(file)
-
-
-def header_and_payload(file: SegmentFile) -> set[int]:
-    return flipped_header(file) | flipped_payload(file)
-
-
-def zeroed_header(file: SegmentFile) -> set[int]:
-    file.zero(0, file.start)
-    return set(range(COUNT))
-
-
-def later_version(file: SegmentFile) -> set[int]:
+def be_of_a_later_version(file: SegmentFile) -> None:
     file.data[4] = 9
     seed = crc32(file.data[13 : file.start], crc32(file.data[:9]))
     file.data[9:13] = seed.to_bytes(4, "little")
-    return set(range(COUNT))
 
 
-def lost_tail(file: SegmentFile) -> set[int]:
-    del file.data[file.places[COUNT - 2] :]
-    return {COUNT - 2, COUNT - 1}
+def two_damages(file: SegmentFile) -> None:
+    file.flip_payload(7)
+    file.zero_tail()
 
 
-DAMAGES: list[Callable[[SegmentFile], set[int]]] = [
-    flipped_header,
-    flipped_checksum_of_the_header,
-    flipped_length_of_the_header,
-    flipped_payload,
-    flipped_first_record,
-    flipped_length,
-    huge_length,
-    flipped_sequence,
-    truncated,
-    zeroed_block,
-    zeroed_tail,
-    two_damages,
-    header_and_payload,
-    zeroed_header,
-    later_version,
-]
+def damaged_header_and_payload(file: SegmentFile) -> None:
+    file.flip(file.start - 1)
+    file.flip_payload(7)
+
+
+#: Name -> the damages of the file, and the messages that they cost.
+DAMAGES: dict[str, tuple[Callable[[SegmentFile], Any], set[int]]] = {
+    "flipped header": (lambda file: file.flip(file.start - 1), set()),
+    "flipped checksum of the header": (lambda file: file.flip(10), set()),
+    "flipped length of the header": (lambda file: file.flip(5), set()),
+    "flipped payload": (lambda file: file.flip_payload(7), {7}),
+    "flipped first record": (lambda file: file.flip_payload(0), {0}),
+    "flipped length": (lambda file: file.flip(file.places[7]), {7}),
+    "huge length": (lambda file: file.flip(file.places[7] + 3), {7}),
+    "flipped sequence": (lambda file: file.flip(file.places[7] + 9), {7}),
+    "truncated": (lambda file: file.cut(file.places[COUNT - 3] + 5), {*range(COUNT - 3, COUNT)}),
+    "zeroed block": (lambda file: file.zero(file.places[5] + 3, file.places[9] + 1), {5, 6, 7, 8, 9}),
+    "zeroed tail": (lambda file: file.zero_tail(), {COUNT - 2, COUNT - 1}),
+    "two damages": (two_damages, {7, COUNT - 2, COUNT - 1}),
+    "header and payload": (damaged_header_and_payload, {7}),
+    "zeroed header": (lambda file: file.zero(0, file.start), {*range(COUNT)}),
+    "later version": (be_of_a_later_version, {*range(COUNT)}),
+}
+#: A living process knows how long its own file was, and the header of its own file.
+OWN_DAMAGES = {
+    **DAMAGES,
+    "lost tail": (lambda file: file.cut(file.places[COUNT - 2]), {COUNT - 2, COUNT - 1}),
+    "zeroed header": (DAMAGES["zeroed header"][0], set[int]()),
+    "later version": (be_of_a_later_version, set[int]()),
+}
 #: A reader of another process cannot know how many messages these had.
-AT_LEAST_ONE = {truncated, zeroed_tail, two_damages, flipped_first_record, zeroed_header, later_version}
+AT_LEAST_ONE = {
+    *("truncated", "zeroed tail", "two damages", "flipped first record", "zeroed header", "later version")
+}
 
 
 def store(harness: ProducerHarness) -> tuple[BufferedProducer, SegmentFile]:
@@ -162,15 +126,12 @@ def check(harness: ProducerHarness, producer: BufferedProducer, file: SegmentFil
     return counted
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES, lost_tail])
+@pytest.mark.parametrize("damage", OWN_DAMAGES)
 def test_a_living_process_sends_the_intact_messages_of_its_own_file(
-    harness: ProducerHarness, damage: Callable[[SegmentFile], set[int]], caplog: pytest.LogCaptureFixture
+    harness: ProducerHarness, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     producer, file = store(harness)
-    lost = damage(file)
-    if damage in (zeroed_header, later_version):
-        lost = set()  # the process knows the header of its own file
-    file.path.write_bytes(file.data)
+    lost = file.damage(OWN_DAMAGES, damage)
     harness.shelf.down = False
     assert producer.flush(30) == 0
     assert check(harness, producer, file, lost) == len(lost)
@@ -181,7 +142,7 @@ def test_a_living_process_sends_the_intact_messages_of_its_own_file(
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_another_process_sends_the_intact_messages_of_a_dead_one(
     harness: ProducerHarness,
-    damage: Callable[[SegmentFile], set[int]],
+    damage: str,
     neighbour: bool,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -193,8 +154,7 @@ def test_another_process_sends_the_intact_messages_of_a_dead_one(
     folder = file.path.parent
     folder = folder.rename(folder.with_name("1.1.0-dead"))
     file.path = folder / file.path.name
-    lost = damage(file)
-    file.path.write_bytes(file.data)
+    lost = file.damage(DAMAGES, damage)
     harness.shelf.down = False
     producer = harness.producer()
     if neighbour:

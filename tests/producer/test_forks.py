@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,25 +9,8 @@ from kombu import Connection, Producer, Queue
 
 from celery_dq.keys import PartitionKeys
 from celery_dq.transport.aliases import register_transports
+from tests.children import in_child
 from tests.producer.conftest import MakeApp, Stored
-
-
-def in_child(work: Callable[[], Any]) -> Any:
-    """Return the result of `work` in a forked child."""
-    source, target = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.write(target, json.dumps(work()).encode())
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(target)
-    with os.fdopen(source) as answer:
-        text = answer.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    return json.loads(text)
 
 
 @pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "direct"])

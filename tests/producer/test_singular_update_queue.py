@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ import pytest
 from celery_dq.errors import QueueClosed, QueueFull
 from celery_dq.producer.singular_update_queue import SingularUpdateQueue
 from celery_dq.testing.waiting import wait_until
+from tests.children import in_child
 
 ROOT = Path(__file__).parents[2]
 
@@ -207,16 +207,12 @@ def test_a_child_has_an_empty_queue_of_its_own() -> None:
     queue.submit(0)
     wait_until(lambda: len(queue) == 0)
     queue.submit(1)
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            gate.opened.set()
-            alone = len(queue) == 0 and queue.submit(5).result(30) == 10 and gate.seen == [5]
-            code = 0 if alone and queue.close() else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def child() -> list[object]:
+        gate.opened.set()
+        return [len(queue), queue.submit(5).result(30), gate.seen, queue.close()]
+
+    assert in_child(child) == [0, 10, [5], True]
     gate.opened.set()
     assert queue.close()
     assert gate.seen == [0, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from celery_dq.testing.waiting import wait_until
@@ -25,10 +26,8 @@ def delete_chroot(server: ZooKeeperServer, hosts: str) -> None:
 
     session = Session(server.hosts, timeout_s=30)
     client = session.open()
-    try:
+    with closing(session):
         wait_until(is_deleted)
-    finally:
-        session.close()
 
 
 def subtree(client: Any, path: str) -> list[str]:

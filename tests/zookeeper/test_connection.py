@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -44,8 +45,7 @@ def door_of(session: Session, doors: list[Proxy]) -> Proxy:
 
 def test_requests_that_get_no_answer_do_not_keep_a_dead_server(doors: list[Proxy], hosts: str) -> None:
     """kazoo counts each sent request as a sign of life, whether it is answered or not."""
-    session = Session(through(doors, hosts), timeout_s=6)
-    try:
+    with closing(Session(through(doors, hosts), timeout_s=6)) as session:
         session.open()
         hung = door_of(session, doors)
         hung.black_hole()
@@ -58,14 +58,12 @@ def test_requests_that_get_no_answer_do_not_keep_a_dead_server(doors: list[Proxy
 
         wait_until(answered, 30)
         assert door_of(session, doors) is not hung
-    finally:
-        session.close()
 
 
 def test_a_standby_whose_server_hangs_is_elected_through_another_one(doors: list[Proxy], hosts: str) -> None:
     leading, standing = Session(hosts, timeout_s=6), Session(through(doors, hosts), timeout_s=6)
     leader, standby = (ZooKeeperElection(session, NODES, "w") for session in (leading, standing))
-    try:
+    with closing(standing), closing(leading):
         assert leader.become_candidate()
         leader.accept(0, 0.0)
         assert not standby.become_candidate()
@@ -79,9 +77,6 @@ def test_a_standby_whose_server_hangs_is_elected_through_another_one(doors: list
 
         wait_until(stands_first, 30)
         assert standby.accept(0, 0.0).token == 2
-    finally:
-        leading.close()
-        standing.close()
 
 
 def test_a_leader_that_gets_no_answers_loses_its_session(doors: list[Proxy], hosts: str) -> None:
@@ -112,22 +107,21 @@ def test_a_server_that_accepts_and_reports_nothing_does_not_hold_up_the_others(
     """kazoo alone would wait for the mute server for half of the session, because there are two servers."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
         door, chroot = doors[0], hosts.partition("/")[2]
-        session = Session(f"127.0.0.1:{door.port},127.0.0.1:{mute.getsockname()[1]}/{chroot}", timeout_s=24)
-        try:
+        with closing(
+            Session(f"127.0.0.1:{door.port},127.0.0.1:{mute.getsockname()[1]}/{chroot}", timeout_s=24)
+        ) as session:
             session.open(10)
             received: list[SessionState] = []
             session.add_listener(received.append)
             # In one of the two attempts, the mute server comes first.
             door.sever()
             wait_until(lambda: received == [SessionState.SUSPENDED, SessionState.CONNECTED], 10)
-        finally:
-            session.close()
 
 
 def test_the_server_that_was_left_last_is_tried_last(doors: list[Proxy], hosts: str) -> None:
     session = Session(through(doors, hosts), timeout_s=15)
     received: list[SessionState] = []
-    try:
+    with closing(session):
         session.open()
         session.add_listener(received.append)
         for _ in range(8):
@@ -136,18 +130,13 @@ def test_the_server_that_was_left_last_is_tried_last(doors: list[Proxy], hosts: 
             break_connection(session)
             wait_until(lambda: received == [SessionState.SUSPENDED, SessionState.CONNECTED])
             assert door_of(session, doors) is not left
-    finally:
-        session.close()
 
 
 @pytest.fixture
 def forgetful(own_zookeeper: ZooKeeperServer) -> ZooKeeperServer:
     """A server with some changes that it will lose."""
-    session = Session(own_zookeeper.hosts, timeout_s=4)
-    try:
+    with closing(Session(own_zookeeper.hosts, timeout_s=4)) as session:
         ask_all(session, lambda client: [client.create_async(f"/{number}") for number in range(30)], 10)
-    finally:
-        session.close()
     return own_zookeeper
 
 
@@ -156,7 +145,7 @@ def test_a_server_that_was_rebuilt_is_used_again(forgetful: ZooKeeperServer) -> 
     session = Session(f"{forgetful.hosts}/shop/inside", timeout_s=2)
     election = ZooKeeperElection(session, NODES, "w")
     received: list[SessionState] = []
-    try:
+    with closing(session):
         assert election.become_candidate()
         election.accept(0, 0.0)
         session.add_listener(received.append)
@@ -172,8 +161,6 @@ def test_a_server_that_was_rebuilt_is_used_again(forgetful: ZooKeeperServer) -> 
 
         assert wait_until(elected, 30) == 7
         assert SessionState.LOST in received
-    finally:
-        session.close()
 
 
 def test_a_server_that_was_restored_from_a_backup_is_used_again(
@@ -183,7 +170,7 @@ def test_a_server_that_was_restored_from_a_backup_is_used_again(
     session = Session(f"{own_zookeeper.hosts}/shop", timeout_s=2)
     data, backup = own_zookeeper.folder / "data", own_zookeeper.folder / "backup"
     producer = DistributedQueue(session, "/mail")
-    try:
+    with closing(session):
         session.open()
         own_zookeeper.kill()
         shutil.copytree(data, backup)
@@ -208,5 +195,3 @@ def test_a_server_that_was_restored_from_a_backup_is_used_again(
         wait_until(lambda: "after" in seen)
         consumer.close()
         producer.close()
-    finally:
-        session.close()

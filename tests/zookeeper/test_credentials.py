@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,9 @@ def refused(match: str, hosts: str, **credentials: Any) -> None:
 
 
 def works(session: Session) -> bool:
-    try:
+    with closing(session):
         session.ask(lambda client: client.create_async("/made-", b"", sequence=True), 30)
         return True
-    finally:
-        session.close()
 
 
 @pytest.mark.parametrize(
@@ -98,8 +97,7 @@ def test_sasl(sasl_server: ZooKeeperServer) -> None:
 def test_a_changed_password_is_reported_to_the_next_caller(
     sasl_server: ZooKeeperServer,
 ) -> None:
-    session = Session(sasl_server.hosts, timeout_s=15, sasl=LOGIN)
-    try:
+    with closing(Session(sasl_server.hosts, timeout_s=15, sasl=LOGIN)) as session:
         session.open()
         sasl_server.users["shop"] = "changed"
         sasl_server.restart()
@@ -110,8 +108,6 @@ def test_a_changed_password_is_reported_to_the_next_caller(
         sasl_server.users["shop"] = "secret"
         sasl_server.restart()
         assert works(session)
-    finally:
-        session.close()
 
 
 def test_tls_with_certificates_on_both_sides(tls_server: ZooKeeperServer, tls: dict[str, Any]) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
 import socket
-import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from celery_dq.errors import ConfigurationError, ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
 from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.zookeeper.session import Session, SessionState
+from tests.children import in_child
 from tests.curator.expiry import break_connection
 
 
@@ -26,15 +25,12 @@ def test_needs_hosts() -> None:
 
 
 def test_makes_its_chroot_and_knows_the_negotiated_timeout(hosts: str) -> None:
-    session = Session(f"{hosts}/deeper", timeout_s=100)
-    try:
+    with closing(Session(f"{hosts}/deeper", timeout_s=100)) as session:
         client = session.open()
         assert client.get_children("/") == []
         # The test servers grant no longer session.
         assert session.timeout_s == 60
         assert session.id is not None
-    finally:
-        session.close()
     assert session.state is SessionState.CLOSED
 
 
@@ -42,7 +38,7 @@ def test_reports_listeners_and_reconnects_after_a_drop(hosts: str) -> None:
     session = Session(hosts, timeout_s=15)
     received: list[SessionState] = []
     session.add_listener(received.append)
-    try:
+    with closing(session):
         session.open()
         before = session.id
         break_connection(session)
@@ -50,8 +46,6 @@ def test_reports_listeners_and_reconnects_after_a_drop(hosts: str) -> None:
             lambda: received == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
         )
         assert session.id == before
-    finally:
-        session.close()
     assert received[-1] is SessionState.CLOSED
 
 
@@ -82,15 +76,12 @@ def test_an_outage_costs_the_log_one_warning_and_not_one_for_each_attempt(
 ) -> None:
     caplog.set_level(logging.DEBUG, "kazoo")
     # Long, because a client that is away for some of it warns that it forgets the latest change.
-    session = Session(own_zookeeper.hosts, timeout_s=30)
-    try:
+    with closing(Session(own_zookeeper.hosts, timeout_s=30)) as session:
         session.open()
         own_zookeeper.kill()
         wait_until(lambda: sum("Connection dropped" in text for text in caplog.messages) >= 4)
         own_zookeeper.restart()
         wait_until(lambda: session.state is SessionState.CONNECTED)
-    finally:
-        session.close()
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [vars(record).get("event") for record in warnings] == [
         "zookeeper_outage_began",
@@ -105,13 +96,10 @@ def test_an_outage_costs_the_log_one_warning_and_not_one_for_each_attempt(
 
 def test_an_outage_of_names_that_do_not_resolve_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "kazoo")
-    session = Session("no-such-host.invalid:2181", timeout_s=2)
-    try:
+    with closing(Session("no-such-host.invalid:2181", timeout_s=2)) as session:
         with pytest.raises(ZooKeeperUnreachable):
             session.open(0.0)
         wait_until(lambda: sum("Cannot resolve" in text for text in caplog.messages) >= 3)
-    finally:
-        session.close()
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert "no-such-host.invalid:2181" in warnings[0]
@@ -145,36 +133,24 @@ def test_a_host_that_drops_packets_costs_two_seconds_at_most(zookeeper: ZooKeepe
 
 
 def test_a_fork_gets_a_session_of_its_own(hosts: str) -> None:
-    session = Session(hosts, timeout_s=15)
-    try:
+    with closing(Session(hosts, timeout_s=15)) as session:
         session.open()
         ours = session.id
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:  # pragma: no cover - the child
-            try:
-                inherited = session.state.value
-                session.open()
-                os.write(writing, f"{inherited} {session.id != ours}".encode())
-                session.close()
-            finally:
-                os._exit(0)
-        watchdog = threading.Timer(60, os.kill, (pid, signal.SIGKILL))
-        watchdog.start()
-        os.waitpid(pid, 0)
-        watchdog.cancel()
-        assert os.read(reading, 100) == b"closed True"
-        os.close(reading)
-        os.close(writing)
+
+        def child() -> list[object]:
+            inherited = session.state.value
+            session.open()
+            is_ours = session.id == ours
+            session.close()
+            return [inherited, is_ours]
+
+        assert in_child(child) == ["closed", False]
         assert session.open().exists("/") is not None
         assert session.id == ours
-    finally:
-        session.close()
 
 
 def test_digest_credentials_protect_their_nodes(hosts: str) -> None:
-    ours = Session(hosts, timeout_s=15, auth=[("digest", "shop:secret")])
-    try:
+    with closing(Session(hosts, timeout_s=15, auth=[("digest", "shop:secret")])) as ours:
         ours.ask(lambda client: client.create_async("/mine", b"x"), 30)
         assert ours.ask(lambda client: client.get_async("/mine"), 30)[0] == b"x"
         # A client without the password gets the error when the session is opened, and not at its first
@@ -183,5 +159,3 @@ def test_digest_credentials_protect_their_nodes(hosts: str) -> None:
             with pytest.raises(ConfigurationError, match="denied access to the node: check auth and sasl"):
                 stranger.open()
             assert stranger.state is SessionState.CLOSED
-    finally:
-        ours.close()

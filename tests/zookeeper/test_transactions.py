@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import threading
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ from celery_dq.zookeeper.transaction import (
     transact,
 )
 from tests.broker.proxy import Proxy
+from tests.children import in_child
 from tests.curator.expiry import expire
 
 JOURNALS = "/journals"
@@ -112,17 +112,13 @@ def test_a_writer_survives_expiry_its_nodes_loss_and_a_fork(session: Session, cl
     outcomes = writer.commit_each([[step], [create("/missing/x")], [step]], 30)
     assert outcomes[0] == ["/items/s-0000000002"]
     assert isinstance(outcomes[1], TransactionRefused)
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            writer.commit([step], 30)
-            writer.close()
-            session.close()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+
+    def child() -> None:
+        writer.commit([step], 30)
+        writer.close()
+        session.close()
+
+    in_child(child)
     writer.commit([step], 30)
     assert len(session.open().get_children("/items")) == 6
 

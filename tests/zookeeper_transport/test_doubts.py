@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +14,7 @@ from celery_dq.transport.zookeeper.publisher import Item, ZooKeeperPublisher
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.broker.proxy import Proxy
+from tests.children import in_child
 from tests.conformance.kombu_queue import KombuQueue
 
 NODES = BrokerNodes("online").queue("q")
@@ -105,16 +105,12 @@ def test_a_forked_child_counts_in_a_node_of_its_own(hosts: str, connect: Connect
     assert stamp is not None
     # A request of the parent with this stamp never arrived.
     stamps = {"q": stamp}
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            publisher.put([item], {})
-            session.close()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+
+    def child() -> None:
+        publisher.put([item], {})
+        session.close()
+
+    in_child(child)
     assert publisher.put([item], stamps, "q") is None
     assert len(looker.open().get_children(NODES.ready)) == 3
     session.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import Any
 
 import pytest
@@ -115,15 +115,13 @@ def test_another_connection_goes_on_with_a_publish_in_doubt(
     # When another connection publishes the message twice
     session = Session(hosts)
     publisher = ZooKeeperPublisher(session, SystemClock())
-    try:
+    with closing(session):
         assert publisher.put([item], stamps, "q") is None
         assert publisher.put([item], stamps, "q") is None
         # Then the queue has the message once, and another message is not mistaken for it.
         assert len(client.get_children(NODES.queue("q").ready)) == 1
         assert publisher.put([item], {}, "q") is None
         assert len(client.get_children(NODES.queue("q").ready)) == 2
-    finally:
-        session.close()
 
 
 def test_a_batch_that_grew_after_a_lost_answer_loses_nothing(
