@@ -59,18 +59,6 @@ def test_a_later_more_urgent_item_overtakes(make: Make, min_items: int) -> None:
     assert [item for item in items if item != "urgent"] == list(range(20))
 
 
-def test_a_requeued_item_keeps_its_priority(make: Make) -> None:
-    queue = make(DistributedPriorityQueue, lock_path=LOCKS)
-    for priority in (-7, 5, 6):
-        queue.put(priority, priority)
-    queue.get(30).requeue()
-    first = queue.get(30)
-    assert first.item == -7
-    assert queue.get(30).item == 5
-    first.requeue()
-    assert [queue.get(30).item, queue.get(30).item] == [-7, 6]
-
-
 def test_priorities_of_numbers_only(hosts: str) -> None:
     with pytest.raises(ConfigurationError, match="min_items_before_refresh = -1"):
         DistributedPriorityQueue(hosts, "/queue", min_items_before_refresh=-1)

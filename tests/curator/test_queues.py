@@ -219,15 +219,6 @@ def test_taking_by_hand(make: Make, lock_path: str | None) -> None:
     waiting.join()
 
 
-def test_a_released_item_keeps_its_place(make: Make) -> None:
-    queue = make(DistributedQueue, lock_path=LOCKS)
-    queue.put_each([1, 2])
-    received = queue.get(30)
-    assert queue.peek() == [2]
-    received.release()
-    assert queue.get(30).item == 1
-
-
 def test_a_slow_item_does_not_delay_the_ones_behind_it(make: Make) -> None:
     slow, quick = Collector(), Collector()
     make(DistributedQueue).put_each(list(range(100)))
@@ -300,13 +291,3 @@ def test_items_are_removed_by_id(make: Make, lock_path: str | None) -> None:
     assert sorted(queue.ids()) == ["a_b", "a|b"]
     # The ids do not change the order.
     assert [queue.get(30).item for _each in range(2)] == ["item a|b", "item a_b"]
-
-
-def test_an_item_being_consumed_is_not_removed_and_keeps_its_id(make: Make) -> None:
-    queue = make(DistributedIdQueue, lock_path=LOCKS)
-    queue.put("x", "an id")
-    received = queue.get(30)
-    assert make(DistributedIdQueue, lock_path=LOCKS).remove("an id") == 0
-    received.requeue()
-    assert queue.ids() == ["an id"]
-    assert queue.remove("an id") == 1

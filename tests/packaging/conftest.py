@@ -36,12 +36,6 @@ def wheel_of_sdist(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return build_wheel(unpacked, folder)
 
 
-@pytest.fixture(scope="session")
-def installed_sdist(wheel_of_sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Install the sdist."""
-    return install(wheel_of_sdist, tmp_path_factory.mktemp("environment"))
-
-
 def install(wheel: Path, folder: Path) -> Installed:
     """Install a wheel; the libraries come from the tests' environment by a path file."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)

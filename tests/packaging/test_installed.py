@@ -33,16 +33,6 @@ def test_a_task_of_each_kind_runs(shop: Shop, installed: Installed) -> None:
     assert "Traceback" not in shop.log
 
 
-def test_an_installed_sdist_works(tmp_path: Path, installed_sdist: Installed, redis_url: str) -> None:
-    conf = {"broker_url": redis_url.replace("redis://", "dq-redis://"), "result_backend": redis_url}
-    shop = Shop(tmp_path, installed_sdist, conf)
-    with shop.worker():
-        where, *results = shop.call()
-    assert where == str(installed_sdist.package / "__init__.py")
-    assert results[:3] == ["notified bakery", "notified buffered bakery", "refreshed bread"]
-    assert "Traceback" not in shop.log
-
-
 def test_the_command_is_installed(tmp_path: Path, installed: Installed, redis_url: str) -> None:
     shop = Shop(tmp_path, installed, {"broker_url": redis_url.replace("redis://", "dq-redis://")})
     (line,) = [line for line in shop.doctor() if not line.startswith("OK")]

@@ -23,24 +23,6 @@ def numbers(batch: list[BufferedMessage]) -> list[int]:
     return [each.sequence for each in batch]
 
 
-def test_a_message_lingers_for_company() -> None:
-    buffer, lane = filled(2)
-    assert buffer.take(1.005) is None
-    assert buffer.next_due() == 1.01
-    assert buffer.take(1.01) is lane
-    assert numbers(lane.in_flight) == [0, 1]
-
-
-def test_a_full_batch_and_a_hurry_do_not_linger() -> None:
-    buffer, lane = filled(4)
-    assert buffer.take(1.0) is lane
-    assert numbers(buffer.done(lane, 1.0)) == [0, 1, 2]
-    assert buffer.take(1.0) is None
-    assert buffer.take(1.0, hurry=True) is lane
-    assert numbers(buffer.done(lane, 1.0)) == [3]
-    assert (buffer.pending, buffer.bytes, buffer.active) == (0, 0, {})
-
-
 def test_lanes_take_turns_and_the_dead_come_first() -> None:
     buffer = MessageBuffer(LIMITS)
     lanes = [Lane("a", b"a"), Lane("b", b"b"), Lane("c", b"c", adopted=True)]
@@ -52,15 +34,6 @@ def test_lanes_take_turns_and_the_dead_come_first() -> None:
         turns.append(taken.key)
         buffer.done(taken, 9.0)
     assert turns == ["c", "c", "a", "b", "a", "b"]
-
-
-def test_a_lane_that_must_wait_lets_the_others_pass() -> None:
-    buffer, lane = filled(3)
-    other = Lane("b", b"b")
-    buffer.take(1.0)
-    buffer.failed(lane, 60.0)
-    buffer.add(other, message(1), 1.0)
-    assert buffer.take(1.1) is other
 
 
 def test_memory_is_limited_by_count_and_by_bytes() -> None:

@@ -139,19 +139,6 @@ def test_a_full_disk_is_an_error_of_the_calls_that_the_disk_must_have(
     assert arrived(harness) == list(range(13))
 
 
-def test_one_sync_serves_many_callers(harness: ProducerHarness) -> None:
-    producer = harness.producer(sync_every=1)
-    threads = [
-        threading.Thread(target=lambda n=n: put(producer, *range(n, n + 20))) for n in range(0, 320, 20)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert producer.flush(30) == 0
-    assert sorted(arrived(harness)) == list(range(320))
-
-
 @pytest.mark.parametrize("kept", [{"sync_every": 50}, {"sync_interval_s": 0.02}])
 def test_the_disk_writes_after_a_number_or_a_time(harness: ProducerHarness, kept: dict[str, Any]) -> None:
     producer = harness.producer(**kept)

@@ -61,13 +61,6 @@ def test_a_call_is_in_the_broker_after_a_flush_as_if_it_had_been_published(
     assert body == [[42, "A-1"], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
 
 
-def test_calls_keep_their_order(make_app: MakeApp, stored: Stored) -> None:
-    notify = tasks(make_app(dq_buffer_batch_size=7))
-    ids = [notify.delay(number % 3).id for number in range(100)]
-    assert notify.app.dq.buffer.flush(30) == 0
-    assert stored.ids("push") == ids
-
-
 def test_a_dead_broker_does_not_hinder_a_call_and_gets_all_when_it_is_back(
     make_app: MakeApp, tmp_path: Path
 ) -> None:
@@ -301,27 +294,6 @@ def test_on_the_stock_transport_messages_are_as_celery_writes_them(make_app: Mak
             assert 0 < int(message.properties["expiration"]) <= 3_600_000
             assert message.payload[0] == [1, "x"]
             message.ack()
-
-
-def test_messages_pending_at_the_end_are_sent_by_the_next_app(make_app: MakeApp, tmp_path: Path) -> None:
-    with RedisServer(appendonly=True) as server:
-        url = server.url(scheme="dq-redis")
-        app = make_app(url)
-        notify = tasks(app)
-        notify.delay(0)
-        assert app.dq.buffer.flush(30) == 0
-        server.kill()
-        ids = [notify.delay(number).id for number in range(3)]
-        assert close_at_once(app.dq.buffer.producer) == 3
-        server.restart()
-        later = make_app(url)
-        # For the spill log this is the process that just closed, so give it the name of another process.
-        journal = later.dq.buffer.producer._begin().outbox.segment_index
-        assert journal is not None
-        log = journal.log
-        log.process = "another"
-        wait_until(lambda: Stored(url).count("push") == 4, 30)
-        assert Stored(url).ids("push")[1:] == ids
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import chain, chord
+from celery import chain
 
 from tests.log_watch import WATCH
 from tests.preloaded import PythonFork
@@ -23,10 +23,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def add(a: int, b: int) -> int:
-    raise AssertionError("the worker has a task of this name")
-
-
-def total(numbers: list[int]) -> int:
     raise AssertionError("the worker has a task of this name")
 
 
@@ -77,14 +73,6 @@ def test_publishes_of_a_task_are_not_buffered_unless_asked_for(
     for expected in (0, 2):
         with worker(tmp_path / "log", {**conf, "dq_buffer_in_workers": bool(expected)}):
             assert app.send_task("publish").get(timeout=60) == {"buffered": expected}
-
-
-def test_a_chord_is_whole(make_app: MakeApp, dq_url: str, redis_url: str, tmp_path: Path) -> None:
-    app = make_app(result_backend=redis_url)
-    task: Any = app.task(name="add", shared=False)(add)
-    with worker(tmp_path / "log", {"broker_url": dq_url, "result_backend": redis_url}):
-        result = chord([task.s(1, 1), task.s(2, 2)])(app.signature("celery.accumulate", app=app))
-        assert sorted(result.get(timeout=60)[0]) == [2, 4]
 
 
 def test_in_django_a_call_after_the_commit_is_buffered(dq_url: str, tmp_path: Path, stored: Stored) -> None:

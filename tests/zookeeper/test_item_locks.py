@@ -45,22 +45,6 @@ def test_item_locks_of_free_items(hosts: str, session: Session, client: Any) -> 
     assert client.get_children("/presences") == []
 
 
-def test_item_locks_ends_with_its_session(hosts: str, session: Session, client: Any) -> None:
-    client.create("/items/a")
-    client.create("/items/b")
-    item_locks, other = ItemLocks(session, "/presences"), Session(hosts, timeout_s=30)
-    held = item_locks.take(wanted("a", "b")).held
-    assert item_locks.holds(held[0])
-    expire(session)
-    assert not item_locks.holds(held[0])
-    other_lock = ItemLocks(other, "/presences").take(wanted("a"))
-    assert item_locks.finish(held) == [FinishOutcome.LOST, FinishOutcome.DONE]
-    item_locks.drop(held)
-    assert other.open().get_children("/locks") == ["a"]
-    assert ItemLocks(other, "/presences").finish(other_lock.held) == [FinishOutcome.LOST]
-    other.close()
-
-
 def test_item_locks_leaves_no_lock_of_an_item_that_a_peer_deletes_meanwhile(
     hosts: str, session: Session, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,22 +123,6 @@ def test_a_writer_survives_expiry_its_nodes_loss_and_a_fork(session: Session, cl
     assert len(session.open().get_children("/items")) == 6
 
 
-@pytest.mark.parametrize("drops", [1, 2, 3])
-def test_a_lost_answer_is_cleared_up(zookeeper: ZooKeeperServer, hosts: str, client: Any, drops: int) -> None:
-    with Proxy(zookeeper.port) as proxy:
-        session = Session(f"127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}", timeout_s=30)
-        writer = IdempotentWriter(session, JOURNALS)
-        step = create("/items/s-", sequence=True)
-        writer.commit([step], 30)
-        # With more than one drop, the answers to the writer's questions are lost as well.
-        proxy.drop_answers_to, proxy.drops_left = JOURNALS.encode(), drops
-        assert writer.commit([step], 60) is None
-        assert proxy.dropped == drops
-        assert writer.commit([step], 30) == ["/items/s-0000000002"]
-        session.close()
-    assert len(client.get_children("/items")) == 3
-
-
 def test_a_lost_request_and_a_lost_answer_to_the_question_lose_nothing(
     zookeeper: ZooKeeperServer, hosts: str, client: Any
 ) -> None:
