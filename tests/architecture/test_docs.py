@@ -20,8 +20,6 @@ from typing import Any
 import click
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 import celery_dq
 from celery_dq.app.checks.doctor import check_server
@@ -41,6 +39,7 @@ from celery_dq.znodes import (
     BrokerNodes,
     LeadershipNodes,
 )
+from tests.apps import run_dq
 from tests.preloaded import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -302,9 +301,7 @@ def test_the_commands_of_the_recipe_of_two_environments_run(redis_url: str, tmp_
         command = command.replace("quotas.json", str(tmp_path / "quotas.json"))
         celery, option, name, *words = shlex.split(command)
         assert (celery, option, words.pop(0)) == ("celery", "-A", "dq")
-        context = CLIContext(app={"shop": shop, "sandbox": sandbox}[name], no_color=True, workdir=None)
-        done = CliRunner().invoke(dq, words, obj=context, input="y\n")
-        assert done.exit_code == 0, done.output
+        run_dq({"shop": shop, "sandbox": sandbox}[name], *words, input="y\n")
         if name == "sandbox" and "copy" in words:
             assert shop.dq.quotas.get("push", "acme").rate == 5
             shop.dq.quotas.remove("push", "acme")

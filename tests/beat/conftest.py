@@ -15,6 +15,7 @@ from celery_dq.beat import ElectedScheduler
 from celery_dq.testing.waiting import wait_until
 
 EVERY_S = 0.4
+Beats = list[ElectedScheduler]
 
 
 def settings(broker_url: str, **conf: Any) -> dict[str, Any]:
@@ -48,8 +49,8 @@ def app(conf: dict[str, Any]) -> Iterator[Any]:
 
 
 @pytest.fixture
-def beats() -> Iterator[list[ElectedScheduler]]:
-    made: list[ElectedScheduler] = []
+def beats() -> Iterator[Beats]:
+    made: Beats = []
     yield made
     for beat in made:
         beat.close()

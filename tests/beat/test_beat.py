@@ -18,10 +18,10 @@ from celery_dq.beat import ElectedScheduler, scheduler
 from celery_dq.errors import ConfigurationError, Fenced
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from tests.beat.conftest import EVERY_S, lead, make_app, once, overdue, settings, tick_until, ticks
+from tests.beat.conftest import EVERY_S, Beats, lead, make_app, once, overdue, settings, tick_until, ticks
 
 
-def test_one_of_two_ticks(app: Any, beats: list[ElectedScheduler]) -> None:
+def test_one_of_two_ticks(app: Any, beats: Beats) -> None:
     began = time.monotonic()
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
     lead(beats[0])
@@ -30,7 +30,7 @@ def test_one_of_two_ticks(app: Any, beats: list[ElectedScheduler]) -> None:
     assert once(app)
 
 
-def test_each_schedule_has_a_leader(redis_url: str, app: Any, beats: list[ElectedScheduler]) -> None:
+def test_each_schedule_has_a_leader(redis_url: str, app: Any, beats: Beats) -> None:
     entry = {"task": "tick", "schedule": EVERY_S, "options": {"queue": "audits"}}
     another = make_app(settings(redis_url, dq_beat_name="audit", beat_schedule={"tick": entry}))
     beats += [ElectedScheduler(app), ElectedScheduler(another)]
@@ -42,7 +42,7 @@ def test_each_schedule_has_a_leader(redis_url: str, app: Any, beats: list[Electe
     another.close()
 
 
-def test_the_next_leader_goes_on_where_the_last_one_ended(app: Any, beats: list[ElectedScheduler]) -> None:
+def test_the_next_leader_goes_on_where_the_last_one_ended(app: Any, beats: Beats) -> None:
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
     lead(beats[0])
     tick_until(beats[0], app, 2)
@@ -56,9 +56,7 @@ def test_the_next_leader_goes_on_where_the_last_one_ended(app: Any, beats: list[
     assert once(app)
 
 
-def test_an_entry_keeps_its_phase_over_a_restart_before_its_first_run(
-    app: Any, beats: list[ElectedScheduler]
-) -> None:
+def test_an_entry_keeps_its_phase_over_a_restart_before_its_first_run(app: Any, beats: Beats) -> None:
     """Celery's plain scheduler counts from its start, so a daily entry never runs if beat restarts often."""
     beats.append(ElectedScheduler(app))
     lead(beats[0])
@@ -72,7 +70,7 @@ def test_an_entry_keeps_its_phase_over_a_restart_before_its_first_run(
     assert beats[1].schedule["tick"].last_run_at == since
 
 
-def test_a_leader_that_died_between_sending_and_saying_so(app: Any, beats: list[ElectedScheduler]) -> None:
+def test_a_leader_that_died_between_sending_and_saying_so(app: Any, beats: Beats) -> None:
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
     lead(beats[0])
     # This beat does not record its ticks any more.
@@ -87,9 +85,7 @@ def test_a_leader_that_died_between_sending_and_saying_so(app: Any, beats: list[
 
 
 @pytest.mark.parametrize("meanwhile", [0, 1, 3])
-def test_a_leader_that_is_stopped_before_it_sends(
-    meanwhile: int, app: Any, beats: list[ElectedScheduler]
-) -> None:
+def test_a_leader_that_is_stopped_before_it_sends(meanwhile: int, app: Any, beats: Beats) -> None:
     """The stopped beat continues after another one has sent that tick, or is about to send it."""
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
     old, new = beats
@@ -111,7 +107,7 @@ def test_a_leader_that_is_stopped_before_it_sends(
     assert once(app)
 
 
-def test_an_old_leader_begins_nothing(app: Any, beats: list[ElectedScheduler]) -> None:
+def test_an_old_leader_begins_nothing(app: Any, beats: Beats) -> None:
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
     old, new = beats
     lead(old)
@@ -129,7 +125,7 @@ def test_an_old_leader_begins_nothing(app: Any, beats: list[ElectedScheduler]) -
     assert ticks(app) == sent
 
 
-def test_an_election_that_counts_again_leads_on(app: Any, beats: list[ElectedScheduler]) -> None:
+def test_an_election_that_counts_again_leads_on(app: Any, beats: Beats) -> None:
     """A new or wiped election begins with token 1, and the store knows a higher token."""
     beats.append(ElectedScheduler(app))
     before = beats[0].elector.term
@@ -171,7 +167,7 @@ def test_a_beat_that_starts_before_its_broker() -> None:
 
 
 def test_a_leader_that_hangs_at_the_broker_lets_another_one_try(
-    app: Any, beats: list[ElectedScheduler], monkeypatch: pytest.MonkeyPatch
+    app: Any, beats: Beats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "STUCK_S", 0.3)
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
@@ -221,9 +217,7 @@ class RowScheduler(Scheduler):
 
 
 @pytest.mark.parametrize("inner", ["celery.beat:PersistentScheduler", "tests.beat.test_beat:RowScheduler"])
-def test_wraps_any_scheduler(
-    inner: str, conf: dict[str, Any], beats: list[ElectedScheduler], tmp_path: Path
-) -> None:
+def test_wraps_any_scheduler(inner: str, conf: dict[str, Any], beats: Beats, tmp_path: Path) -> None:
     app = make_app({**conf, "dq_beat_scheduler": inner})
     beats += [ElectedScheduler(app, schedule_filename=str(tmp_path / name)) for name in "ab"]
     lead(beats[0])
@@ -239,9 +233,7 @@ def test_wraps_any_scheduler(
     app.close()
 
 
-def test_on_another_broker_a_tick_has_the_same_id_each_time(
-    redis_url: str, hosts: str, beats: list[ElectedScheduler]
-) -> None:
+def test_on_another_broker_a_tick_has_the_same_id_each_time(redis_url: str, hosts: str, beats: Beats) -> None:
     conf = {**settings(redis_url), "broker_url": redis_url, "dq_election": f"zookeeper://{hosts}"}
     app = make_app(conf)
     broker = redis.Redis.from_url(redis_url, decode_responses=True)

@@ -10,7 +10,7 @@ from celery.schedules import crontab
 
 from celery_dq.beat import ElectedScheduler
 from celery_dq.beat.scheduler import CLOCK_DIFFERENCE
-from tests.beat.conftest import lead, make_app, once, tick_until, ticks
+from tests.beat.conftest import Beats, lead, make_app, once, tick_until, ticks
 from tests.doubles.jumping_clock import JumpingClock
 
 
@@ -23,7 +23,7 @@ def beat_ahead(app: Any, ahead: timedelta) -> ElectedScheduler:
 
 
 def test_an_interval_does_not_wait_for_the_clock_of_a_dead_leader(
-    conf: dict[str, Any], app: Any, beats: list[ElectedScheduler], caplog: pytest.LogCaptureFixture
+    conf: dict[str, Any], app: Any, beats: Beats, caplog: pytest.LogCaptureFixture
 ) -> None:
     ahead = make_app(conf)
     beats += [beat_ahead(ahead, timedelta(hours=1)), ElectedScheduler(app)]
@@ -40,7 +40,7 @@ def test_an_interval_does_not_wait_for_the_clock_of_a_dead_leader(
 
 @pytest.mark.parametrize(("ahead_s", "kept"), [(30, True), (3600, False)])
 def test_a_crontab_keeps_a_small_difference_and_is_not_repeated(
-    ahead_s: int, kept: bool, conf: dict[str, Any], app: Any, beats: list[ElectedScheduler]
+    ahead_s: int, kept: bool, conf: dict[str, Any], app: Any, beats: Beats
 ) -> None:
     # The beats need separate apps, because a schedule takes the time from its app.
     first, second = (
@@ -74,9 +74,7 @@ def test_a_crontab_keeps_a_small_difference_and_is_not_repeated(
     second.close()
 
 
-def test_an_interval_counts_from_the_take_over(
-    conf: dict[str, Any], app: Any, beats: list[ElectedScheduler]
-) -> None:
+def test_an_interval_counts_from_the_take_over(conf: dict[str, Any], app: Any, beats: Beats) -> None:
     """The entry is not due at once either, because the dead leader sent its tick a moment before."""
     hourly = {"tick": {"task": "tick", "schedule": 3600.0, "options": {"queue": "ticks"}}}
     first, second = (make_app({**conf, "beat_schedule": hourly}) for _ in range(2))

@@ -10,7 +10,7 @@ import pytest
 
 from celery_dq.beat import ElectedScheduler
 from celery_dq.testing.waiting import wait_until
-from tests.beat.conftest import lead, once, ticks
+from tests.beat.conftest import Beats, lead, once, ticks
 from tests.django_project import configure
 
 #: Calls of tick() in which a second message would appear.
@@ -95,7 +95,7 @@ def die(beat: ElectedScheduler) -> None:
 
 @pytest.mark.parametrize("edited", [False, True])
 def test_an_overdue_entry_is_sent_once_after_a_take_over(
-    edited: bool, app: Any, database: Any, beats: list[ElectedScheduler]
+    edited: bool, app: Any, database: Any, beats: Beats
 ) -> None:
     hourly(database, last_run_at=now() - 2 * HOUR)
     hourly(database, "other", last_run_at=now())
@@ -120,7 +120,7 @@ def test_the_next_leader_sends_only_due_entries(
     end: Callable[[ElectedScheduler], None],
     app: Any,
     database: Any,
-    beats: list[ElectedScheduler],
+    beats: Beats,
 ) -> None:
     hourly(database, last_run_at=now() - 2 * HOUR)
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
@@ -138,7 +138,7 @@ def test_the_next_leader_sends_only_due_entries(
 
 @pytest.mark.parametrize("end", [close, die])
 def test_a_one_off_runs_under_one_leader_only(
-    end: Callable[[ElectedScheduler], None], app: Any, database: Any, beats: list[ElectedScheduler]
+    end: Callable[[ElectedScheduler], None], app: Any, database: Any, beats: Beats
 ) -> None:
     row = clocked(database, now() - timedelta(seconds=5))
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
@@ -154,9 +154,7 @@ def test_a_one_off_runs_under_one_leader_only(
     assert not row.enabled
 
 
-def test_a_one_off_that_is_enabled_again_runs_again(
-    app: Any, database: Any, beats: list[ElectedScheduler]
-) -> None:
+def test_a_one_off_that_is_enabled_again_runs_again(app: Any, database: Any, beats: Beats) -> None:
     row = clocked(database, now() - timedelta(seconds=5))
     beats += [ElectedScheduler(app), ElectedScheduler(app)]
     lead(beats[0])
@@ -172,7 +170,7 @@ def test_a_one_off_that_is_enabled_again_runs_again(
 
 
 def test_an_entry_with_a_start_time_that_was_waited_for_runs_at_it(
-    app: Any, database: Any, beats: list[ElectedScheduler]
+    app: Any, database: Any, beats: Beats
 ) -> None:
     """The time at which a row was read is not a run of the entry."""
     row = hourly(database)
@@ -190,7 +188,7 @@ def test_an_entry_with_a_start_time_that_was_waited_for_runs_at_it(
 
 
 def test_the_wrapped_scheduler_has_saved_when_the_next_leader_is_elected(
-    app: Any, database: Any, beats: list[ElectedScheduler]
+    app: Any, database: Any, beats: Beats
 ) -> None:
     hourly(database, last_run_at=now() - 2 * HOUR)
     hourly(database, "second", last_run_at=now() - 2 * HOUR)
@@ -201,7 +199,7 @@ def test_the_wrapped_scheduler_has_saved_when_the_next_leader_is_elected(
         assert row.total_run_count == 1, row.name
 
 
-def test_a_send_that_fails_is_no_run(app: Any, database: Any, beats: list[ElectedScheduler]) -> None:
+def test_a_send_that_fails_is_no_run(app: Any, database: Any, beats: Beats) -> None:
     hourly(database, last_run_at=now() - 2 * HOUR)
     beats.append(ElectedScheduler(app))
     lead(beats[0])
@@ -222,7 +220,7 @@ def test_a_send_that_fails_is_no_run(app: Any, database: Any, beats: list[Electe
 
 
 def test_a_new_row_without_time_zones_is_no_sign_of_a_wrong_clock(
-    app: Any, database: Any, beats: list[ElectedScheduler], caplog: pytest.LogCaptureFixture
+    app: Any, database: Any, beats: Beats, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Django dates a row in local time, which django-celery-beat reads as UTC until its first run."""
     from django.test import override_settings

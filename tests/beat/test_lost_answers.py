@@ -11,7 +11,7 @@ import pytest
 from celery_dq.beat import ElectedScheduler, scheduler
 from celery_dq.leadership.career import Term
 from celery_dq.testing.waiting import wait_until
-from tests.beat.conftest import lead, once, tick_until, ticks
+from tests.beat.conftest import Beats, lead, once, tick_until, ticks
 from tests.doubles.jumping_clock import JumpingClock
 
 #: Seconds after which a term with a session of 8 s is in doubt and not fallen.
@@ -54,7 +54,7 @@ def fail(target: Any, method: str, times: int, *, reached: bool) -> list[int]:
 @pytest.mark.parametrize("reached", [False, True])
 @pytest.mark.parametrize("method", ["begin", "done"])
 def test_a_tick_whose_record_fails_is_neither_lost_nor_doubled(
-    method: str, reached: bool, app: Any, beats: list[ElectedScheduler]
+    method: str, reached: bool, app: Any, beats: Beats
 ) -> None:
     beats.append(ElectedScheduler(app))
     sends = Sends(beats[0])
@@ -69,9 +69,7 @@ def test_a_tick_whose_record_fails_is_neither_lost_nor_doubled(
 
 
 @pytest.mark.parametrize("reached", [False, True])
-def test_a_send_that_fails_is_repeated_under_its_number(
-    reached: bool, app: Any, beats: list[ElectedScheduler]
-) -> None:
+def test_a_send_that_fails_is_repeated_under_its_number(reached: bool, app: Any, beats: Beats) -> None:
     beats.append(ElectedScheduler(app))
     sends = Sends(beats[0])
     lead(beats[0])
@@ -86,7 +84,7 @@ def test_a_send_that_fails_is_repeated_under_its_number(
 
 @pytest.mark.parametrize("seconds", [DOUBT_S, 100.0])
 def test_no_tick_is_sent_when_the_term_is_in_doubt_before_the_answer(
-    seconds: float, app: Any, beats: list[ElectedScheduler]
+    seconds: float, app: Any, beats: Beats
 ) -> None:
     clock = JumpingClock()
     beats.append(ElectedScheduler(app, clock=clock))
@@ -127,7 +125,7 @@ def close(beat: ElectedScheduler) -> None:
 def test_no_tick_is_sent_in_a_term_that_ended_before_the_answer(
     how: Callable[[ElectedScheduler], None],
     app: Any,
-    beats: list[ElectedScheduler],
+    beats: Beats,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     handed_over = threading.Event()

@@ -15,7 +15,7 @@ from celery_dq.beat.schedule_store import LastRun
 from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import BeatNodes
 from celery_dq.zookeeper.session import Session
-from tests.beat.conftest import EVERY_S, lead, make_app, once, settings, tick_until
+from tests.beat.conftest import EVERY_S, Beats, lead, make_app, once, settings, tick_until
 
 #: The keys of the user `beat`: not those of the queue `denied`.
 ALLOWED = ("dq:{online/ticks/0}:*", "dq:{online/celery*", "dq:online:*", "_kombu*")
@@ -55,7 +55,7 @@ def state(request: pytest.FixtureRequest, redis_url: str) -> Iterator[tuple[dict
 
 @pytest.mark.parametrize("stuck", [False, True])
 def test_an_entry_whose_queue_refuses_it_starves_no_other_entry(
-    stuck: bool, server: Any, redis_url: str, beats: list[ElectedScheduler], monkeypatch: pytest.MonkeyPatch
+    stuck: bool, server: Any, redis_url: str, beats: Beats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "LONGEST_PAUSE_S", 1.0)
     allowed = redis_url.replace("redis://", "redis://beat:pw@")
@@ -88,9 +88,7 @@ def test_an_entry_whose_queue_refuses_it_starves_no_other_entry(
     app.close()
 
 
-def test_an_entry_whose_record_is_unreadable_starts_again(
-    redis_url: str, beats: list[ElectedScheduler], app: Any
-) -> None:
+def test_an_entry_whose_record_is_unreadable_starts_again(redis_url: str, beats: Beats, app: Any) -> None:
     client = redis.Redis.from_url(redis_url)
     client.hset("dq:online:beat:beating", "e:tick", "nonsense")
     beats.append(ElectedScheduler(app))
@@ -104,9 +102,7 @@ def test_an_entry_whose_record_is_unreadable_starts_again(
     client.close()
 
 
-def test_the_state_of_a_deleted_entry_is_removed(
-    state: tuple[dict[str, Any], Any], beats: list[ElectedScheduler]
-) -> None:
+def test_the_state_of_a_deleted_entry_is_removed(state: tuple[dict[str, Any], Any], beats: Beats) -> None:
     conf, stored = state
     names = {"a", "b", "c"}
     first = make_app({**conf, "beat_schedule": {name: entry("ticks", 3600) for name in names}})
@@ -129,7 +125,7 @@ def test_the_state_of_a_deleted_entry_is_removed(
 
 
 def test_an_entry_that_was_dropped_and_comes_back_waits_for_its_next_time(
-    state: tuple[dict[str, Any], Any], beats: list[ElectedScheduler]
+    state: tuple[dict[str, Any], Any], beats: Beats
 ) -> None:
     conf, _ = state
     hourly, other = {"tick": entry("ticks", 3600)}, {"other": entry("others", 3600)}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from tests.brokers import ACTIVE, BROKERS
@@ -28,10 +28,27 @@ from tests.chaos.faults import CHANGE, FAILOVER, KILL, MOVE_SLOT, WEIGHTS
 MODES = (KILL, *WEIGHTS, FAILOVER, MOVE_SLOT, CHANGE)
 #: Seconds beyond the lease that recovery may take.
 RECOVERY_ALLOWANCE = 2.0
+#: Help of the options that are parameters of a plan.
+HELP = {
+    "kills": "SIGKILLs of workers",
+    "others": "faults of the other modes",
+    "concurrency": "of each worker",
+    "partitions": (
+        "of the queue; with several, change-partitions changes their number and spreads of tenants, and "
+        "every other tenant's messages are buffered (a cluster begins with 6)"
+    ),
+    "work_ms": "mean length of a task",
+    "ahead": "most messages that are published and not finished",
+    "lease": "seconds",
+    "patience": "seconds without progress",
+    "confirm_replicas": (
+        "with --sentinel or --cluster: dq_confirm_replicas; 0 shows what a failover may lose"
+    ),
+    "visibility_timeout": "stock only",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    defaults = Plan()
     parser = argparse.ArgumentParser(
         prog="python -m tests.chaos",
         description=__doc__,
@@ -39,68 +56,24 @@ def main(arguments: list[str] | None = None) -> int:
     )
     # Only brokers on Redis, because the program starts a Redis and commits faults on that server.
     parser.add_argument("--broker", action="append", choices=sorted(ACTIVE), help="repeat to run several")
-    parser.add_argument("--seed", type=int, default=defaults.seed)
-    parser.add_argument("--messages", type=int, default=defaults.messages)
-    parser.add_argument("--kills", type=int, default=defaults.kills, help="SIGKILLs of workers")
-    parser.add_argument("--others", type=int, default=defaults.others, help="faults of the other modes")
+    for field in fields(Plan):
+        if field.name not in ("modes", "sentinel", "cluster", "pool"):
+            name, kind = field.name.replace("_", "-"), type(field.default)
+            parser.add_argument(f"--{name}", type=kind, default=field.default, help=HELP.get(field.name))
     parser.add_argument("--modes", default=",".join(MODES), help="comma-separated; default all: %(default)s")
-    parser.add_argument("--workers", type=int, default=defaults.workers)
-    parser.add_argument("--concurrency", type=int, default=defaults.concurrency, help="of each worker")
-    parser.add_argument("--pool", default=defaults.pool, choices=["prefork", "threads", "solo", "gevent"])
-    parser.add_argument("--tenants", type=int, default=defaults.tenants)
-    parser.add_argument(
-        "--partitions",
-        type=int,
-        default=defaults.partitions,
-        help="of the queue; with several, change-partitions changes their number and spreads of tenants, and "
-        "every other tenant's messages are buffered (a cluster begins with 6)",
-    )
-    parser.add_argument("--work-ms", type=float, default=defaults.work_ms, help="mean length of a task")
-    parser.add_argument(
-        "--ahead", type=int, default=defaults.ahead, help="most messages that are published and not finished"
-    )
-    parser.add_argument("--lease", type=float, default=defaults.lease, help="seconds")
-    parser.add_argument("--patience", type=float, default=defaults.patience, help="seconds without progress")
+    parser.add_argument("--pool", default=Plan.pool, choices=["prefork", "threads", "solo", "gevent"])
     parser.add_argument(
         "--sentinel", action="store_true", help="a Sentinel pair instead of one server with AOF"
     )
     parser.add_argument(
         "--cluster", action="store_true", help="dq-rediscluster:// on three masters and three replicas"
     )
-    parser.add_argument(
-        "--confirm-replicas",
-        type=int,
-        default=defaults.confirm_replicas,
-        help="with --sentinel or --cluster: dq_confirm_replicas; 0 shows what a failover may lose",
-    )
-    parser.add_argument(
-        "--visibility-timeout", type=float, default=defaults.visibility_timeout, help="stock only"
-    )
     parser.add_argument("--json", type=Path, help="write the verdicts there")
     options = parser.parse_args(arguments)
     modes = tuple(mode.strip() for mode in options.modes.split(",") if mode.strip())
     if unknown := set(modes) - set(MODES):
         parser.error(f"unknown modes {', '.join(sorted(unknown))}: choose from {', '.join(MODES)}")
-    plan = Plan(
-        seed=options.seed,
-        messages=options.messages,
-        kills=options.kills,
-        others=options.others,
-        workers=options.workers,
-        concurrency=options.concurrency,
-        pool=options.pool,
-        tenants=options.tenants,
-        partitions=options.partitions,
-        work_ms=options.work_ms,
-        ahead=options.ahead,
-        lease=options.lease,
-        patience=options.patience,
-        modes=modes,
-        sentinel=options.sentinel,
-        cluster=options.cluster,
-        confirm_replicas=options.confirm_replicas,
-        visibility_timeout=options.visibility_timeout,
-    )
+    plan = Plan(**{**{each.name: getattr(options, each.name) for each in fields(Plan)}, "modes": modes})
     failed, verdicts = False, {}
     for name in ["cluster"] if options.cluster else options.broker or ACTIVE:
         broker = BROKERS[name]

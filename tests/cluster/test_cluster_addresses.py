@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 from kombu import Connection
 
 import celery_dq
 from celery_dq.app.checks.doctor import check_server
-from celery_dq.cli import dq as dq_command
 from celery_dq.clock import SystemClock
 from celery_dq.errors import ConfigurationError, ServerError
 from celery_dq.testing.redis_cluster import RedisCluster
@@ -26,6 +23,7 @@ from celery_dq.transport.redis.store.address import addresses_of, identity
 from celery_dq.transport.redis.store.rights import ROLES, denied_commands
 from celery_dq.transport.redis.store.server_checks import is_cluster_node
 from celery_dq.wiring import register_transports
+from tests.apps import run_dq
 
 
 @pytest.fixture(autouse=True)
@@ -144,11 +142,9 @@ def test_operators_learn_that_a_slot_moves(app: Any, redis_cluster: RedisCluster
     impatient.conf.broker_transport_options = {"socket_timeout": 0.5}
     celery_dq.setup(impatient)
     try:
-        obj = CLIContext(app=impatient, no_color=True, workdir=None)
-        shown = CliRunner().invoke(dq_command, ["partitions", queue_name], obj=obj)
-        assert shown.exit_code == 1
-        assert f"slot {home.slot} of the Redis Cluster moves to another node" in shown.output
-        assert "Wait for the end of the move" in shown.output
+        shown = run_dq(impatient, "partitions", queue_name, status=1)
+        assert f"slot {home.slot} of the Redis Cluster moves to another node" in shown
+        assert "Wait for the end of the move" in shown
         (unusable,) = [each for each in check_server(impatient) if each.code == "E011"]
         assert "moves to another node" in unusable.problem
         assert unusable.remedy.startswith("Wait for the end of the move")

@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 from kazoo.exceptions import NoAuthError
 from kazoo.security import make_digest_acl
 
 import celery_dq
 from celery_dq.app.checks.doctor import check_server
-from celery_dq.cli import dq
 from celery_dq.curator.browse import look
 from celery_dq.curator.framing import frame
 from celery_dq.curator.queue import (
@@ -27,6 +24,7 @@ from celery_dq.curator.queue import (
 )
 from celery_dq.errors import ConfigurationError
 from celery_dq.zookeeper.session import Session
+from tests.apps import run_dq
 
 Make = Callable[..., Any]
 
@@ -35,10 +33,7 @@ def run(*words: str, status: int = 0, broker: str = "dq-redis://", **settings: A
     app = Celery("shop", broker=broker, set_as_current=False)
     app.conf.update(settings)
     celery_dq.setup(app)
-    context = CLIContext(app=app, no_color=True, workdir=None)
-    result = CliRunner().invoke(dq, ["zookeeper", *words], obj=context)
-    assert result.exit_code == status, result.output
-    return result.output
+    return run_dq(app, "zookeeper", *words, status=status)
 
 
 def test_marks_of_all_kinds_in_the_order_of_serving(make: Make, session: Session) -> None:

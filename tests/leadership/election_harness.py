@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import pytest
 import redis
 
 from celery_dq.keys import PartitionKeys
+from celery_dq.leadership.career import Term
 from celery_dq.leadership.elector import Election
 from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.leadership.zookeeper_election import ZooKeeperElection
@@ -21,6 +23,29 @@ from tests.chaos.proxy import Proxy
 SESSION_S = 9.0
 #: For a candidate whose session must expire during the test.
 SHORT_S = 3.0
+
+
+class Work:
+    """The callbacks of an elector: work that lasts as long as its term, and then until it is let go."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+        #: Until when the term was trusted, at its start and after each renewal.
+        self.trusted_until: list[float] = []
+
+    def floor(self) -> int:
+        return 0
+
+    def serve(self, term: Term) -> None:
+        term.inaugurated()
+        term.wait()
+        self.let_go.wait(60)
+
+    def trust(self, term: Term, until: float) -> None:
+        self.trusted_until.append(until)
+
+    def abort(self, term: Term) -> None:
+        self.let_go.set()
 
 
 class Member(NamedTuple):

@@ -6,7 +6,6 @@ elector is simulated: it advances while a request is under way, as if its answer
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from celery_dq.leadership.career import TRUST, Phase, Term
 from celery_dq.leadership.elector import ElectionWon, LeaderElector
 from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.testing.waiting import wait_until
+from tests.leadership.election_harness import Work
 
 SESSION_S = 60.0
 KEYS = PartitionKeys("online", "ledger")
@@ -46,34 +46,12 @@ class SlowElection(RedisElection):
         self.clock.advance(late_s)
 
 
-class Hands:
-    """Work that lasts until the term ends, and records until when the term was trusted."""
-
-    def __init__(self) -> None:
-        self.trusted_until: list[float] = []
-        self.let_go = threading.Event()
-
-    def floor(self) -> int:
-        return 0
-
-    def serve(self, term: Term) -> None:
-        term.inaugurated()
-        term.wait()
-        self.let_go.wait(30)
-
-    def trust(self, term: Term, until: float) -> None:
-        self.trusted_until.append(until)
-
-    def abort(self, term: Term) -> None:
-        self.let_go.set()
-
-
 class Elected:
     """An elector during its term."""
 
     def __init__(self, client: Any) -> None:
         self.clock = ManualClock()
-        self.hands = Hands()
+        self.hands = Work()
         self.election = SlowElection(client, KEYS, "one", SESSION_S)
         self.election.clock = self.clock
         self.elector = LeaderElector(self.election, self.hands, clock=self.clock)

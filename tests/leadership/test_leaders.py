@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 import celery_dq
-from celery_dq.cli import dq
 from celery_dq.inspector.workers import leader_snapshot
 from celery_dq.singleton.elections import Elections
 from celery_dq.testing.waiting import wait_until
+from tests.apps import run_dq
 from tests.leadership.election_harness import ElectionHarness
 
 #: The broker, and ``dq_election``.
@@ -87,10 +85,7 @@ def candidates(app: Any) -> Iterator[Callable[[str], Any]]:
 
 
 def leaders(app: Any, *words: str, status: int = 0) -> str:
-    context = CLIContext(app=app, no_color=True, workdir=None)
-    result = CliRunner().invoke(dq, ["leaders", *words], obj=context)
-    assert result.exit_code == status, result.output
-    return result.output
+    return run_dq(app, "leaders", *words, status=status)
 
 
 def test_leaders_of_each_server_of_elections(app: Any, candidates: Callable[[str], Any]) -> None:

@@ -15,6 +15,7 @@ from celery_dq.leadership.zookeeper_election import ZooKeeperElection
 from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import LeadershipNodes
 from celery_dq.zookeeper.session import Session
+from tests.leadership.election_harness import Work
 
 NODES = LeadershipNodes("online", "ledger")
 
@@ -112,24 +113,10 @@ def test_a_session_forgets_a_withdrawn_candidate(hosts: str) -> None:
         assert len(session._state.get().listeners) == before
 
 
-class NoDuties:
-    """Callbacks that do nothing."""
-
-    def floor(self) -> int:
-        return 0
-
-    def serve(self, term: Any) -> None:
-        term.wait()
-
-    def trust(self, term: Any, until: float) -> None: ...
-
-    def abort(self, term: Any) -> None: ...
-
-
 def test_a_refused_login_is_logged_in_one_line(hosts: str, caplog: pytest.LogCaptureFixture) -> None:
     ours = Session(hosts, timeout_s=15, auth=[("digest", "shop:secret")])
     wrong = Session(hosts, timeout_s=15, auth=[("digest", "shop:wrong")])
-    elector = LeaderElector(ZooKeeperElection(wrong, NODES, "wrong"), NoDuties())
+    elector = LeaderElector(ZooKeeperElection(wrong, NODES, "wrong"), Work())
     try:
         ours.open()
         with caplog.at_level(logging.INFO, "celery_dq"):

@@ -11,13 +11,13 @@ import redis
 
 from celery_dq.errors import NotElected
 from celery_dq.keys import PartitionKeys
-from celery_dq.leadership.career import Term
 from celery_dq.leadership.elector import Election, LeaderElector
 from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.leadership.zookeeper_election import ZooKeeperElection
 from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import LeadershipNodes
 from celery_dq.zookeeper.session import Session
+from tests.leadership.election_harness import Work
 
 NODES = LeadershipNodes("online", "ledger")
 KEYS = PartitionKeys("online", "ledger")
@@ -89,10 +89,12 @@ def test_a_candidate_whose_node_is_gone_does_not_accede(hosts: str) -> None:
         assert election.leader() is None
 
 
-class Duties:
-    """Leads until it is stopped; may be unable to start."""
+class Duties(Work):
+    """Work that ends with its term; it may be unable to start."""
 
     def __init__(self, error: Exception | None = None, may_lead: bool = True) -> None:
+        super().__init__()
+        self.let_go.set()
         self.error = error
         self._may_lead = may_lead
         #: Attempts to lead.
@@ -106,16 +108,6 @@ class Duties:
         if self.error is not None:
             raise self.error
         return 0
-
-    def serve(self, term: Term) -> None:
-        term.inaugurated()
-        term.wait()
-
-    def trust(self, term: Term, until: float) -> None:
-        """Do nothing: there is no guard."""
-
-    def abort(self, term: Term) -> None:
-        """Do nothing: no work runs."""
 
 
 #: Reasons why the first candidate in line cannot lead.

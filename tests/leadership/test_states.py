@@ -5,7 +5,6 @@ Its clock is frozen, so that no renewal is due and trust never ends by itself.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,35 +20,14 @@ from celery_dq.znodes import LeadershipNodes
 from celery_dq.zookeeper.session import Session
 from tests.chaos.proxy import Proxy
 from tests.curator.expiry import expire
-
-
-class Shop:
-    """Work that lasts as long as the term, and after a fall until it is stopped."""
-
-    def __init__(self) -> None:
-        self.aborted = threading.Event()
-
-    def floor(self) -> int:
-        return 0
-
-    def serve(self, term: Term) -> None:
-        term.inaugurated()
-        term.wait()
-        if term.phase is Phase.FALLEN:
-            self.aborted.wait(60)
-
-    def trust(self, term: Term, until: float) -> None:
-        """Do nothing: there is no guard."""
-
-    def abort(self, term: Term) -> None:
-        self.aborted.set()
+from tests.leadership.election_harness import Work
 
 
 class Elected(NamedTuple):
     elector: LeaderElector
     session: Session
     proxy: Proxy
-    shop: Shop
+    work: Work
 
     def term(self) -> Term:
         term = wait_until(lambda: self.elector.term)
@@ -61,12 +39,13 @@ class Elected(NamedTuple):
 def elected(zookeeper: ZooKeeperServer, hosts: str) -> Iterator[Elected]:
     proxy = Proxy(zookeeper.port).start()
     session = Session(f"127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}", timeout_s=15)
-    shop = Shop()
+    work = Work()
     election = ZooKeeperElection(session, LeadershipNodes("online", "ledger"), "w")
-    elector = LeaderElector(election, shop, clock=ManualClock())
+    elector = LeaderElector(election, work, clock=ManualClock())
     elector.open()
-    yield Elected(elector, session, proxy, shop)
+    yield Elected(elector, session, proxy, work)
     proxy.restore()
+    work.let_go.set()
     elector.close(30)
     session.close()
     proxy.stop()
@@ -90,7 +69,7 @@ def test_a_term_ends_with_its_session(elected: Elected) -> None:
     expire(elected.session)
     wait_until(lambda: term.phase in (Phase.FALLEN, Phase.OVER))
     assert "session" in term.reason
-    assert elected.shop.aborted.wait(30)
+    assert elected.work.let_go.wait(30)
     wait_until(lambda: elected.term().token == 2 and elected.term().is_firm)
 
 
@@ -98,5 +77,5 @@ def test_a_fall_that_others_notice_is_not_slept_through(elected: Elected) -> Non
     term = elected.term()
     wait_until(lambda: term.is_firm)
     term.fall("the broker does not know this term")
-    assert elected.shop.aborted.wait(30)
+    assert elected.work.let_go.wait(30)
     wait_until(lambda: elected.term().token == 2)

@@ -20,19 +20,17 @@ from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from tests.leadership.election_harness import Work
 
 SESSION_S = 3.0
 
 
-class Hands:
-    """Work that does not stop before the test lets it."""
+class Hands(Work):
+    """Work that tells whether it runs."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.runs = threading.Event()
-        self.let_go = threading.Event()
-
-    def floor(self) -> int:
-        return 0
 
     def serve(self, term: Term) -> None:
         term.inaugurated()
@@ -42,12 +40,6 @@ class Hands:
             self.let_go.wait(60)
         finally:
             self.runs.clear()
-
-    def trust(self, term: Term, until: float) -> None:
-        """Do nothing: there is no guard."""
-
-    def abort(self, term: Term) -> None:
-        self.let_go.set()
 
 
 @pytest.fixture

@@ -63,16 +63,20 @@ def raw(redis_url: str) -> Iterator[Any]:
         yield client
 
 
-@pytest.fixture
-def migrate(shop: Any, redis_url: str) -> Migrate:
-    """A function that runs ``celery dq migrate --json`` from the stock broker, and returns its report."""
+def migration_of(app: Any, *urls: str) -> Migrate:
+    """Return a function that runs ``celery dq migrate --json`` of these brokers, and returns its report."""
 
     def migrate(*words: str, status: int = 0) -> Any:
-        context = CLIContext(app=shop, no_color=True, workdir=None)
-        command = ["migrate", redis_url, "--yes", "--json", *words]
-        result = CliRunner().invoke(dq, command, obj=context)
+        context = CLIContext(app=app, no_color=True, workdir=None)
+        result = CliRunner().invoke(dq, ["migrate", *urls, "--yes", "--json", *words], obj=context)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
         assert result.exit_code == status, result.output
         return json.loads(result.stdout) if result.stdout.startswith("{") else result.output
 
     return migrate
+
+
+@pytest.fixture
+def migrate(shop: Any, redis_url: str) -> Migrate:
+    """A migration from the stock broker."""
+    return migration_of(shop, redis_url)

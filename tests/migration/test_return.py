@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 from celery_dq.app.api.migration import MigrationOptions
-from celery_dq.cli import dq
 from celery_dq.dedup.rule import dedup
 from celery_dq.errors import InvalidRequest
 from celery_dq.migration.tenant_source import TenantSource
-from tests.migration.conftest import Migrate
+from tests.apps import run_dq
+from tests.migration.conftest import Migrate, migration_of
 from tests.migration.test_migrate import send
-
-Return = Callable[..., Any]
 
 
 @pytest.fixture
-def migrate_back(shop: Any, redis_url: str) -> Return:
-    """A function that runs ``celery dq migrate --json`` to the stock broker, and returns its report."""
-
-    def migrate_back(*words: str, status: int = 0) -> Any:
-        context = CLIContext(app=shop, no_color=True, workdir=None)
-        command = ["migrate", shop.conf.broker_url, redis_url, "--yes", "--json", *words]
-        result = CliRunner().invoke(dq, command, obj=context)
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
-        assert result.exit_code == status, result.output
-        return json.loads(result.stdout) if result.stdout.startswith("{") else result.output
-
-    return migrate_back
+def migrate_back(shop: Any, redis_url: str) -> Migrate:
+    """A migration to the stock broker."""
+    return migration_of(shop, shop.conf.broker_url, redis_url)
 
 
 def receive_all(stock: Any, queue: str = "push") -> list[Any]:
@@ -53,7 +39,7 @@ def ids_of(messages: list[Any]) -> list[str]:
 
 
 def test_messages_come_back_in_order_in_the_form_of_kombu(
-    stock: Any, shop: Any, migrate_back: Return, raw: Any
+    stock: Any, shop: Any, migrate_back: Migrate, raw: Any
 ) -> None:
     ids = send(shop, *"aab", "a", priority=0)
     due = datetime.now(timezone.utc) + timedelta(hours=1)
@@ -72,7 +58,7 @@ def test_messages_come_back_in_order_in_the_form_of_kombu(
 
 
 def test_a_message_survives_the_way_there_and_back_unchanged(
-    stock: Any, shop: Any, migrate: Migrate, migrate_back: Return, raw: Any
+    stock: Any, shop: Any, migrate: Migrate, migrate_back: Migrate, raw: Any
 ) -> None:
     asked = {"key": "k", "timeout": 60.0, "policy": "decline", "waiting": 1}
     send(stock, "a", priority=3, headers={"dq_claim": asked, "own": [1, "x"]})
@@ -87,14 +73,14 @@ def test_a_message_survives_the_way_there_and_back_unchanged(
     assert after == before
 
 
-def test_a_dry_run_moves_nothing_and_leaves_no_key(shop: Any, migrate_back: Return, raw: Any) -> None:
+def test_a_dry_run_moves_nothing_and_leaves_no_key(shop: Any, migrate_back: Migrate, raw: Any) -> None:
     send(shop, "a", "b")
     report = migrate_back("--dry-run")
     assert (report["found"], report["migrated"], raw.dbsize()) == (2, 0, 0)
     assert shop.dq.queues["push"].snapshot().waiting == 2
 
 
-def test_priorities_are_asked_for(shop: Any, stock: Any, migrate_back: Return) -> None:
+def test_priorities_are_asked_for(shop: Any, stock: Any, migrate_back: Migrate) -> None:
     low, urgent = (send(shop, "a", priority=priority)[0] for priority in (0, 9))
     assert "--priorities inverted" in migrate_back(status=1)["error"]
     report = migrate_back("--dry-run")
@@ -104,7 +90,7 @@ def test_priorities_are_asked_for(shop: Any, stock: Any, migrate_back: Return) -
 
 
 def test_messages_of_a_living_worker_stay_and_those_of_a_lost_one_come(
-    shop: Any, stock: Any, migrate_back: Return
+    shop: Any, stock: Any, migrate_back: Migrate
 ) -> None:
     held, lost, *_ = ids = send(shop, *"aaa")
     with shop.dq.queues["push"]._broker.open("push") as (partitions, client):
@@ -120,14 +106,11 @@ def test_messages_of_a_living_worker_stay_and_those_of_a_lost_one_come(
 
 
 def test_messages_that_will_not_run_wait_for_a_worker(
-    shop: Any, redis_url: str, migrate_back: Return
+    shop: Any, redis_url: str, migrate_back: Migrate
 ) -> None:
     first, _ = send(shop, *"aa")
     shop.dq.queues["push"].cancel(first)
-    context = CLIContext(app=shop, no_color=True, workdir=None)
-    text = (
-        CliRunner().invoke(dq, ["migrate", shop.conf.broker_url, redis_url, "--dry-run"], obj=context).output
-    )
+    text = run_dq(shop, "migrate", shop.conf.broker_url, redis_url, "--dry-run", status=1)
     assert text.endswith("a worker of celery-dq records it\n")
     report = migrate_back(status=1)
     assert (report["migrated"], report["queues"][0]["left"]) == (1, 1)
@@ -135,7 +118,7 @@ def test_messages_that_will_not_run_wait_for_a_worker(
 
 
 def test_a_record_that_cannot_be_read_stays_and_hides_no_other(
-    shop: Any, stock: Any, migrate_back: Return
+    shop: Any, stock: Any, migrate_back: Migrate
 ) -> None:
     broken, *ids = send(shop, *"aaa")
     with shop.dq.queues["push"]._broker.open("push") as (partitions, client):
@@ -150,7 +133,7 @@ def test_a_record_that_cannot_be_read_stays_and_hides_no_other(
 
 
 def test_a_call_behind_a_dedup_lock_comes_after_the_one_that_has_it(
-    shop: Any, stock: Any, migrate_back: Return
+    shop: Any, stock: Any, migrate_back: Migrate
 ) -> None:
     def run(sku: str) -> None: ...
 
@@ -173,14 +156,14 @@ def test_a_call_behind_a_dedup_lock_comes_after_the_one_that_has_it(
     assert shop.dq.dedup["push"].list() == []
 
 
-def test_partitions_come_back_into_one_list(shop: Any, stock: Any, migrate_back: Return) -> None:
+def test_partitions_come_back_into_one_list(shop: Any, stock: Any, migrate_back: Migrate) -> None:
     shop.dq.queues["push"].set_partitions(4)
     ids = send(shop, *(f"t{place}" for place in range(20)))
     assert migrate_back()["migrated"] == 20
     assert {*ids_of(receive_all(stock))} == {*ids}
 
 
-def test_only_the_named_queues(shop: Any, stock: Any, migrate_back: Return) -> None:
+def test_only_the_named_queues(shop: Any, stock: Any, migrate_back: Migrate) -> None:
     send(shop, "a", queue="mail")
     send(shop, "a", queue="cache")
     assert migrate_back("--queues", "mail")["migrated"] == 1
@@ -196,7 +179,7 @@ def test_taking_from_living_workers_is_refused(shop: Any, redis_url: str) -> Non
 
 
 def test_a_key_that_is_no_list_gets_nothing_and_the_messages_stay(
-    shop: Any, migrate_back: Return, raw: Any
+    shop: Any, migrate_back: Migrate, raw: Any
 ) -> None:
     send(shop, "a")
     raw.set("push", "x")
@@ -207,7 +190,7 @@ def test_a_key_that_is_no_list_gets_nothing_and_the_messages_stay(
 
 
 def test_two_migrations_at_once_double_nothing(
-    shop: Any, stock: Any, redis_url: str, migrate_back: Return
+    shop: Any, stock: Any, redis_url: str, migrate_back: Migrate
 ) -> None:
     ids = send(shop, *"aabb")
     options = MigrationOptions(priorities="same")
@@ -244,7 +227,7 @@ def test_the_end_of_a_migration_leaves_another_one_its_batch(shop: Any) -> None:
 
 
 def test_an_interrupted_migration_there_is_completed_before_the_way_back(
-    shop: Any, stock: Any, redis_url: str, migrate: Migrate, migrate_back: Return
+    shop: Any, stock: Any, redis_url: str, migrate: Migrate, migrate_back: Migrate
 ) -> None:
     ids = send(stock, "a", "b")
     with shop.dq.migration(redis_url) as migration:
@@ -258,7 +241,7 @@ def test_an_interrupted_migration_there_is_completed_before_the_way_back(
 
 
 def test_an_interrupted_migration_back_is_completed_before_the_way_there(
-    shop: Any, stock: Any, redis_url: str, migrate: Migrate, migrate_back: Return
+    shop: Any, stock: Any, redis_url: str, migrate: Migrate, migrate_back: Migrate
 ) -> None:
     ids = send(shop, "a", "b")
     with shop.dq.migration(shop.conf.broker_url, redis_url, MigrationOptions(priorities="same")) as migration:

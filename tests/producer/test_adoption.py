@@ -15,7 +15,7 @@ from celery_dq.producer.segment_index import SegmentIndex
 from celery_dq.producer.spill_log import Orphan, SpillLog
 from celery_dq.testing.waiting import wait_until
 from tests.producer.producer_harness import ProducerHarness, arrived, outbox, put
-from tests.producer.test_spill_log import PRODUCER, WRITER, Child, log_of
+from tests.producer.test_spill_log import PRODUCER, WRITER, Child, log_of, orphans_of_another_process
 
 
 def spill_events(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -33,11 +33,7 @@ def test_an_adopted_folder_is_kept_at_the_next_look(tmp_path: Path) -> None:
     (orphan,) = log.orphans()
     # The process that adopted it searches for further folders every few seconds, while the broker is down.
     assert list(log.orphans()) == list(second.orphans()) == []
-    other = "import sys\nfrom pathlib import Path\nfrom celery_dq.producer.spill_log import SpillLog\n"
-    other += "print(len(list(SpillLog(Path(sys.argv[1])).orphans())))"
-    found = Child(other, tmp_path)
-    assert found.line() == "0"
-    found.kill()
+    assert orphans_of_another_process(tmp_path) == 0
     orphan.close()
     (again,) = second.orphans()
     assert list(log.orphans()) == []

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 from celery_dq import TenantMoving
-from celery_dq.cli import dq
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.message_record import dedup_key_of, tenant_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition_map import PartitionMap
+from tests.apps import run_dq
 from tests.broker.proxy import Proxy
 from tests.producer.conftest import MakeApp
 from tests.producer.test_spill_log import Child
@@ -104,9 +102,8 @@ class SpillWorld:
             self._adopter.dq.buffer.replay()
             assert self._adopter.dq.buffer.flush(60) == 0
             return
-        context = CLIContext(app=self._adopter, no_color=True, workdir=None)
-        done = CliRunner().invoke(dq, ["spill", "replay", "--yes"], obj=context)
-        assert re.fullmatch(r"[1-9]\d* sent, 0 left\.\n", done.output), done
+        done = run_dq(self._adopter, "spill", "replay", "--yes")
+        assert re.fullmatch(r"[1-9]\d* sent, 0 left\.\n", done), done
 
     @property
     def homes(self) -> PartitionMap:

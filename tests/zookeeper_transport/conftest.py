@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from kombu import Connection
 
 from celery_dq.wiring import register_transports
 from celery_dq.zookeeper.session import Session
+from tests.zookeeper_transport.kinds import Connect
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +18,7 @@ def schemes() -> None:
 
 
 @pytest.fixture
-def connect(hosts: str) -> Iterator[Callable[..., Connection]]:
+def connect(hosts: str) -> Iterator[Connect]:
     """Return a function that opens a connection; all connections are closed after the test.
 
     Sessions last 15 seconds by default, so that none expires when the machine is stopped for a moment.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 from kombu import Connection
@@ -9,6 +10,9 @@ from kombu import Connection
 from celery_dq.transport.in_flight import StoredMessage
 from celery_dq.transport.zookeeper.transport import Transport
 from tests.conformance.kombu_queue import KombuQueue
+
+#: Opens a connection to the broker of a test; see the fixture `connect`.
+Connect = Callable[..., Connection]
 
 
 def transport_of(connection: Connection) -> Transport:

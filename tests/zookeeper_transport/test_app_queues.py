@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
-from kombu import Connection, pools
+from kombu import pools
 
 import celery_dq
-from celery_dq.cli import dq
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
+from tests.apps import run_dq
 from tests.conformance.kombu_queue import KombuQueue
+from tests.zookeeper_transport.kinds import Connect
 
-Connect = Callable[..., Connection]
 NODES = BrokerNodes("online").queue("q")
 LATER = datetime(2099, 1, 1, tzinfo=timezone.utc)
 
@@ -48,12 +47,7 @@ def ids(app: Any) -> dict[str, str]:
 
 @pytest.fixture
 def run(app: Any) -> Callable[..., str]:
-    def run(*words: str, status: int = 0) -> str:
-        result = CliRunner().invoke(dq, list(words), obj=CLIContext(app=app, no_color=True, workdir=None))
-        assert result.exit_code == status, result.output
-        return result.output
-
-    return run
+    return partial(run_dq, app)
 
 
 def test_counts_and_messages(app: Any, ids: dict[str, str], connect: Connect, looker: Session) -> None:

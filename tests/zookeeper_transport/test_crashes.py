@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,12 +25,12 @@ from tests.conformance.kombu_queue import KombuQueue, drain_idle, drain_until
 from tests.curator.expiry import break_connection
 from tests.zookeeper.removal import delete_chroot
 from tests.zookeeper_transport.expiry import expire
-from tests.zookeeper_transport.kinds import transport_of
+from tests.zookeeper_transport.kinds import Connect, transport_of
 
 NODES = BrokerNodes("online")
 
 
-def test_an_idle_consumer_gets_the_items_of_an_expired_session(connect: Callable[..., Connection]) -> None:
+def test_an_idle_consumer_gets_the_items_of_an_expired_session(connect: Connect) -> None:
     # Given a consumer that holds two messages, and another consumer that waits
     holding = KombuQueue(connect(), "q")
     holding.publish("first", "second")
@@ -55,7 +54,7 @@ def test_an_idle_consumer_gets_the_items_of_an_expired_session(connect: Callable
 
 
 def test_a_connection_whose_session_expired_while_nothing_was_consumed_is_used_again(
-    connect: Callable[..., Connection],
+    connect: Connect,
 ) -> None:
     """The connection of a pool is in this state at the first ``inspect`` after a pause."""
     # The annotation of kombu's stubs is wrong.
@@ -84,7 +83,7 @@ def test_a_connection_whose_session_expired_while_nothing_was_consumed_is_used_a
         answers.join()
 
 
-def test_a_connection_that_broke_keeps_its_items(connect: Callable[..., Connection]) -> None:
+def test_a_connection_that_broke_keeps_its_items(connect: Connect) -> None:
     room, other = KombuQueue(connect(), "q"), KombuQueue(connect(), "q")
     room.publish(*range(4))
     room.consume(prefetch_count=2)
@@ -141,7 +140,7 @@ def test_a_publish_outlasts_a_restart(own_zookeeper: ZooKeeperServer) -> None:
 
 
 def test_a_deleted_chroot_is_made_again_and_its_consumers_connect_again(
-    connect: Callable[..., Connection], zookeeper: ZooKeeperServer, hosts: str
+    connect: Connect, zookeeper: ZooKeeperServer, hosts: str
 ) -> None:
     first, producing = KombuQueue(connect(), "q"), KombuQueue(connect(), "q")
     first.consume(ack=True)
@@ -182,7 +181,7 @@ def consume_forever(url: str, report: Any) -> None:
 
 
 def test_consumers_that_are_killed_over_and_over_lose_nothing(
-    hosts: str, connect: Callable[..., Connection], looker: Session
+    hosts: str, connect: Connect, looker: Session
 ) -> None:
     url, amount, rng = f"dq-zookeeper://{hosts}", 300, random.Random(7)
     context = multiprocessing.get_context("spawn")

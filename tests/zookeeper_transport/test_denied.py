@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from kazoo.security import ACL, make_acl, make_digest_acl
-from kombu import Connection
 
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.conformance.kombu_queue import KombuQueue, drain_idle, drain_until
+from tests.zookeeper_transport.kinds import Connect
 
 NODES = BrokerNodes("online").queue("q")
 OWNER = make_digest_acl("boss", "secret", all=True)
@@ -31,7 +31,7 @@ def protect(looker: Session, folder: str, acl: Sequence[ACL], at: int = 0) -> st
 
 @pytest.mark.parametrize("acl", [HIDDEN, CHILDLESS], ids=["hidden", "childless"])
 def test_an_item_whose_acl_keeps_us_out_is_passed_over_and_logged_once(
-    connect: Callable[..., Connection], looker: Session, caplog: pytest.LogCaptureFixture, acl: Sequence[ACL]
+    connect: Connect, looker: Session, caplog: pytest.LogCaptureFixture, acl: Sequence[ACL]
 ) -> None:
     room = KombuQueue(connect(), "q")
     room.publish("first", "theirs", "last")
@@ -58,7 +58,7 @@ def test_an_item_whose_acl_keeps_us_out_is_passed_over_and_logged_once(
 
 
 def test_a_delayed_item_whose_acl_keeps_us_out_is_passed_over(
-    connect: Callable[..., Connection], looker: Session, caplog: pytest.LogCaptureFixture
+    connect: Connect, looker: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     room = KombuQueue(connect(), "q")
     soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=1)
@@ -71,9 +71,7 @@ def test_a_delayed_item_whose_acl_keeps_us_out_is_passed_over(
     assert [record.getMessage() for record in caplog.records if theirs in record.getMessage()]
 
 
-def test_an_item_that_may_not_be_written_comes_back_all_the_same(
-    connect: Callable[..., Connection], looker: Session
-) -> None:
+def test_an_item_that_may_not_be_written_comes_back_all_the_same(connect: Connect, looker: Session) -> None:
     room = KombuQueue(connect(), "q")
     room.publish("theirs")
     protect(looker, NODES.ready, UNWRITABLE)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from kombu import Connection, Queue
+from kombu import Queue
 
 from celery_dq.clock import SystemClock
 from celery_dq.testing.waiting import wait_until
@@ -16,12 +16,11 @@ from celery_dq.zookeeper.session import Session
 from tests.broker.proxy import Proxy
 from tests.children import in_child
 from tests.conformance.kombu_queue import KombuQueue
+from tests.zookeeper_transport.kinds import Connect
 
 NODES = BrokerNodes("online").queue("q")
 #: A part of every request that takes an item or sends its end.
 LOCK = b"/locks/queue-"
-
-Connect = Callable[..., Connection]
 
 
 @pytest.fixture

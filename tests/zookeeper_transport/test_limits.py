@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kombu import Connection
 
 from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import MessageTooLarge
@@ -17,7 +15,7 @@ from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.conformance.kombu_queue import KombuQueue, drain_until
 from tests.zookeeper_transport.expiry import expire
-from tests.zookeeper_transport.kinds import stored, transport_of
+from tests.zookeeper_transport.kinds import Connect, stored, transport_of
 
 NODES = BrokerNodes("online").queue("q")
 
@@ -38,7 +36,7 @@ def largest(room: KombuQueue) -> bytes:
     return b"x" * fits
 
 
-def test_the_largest_message_can_be_released_and_given_up_on(connect: Callable[..., Connection]) -> None:
+def test_the_largest_message_can_be_released_and_given_up_on(connect: Connect) -> None:
     # Given a message of the maximum size
     strict = AppContext("strict", lambda: resolve({"dq_max_deliveries": 1}))
     options: dict[str, Any] = {APP_CONTEXT: strict}
@@ -63,7 +61,7 @@ def test_the_largest_message_can_be_released_and_given_up_on(connect: Callable[.
     assert stored(again)[0].body == body
 
 
-def test_an_item_that_is_too_large_leaves_all_others_as_they_were(connect: Callable[..., Connection]) -> None:
+def test_an_item_that_is_too_large_leaves_all_others_as_they_were(connect: Connect) -> None:
     room = KombuQueue(connect(), "q")
     room.publish("before")
     session = transport_of(room.connection).session.id
@@ -75,7 +73,7 @@ def test_an_item_that_is_too_large_leaves_all_others_as_they_were(connect: Calla
     assert transport_of(room.connection).session.id == session
 
 
-def test_counting_and_purging(connect: Callable[..., Connection], looker: Session) -> None:
+def test_counting_and_purging(connect: Connect, looker: Session) -> None:
     room = KombuQueue(connect(), "q")
     room.publish("held", "waits", "waits, too")
     due = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)

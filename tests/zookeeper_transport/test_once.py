@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import closing, nullcontext
 from typing import Any
 
@@ -23,7 +22,7 @@ from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import create, set_data, transact
 from tests.broker.proxy import Proxy
 from tests.conformance.kombu_queue import KombuQueue
-from tests.zookeeper_transport.kinds import stored, transport_of
+from tests.zookeeper_transport.kinds import Connect, stored, transport_of
 
 NODES = BrokerNodes("online")
 
@@ -50,7 +49,7 @@ def message(channel: Any, body: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("drops", [1, 2])
 def test_lost_answers_to_a_create(
-    zookeeper: ZooKeeperServer, hosts: str, connect: Callable[..., Connection], drops: int
+    zookeeper: ZooKeeperServer, hosts: str, connect: Connect, drops: int
 ) -> None:
     with Proxy(zookeeper.port) as proxy:
         folder = hosts.partition("/")[2]
@@ -75,7 +74,7 @@ def test_lost_answers_to_a_create(
 def test_two_lost_answers_about_the_end_of_a_message(
     zookeeper: ZooKeeperServer,
     hosts: str,
-    connect: Callable[..., Connection],
+    connect: Connect,
     looker: Session,
     verb: str,
 ) -> None:
@@ -101,7 +100,7 @@ def test_two_lost_answers_about_the_end_of_a_message(
 
 @pytest.mark.parametrize("carried_out", [True, False])
 def test_another_connection_goes_on_with_a_publish_in_doubt(
-    hosts: str, connect: Callable[..., Connection], looker: Session, carried_out: bool
+    hosts: str, connect: Connect, looker: Session, carried_out: bool
 ) -> None:
     # Given an attempt of unknown outcome, because its connection is gone
     Queue("q")(connect().channel()).declare()
@@ -125,7 +124,7 @@ def test_another_connection_goes_on_with_a_publish_in_doubt(
 
 
 def test_a_batch_that_grew_after_a_lost_answer_loses_nothing(
-    zookeeper: ZooKeeperServer, hosts: str, connect: Callable[..., Connection], looker: Session
+    zookeeper: ZooKeeperServer, hosts: str, connect: Connect, looker: Session
 ) -> None:
     with Proxy(zookeeper.port) as proxy:
         through = connect(f"dq-zookeeper://127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}")
@@ -157,7 +156,7 @@ def test_a_batch_that_grew_after_a_lost_answer_loses_nothing(
 def test_a_queue_that_has_a_message_does_not_get_it_again_with_the_second_queue(
     zookeeper: ZooKeeperServer,
     hosts: str,
-    connect: Callable[..., Connection],
+    connect: Connect,
     looker: Session,
     kind: str,
     is_denied: bool,
@@ -190,7 +189,7 @@ def test_a_queue_that_has_a_message_does_not_get_it_again_with_the_second_queue(
         assert len(client.get_children(NODES.queue(queue).ready)) == 1, queue
 
 
-def test_a_queue_that_was_deleted_meanwhile_is_made_again(connect: Callable[..., Connection]) -> None:
+def test_a_queue_that_was_deleted_meanwhile_is_made_again(connect: Connect) -> None:
     publishing, deleting = connect(), connect()
     channel = publishing.channel()
     other: Any = deleting.channel()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
-from kombu import Connection, pools
+from kombu import pools
 
 import celery_dq
-from celery_dq.cli import dq
 from celery_dq.clock import SystemClock
 from celery_dq.curator.framing import frame, unframe
 from celery_dq.errors import ConfigurationError, InvalidMessage, InvalidRequest
@@ -23,14 +20,12 @@ from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.zookeeper import fetcher as fetcher_module
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
-from tests.apps import DQCelery
+from tests.apps import DQCelery, run_dq
 from tests.conformance.kombu_queue import KombuQueue, drain_idle, drain_until
 from tests.zookeeper_transport.expiry import expire
-from tests.zookeeper_transport.kinds import stored
+from tests.zookeeper_transport.kinds import Connect, stored
 
 NODES = BrokerNodes("online").queue("q")
-
-Connect = Callable[..., Connection]
 
 
 def lose(room: KombuQueue) -> None:
@@ -216,24 +211,18 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: DQCelery) ->
     room.connection.close()
     dead_letter()
 
-    def run(*words: str, status: int = 0) -> str:
-        context = CLIContext(app=app, no_color=True, workdir=None)
-        result = CliRunner().invoke(dq, list(words), obj=context)
-        assert result.exit_code == status, result.output
-        return result.output
-
     # A deleted queue keeps its dead letters.
     with app.connection_for_write() as connection:
         channel: Any = connection.default_channel
         channel.queue_delete("q")
-    assert json.loads(run("dead", "list", "q", "--json"))[0]["id"] == task_id
+    assert json.loads(run_dq(app, "dead", "list", "q", "--json"))[0]["id"] == task_id
     # A filter by tenant is a mistake here, and no search that finds nothing.
     refusal = "tenant = 'x': a dead letter in ZooKeeper has no tenant; leave out tenant"
     for words in (("list", "q"), ("replay", "q", "--dry-run")):
-        assert refusal in run("dead", *words, "--tenant", "x", status=1)
+        assert refusal in run_dq(app, "dead", *words, "--tenant", "x", status=1)
     with pytest.raises(InvalidRequest, match=refusal):
         letters.replay(wanted=DeadLetterFilter(tenant="x"))
-    assert run("dead", "purge", "q", task_id) == "Purged 1.\n"
+    assert run_dq(app, "dead", "purge", "q", task_id) == "Purged 1.\n"
     assert len(letters) == 0
     # The other operations need the dq-redis broker.
     with pytest.raises(ConfigurationError, match="dq-redis"):

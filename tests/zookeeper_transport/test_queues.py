@@ -5,11 +5,10 @@ from __future__ import annotations
 import datetime
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kombu import Connection, Exchange, Producer, Queue
+from kombu import Exchange, Producer, Queue
 
 from celery_dq.clock import SystemClock
 from celery_dq.errors import AccessDenied
@@ -20,7 +19,7 @@ from celery_dq.transport.zookeeper.in_flight import ItemOutcome
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.conformance.kombu_queue import KombuQueue, drain_idle, drain_until
-from tests.zookeeper_transport.kinds import stored, transport_of
+from tests.zookeeper_transport.kinds import Connect, stored, transport_of
 
 NODES = BrokerNodes("online")
 
@@ -30,7 +29,7 @@ def due(seconds: float) -> dict[str, object]:
     return {"headers": {"eta": moment.isoformat()}}
 
 
-def test_a_delayed_message_waits_in_the_broker_and_is_moved_once(connect: Callable[..., Connection]) -> None:
+def test_a_delayed_message_waits_in_the_broker_and_is_moved_once(connect: Connect) -> None:
     rooms = [KombuQueue(connect(), "q") for _ in range(3)]
     for room in rooms:
         room.consume(ack=True)
@@ -52,7 +51,7 @@ def test_a_delayed_message_waits_in_the_broker_and_is_moved_once(connect: Callab
     assert all(message.headers.get("eta") is None for room in rooms for message in room.received)
 
 
-def test_requeueing_keeps_priority_place_and_delay(connect: Callable[..., Connection]) -> None:
+def test_requeueing_keeps_priority_place_and_delay(connect: Connect) -> None:
     room = KombuQueue(connect(), "q")
     room.publish("low", priority=1)
     room.publish("delayed", priority=5, **due(0.1))
@@ -71,7 +70,7 @@ def test_requeueing_keeps_priority_place_and_delay(connect: Callable[..., Connec
 
 
 def test_no_later_message_is_taken_while_one_is_requeued(
-    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher_module, "LOOK_AROUND_S", 600.0)
     room = KombuQueue(connect(), "q")
@@ -107,7 +106,7 @@ def test_no_later_message_is_taken_while_one_is_requeued(
 
 
 def test_a_message_is_requeued_in_a_later_request_than_acknowledgements(
-    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher_module, "MAX_OUTCOMES_PER_CALL", 1)
     room = KombuQueue(connect(), "q")
@@ -127,7 +126,7 @@ def test_a_message_is_requeued_in_a_later_request_than_acknowledgements(
     assert room.drain(2, deadline=60) == [0, 2]
 
 
-def test_a_message_that_was_got_and_requeued_is_got_again(connect: Callable[..., Connection]) -> None:
+def test_a_message_that_was_got_and_requeued_is_got_again(connect: Connect) -> None:
     room = KombuQueue(connect(), "q")
     room.publish("first", "second")
     for _ in range(3):
@@ -138,7 +137,7 @@ def test_a_message_that_was_got_and_requeued_is_got_again(connect: Callable[...,
 
 
 def test_a_requeued_message_is_got_by_a_call_in_the_same_round(
-    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = KombuQueue(connect(), "q")
     room.publish("first", "second")
@@ -164,7 +163,7 @@ def test_a_requeued_message_is_got_by_a_call_in_the_same_round(
     assert again.payload == "first"
 
 
-def test_folders_that_are_missing_are_made_again(connect: Callable[..., Connection], looker: Session) -> None:
+def test_folders_that_are_missing_are_made_again(connect: Connect, looker: Session) -> None:
     room = KombuQueue(connect(), "q")
     nodes = NODES.queue("q")
     for folder in (nodes.delayed, nodes.locks, nodes.unreadable):
@@ -175,7 +174,7 @@ def test_folders_that_are_missing_are_made_again(connect: Callable[..., Connecti
     assert room.drain(2, deadline=60) == ["now", "late"]
 
 
-def test_unreadable_items_are_kept_aside(connect: Callable[..., Connection], looker: Session) -> None:
+def test_unreadable_items_are_kept_aside(connect: Connect, looker: Session) -> None:
     room = KombuQueue(connect(), "q")
     nodes = NODES.queue("q")
     looker.open().create(nodes.ready_prefix(9), b"not ours", sequence=True)
@@ -188,7 +187,7 @@ def test_unreadable_items_are_kept_aside(connect: Callable[..., Connection], loo
 
 
 def test_an_item_that_a_peer_without_locks_took_counts_as_acknowledged(
-    connect: Callable[..., Connection], looker: Session
+    connect: Connect, looker: Session
 ) -> None:
     room = KombuQueue(connect(), "q")
     room.publish(*range(3))
@@ -201,7 +200,7 @@ def test_an_item_that_a_peer_without_locks_took_counts_as_acknowledged(
     wait_until(lambda: not client.get_children(nodes.ready) and not client.get_children(nodes.locks))
 
 
-def test_a_transient_queue_goes_with_its_user(connect: Callable[..., Connection], looker: Session) -> None:
+def test_a_transient_queue_goes_with_its_user(connect: Connect, looker: Session) -> None:
     exchange = Exchange("all", type="fanout")
     queue = Queue("mine", exchange, auto_delete=True, durable=False)
     room = KombuQueue(connect(), queue)
@@ -212,9 +211,7 @@ def test_a_transient_queue_goes_with_its_user(connect: Callable[..., Connection]
     wait_until(lambda: looker.open().get_children(NODES.bindings("all")) == [])
 
 
-def test_leftovers_of_a_crashed_process_are_removed(
-    connect: Callable[..., Connection], looker: Session
-) -> None:
+def test_leftovers_of_a_crashed_process_are_removed(connect: Connect, looker: Session) -> None:
     connection = connect()
     KombuQueue(connection, Queue("kept", auto_delete=True))
     looker.open().ensure_path(f"{NODES.transients}/left")
@@ -229,7 +226,7 @@ def test_leftovers_of_a_crashed_process_are_removed(
 
 
 def test_broadcasts_to_a_silent_consumer_are_bounded(
-    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_module, "TRANSIENT_CAP", 3)
     exchange = Exchange("all", type="fanout")
@@ -244,7 +241,7 @@ def test_broadcasts_to_a_silent_consumer_are_bounded(
     assert deaf.count() == 3
 
 
-def test_an_environment_of_its_own(connect: Callable[..., Connection], hosts: str, looker: Session) -> None:
+def test_an_environment_of_its_own(connect: Connect, hosts: str, looker: Session) -> None:
     from celery import Celery
 
     import celery_dq
@@ -259,7 +256,7 @@ def test_an_environment_of_its_own(connect: Callable[..., Connection], hosts: st
     app.close()
 
 
-def test_a_stranger_may_not_read_or_write(connect: Callable[..., Connection], hosts: str) -> None:
+def test_a_stranger_may_not_read_or_write(connect: Connect, hosts: str) -> None:
     host, _, folder = hosts.partition("/")
     owner = KombuQueue(connect(f"dq-zookeeper://shop:secret@{host}/{folder}"), "q")
     owner.publish(1)
@@ -271,7 +268,7 @@ def test_a_stranger_may_not_read_or_write(connect: Callable[..., Connection], ho
 
 
 def test_an_ack_at_the_end_of_a_round_is_sent_before_the_connection_closes(
-    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room, has_ended, may_go_on = KombuQueue(connect(), "q"), threading.Event(), threading.Event()
     room.publish("a")
