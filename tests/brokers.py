@@ -88,6 +88,14 @@ WAITS_IN_GREEN_POOL = Deviation(
     False, "Celery looks at revokes when it hands a task to the green pool, which then makes it wait"
 )
 
+#: Of a warm shutdown.
+RUNS_IN_THREADS = Deviation(
+    False, "what was prefetched is in the thread pool's own queue, and the pool runs it empty"
+)
+RUNS_IN_GREENLETS = Deviation(
+    False, "what was prefetched is a greenlet already, and the pool joins all of them"
+)
+
 STOCK = Broker(
     name="stock",
     scheme="redis",
@@ -106,12 +114,8 @@ STOCK = Broker(
             [],
             "the delivery tag travels with the message: an old holder's ack settles the new delivery",
         ),
-        "a warm shutdown starts nothing (threads)": Deviation(
-            False, "what was prefetched is in the thread pool's own queue, and the pool runs it empty"
-        ),
-        "a warm shutdown starts nothing (gevent)": Deviation(
-            False, "what was prefetched is a greenlet already, and the pool joins all of them"
-        ),
+        "a warm shutdown starts nothing (threads)": RUNS_IN_THREADS,
+        "a warm shutdown starts nothing (gevent)": RUNS_IN_GREENLETS,
         "a blip does not run a task twice": Deviation(
             False, "closing the channel restores every unacknowledged message, the running ones too"
         ),
@@ -154,56 +158,35 @@ CLUSTER = replace(
     DQ, name="cluster", scheme="dq-rediscluster", sentinel_scheme="", server="cluster", left_out=("eventlet",)
 )
 
-ZOOKEEPER = Broker(
+ZOOKEEPER = replace(
+    DQ,
     name="zookeeper",
     scheme="dq-zookeeper",
     sentinel_scheme="",
-    most_urgent=9,
-    least_urgent=0,
-    register="celery_dq.wiring:register_transports",
-    setup="celery_dq:setup",
-    has_leases=True,
     server="zookeeper",
     driver_type="zookeeper",
     # A worker of eventlet turns the drain_events of gevent, and takes ten seconds to start and stop.
     # It passes: empty this to see it.
     left_out=("eventlet",),
     deviations={
+        **DQ.deviations,
         "a body of three megabytes": Deviation(
             "refused", "ZooKeeper takes one megabyte: the error is raised before anything is sent"
         ),
         "a revoke stops what waits for a slot (gevent)": WAITS_IN_GREEN_POOL,
-        "a warm shutdown starts nothing (threads)": Deviation(
-            False, "what was prefetched is in the thread pool's own queue, and the pool runs it empty"
-        ),
-        "a warm shutdown starts nothing (gevent)": Deviation(
-            False, "what was prefetched is a greenlet already, and the pool joins all of them"
-        ),
-        "a priority beyond the scale": Deviation(
-            "refused", "an error that names the value, instead of a guess at what was meant"
-        ),
+        "a warm shutdown starts nothing (threads)": RUNS_IN_THREADS,
+        "a warm shutdown starts nothing (gevent)": RUNS_IN_GREENLETS,
     },
 )
 
-SQLITE = Broker(
+SQLITE = replace(
+    DQ,
     name="sqlite",
     scheme="dq-sqlite",
     sentinel_scheme="",
-    most_urgent=9,
-    least_urgent=0,
-    register="celery_dq.wiring:register_transports",
-    setup="celery_dq:setup",
-    has_leases=True,
     server="file",
     driver_type="sqlite",
-    deviations={
-        "a warm shutdown starts nothing (gevent)": Deviation(
-            False, "what was prefetched is a greenlet already, and the pool joins all of them"
-        ),
-        "a priority beyond the scale": Deviation(
-            "refused", "an error that names the value, instead of a guess at what was meant"
-        ),
-    },
+    deviations={**DQ.deviations, "a warm shutdown starts nothing (gevent)": RUNS_IN_GREENLETS},
 )
 
 BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (STOCK, DQ, CLUSTER, ZOOKEEPER, SQLITE)}

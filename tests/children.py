@@ -1,4 +1,4 @@
-"""Forks of the test process."""
+"""Work in forks and threads of the test process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
@@ -26,3 +27,9 @@ def in_child(work: Callable[[], Any]) -> Any:
         text = answer.read()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     return json.loads(text)
+
+
+def in_threads(*works: Callable[[], object]) -> None:
+    """Run all of this at the same time, each in a thread, to the end."""
+    with ThreadPoolExecutor(len(works)) as threads:
+        list(threads.map(lambda work: work(), works))

@@ -31,6 +31,7 @@ LEASE_S = 2.0
 HUNG_LEASE_S = 6.0
 
 _serial = count()
+Publish = Callable[[int], None]
 
 
 class Listener:
@@ -111,16 +112,20 @@ def wait_for_subscribers(cluster: RedisCluster, queue: str, number: int) -> None
     wait_until(lambda: subscribers() == number)
 
 
-def publisher(connection: Connection, queue: str) -> Callable[[int], None]:
+def publisher(connection: Connection, queue: str) -> Publish:
     producer = Producer(connection, routing_key=queue)
     return lambda number: producer.publish(number, declare=[Queue(queue)], retry=True)
 
 
-def test_an_idle_consumer_is_woken(
-    redis_cluster: RedisCluster, connection: Connection, queue_name: str
-) -> None:
-    publish = publisher(connection, queue_name)
-    publish(0)
+@pytest.fixture
+def publish(connection: Connection, queue_name: str) -> Publish:
+    """A function that publishes a number to the queue, which has the 0."""
+    found = publisher(connection, queue_name)
+    found(0)
+    return found
+
+
+def test_an_idle_consumer_is_woken(redis_cluster: RedisCluster, queue_name: str, publish: Publish) -> None:
     with Listener(redis_cluster, queue_name) as listener:
         wait_until(lambda: listener.received == [0])
         wait_for_subscribers(redis_cluster, queue_name, 1)
@@ -132,10 +137,8 @@ def test_an_idle_consumer_is_woken(
 
 
 def test_one_of_many_consumers_takes_a_wake_up(
-    redis_cluster: RedisCluster, connection: Connection, queue_name: str
+    redis_cluster: RedisCluster, queue_name: str, publish: Publish
 ) -> None:
-    publish = publisher(connection, queue_name)
-    publish(0)
     with Listener(redis_cluster, queue_name) as one, Listener(redis_cluster, queue_name) as other:
         wait_for(1, one, other)
         # Both use the same process, but each channel subscribes by itself.
@@ -147,10 +150,8 @@ def test_one_of_many_consumers_takes_a_wake_up(
 
 
 def test_a_slot_that_moves_takes_its_consumers_along(
-    redis_cluster: RedisCluster, connection: Connection, queue_name: str
+    redis_cluster: RedisCluster, queue_name: str, publish: Publish
 ) -> None:
-    publish = publisher(connection, queue_name)
-    publish(0)
     with Listener(redis_cluster, queue_name) as listener:
         wait_until(lambda: listener.received == [0])
         for number in (1, 2, 3):
@@ -161,11 +162,7 @@ def test_a_slot_that_moves_takes_its_consumers_along(
     assert listener.received == [0, 1, 2, 3]
 
 
-def test_a_fail_over_is_waited_out(
-    redis_cluster: RedisCluster, connection: Connection, queue_name: str
-) -> None:
-    publish = publisher(connection, queue_name)
-    publish(0)
+def test_a_fail_over_is_waited_out(redis_cluster: RedisCluster, queue_name: str, publish: Publish) -> None:
     with Listener(redis_cluster, queue_name) as listener:
         wait_until(lambda: listener.received == [0])
         wait_for_subscribers(redis_cluster, queue_name, 1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -16,10 +17,13 @@ from celery_dq.leadership.zookeeper_election import ZooKeeperElection
 from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import LeadershipNodes
 from celery_dq.zookeeper.session import Session, SessionState
+from tests.children import in_threads
 from tests.curator.expiry import break_connection, expire
 from tests.leadership.election_harness import SESSION_S, SHORT_S, ElectionHarness
 
 T = TypeVar("T")
+Candidates = list[tuple[Session, ZooKeeperElection]]
+NODES = LeadershipNodes("online", "ledger")
 
 
 def elect(election: Election, floor: int = 0) -> int:
@@ -146,92 +150,76 @@ class TestElection:
 
         def run(election: Election) -> None:
             barrier.wait()
-            try:
+            with contextlib.suppress(NotElected):
                 if election.become_candidate():
                     tokens.append(election.accept(0, 0.0).token)
-            except NotElected:
-                pass
 
-        threads = [threading.Thread(target=run, args=(each,)) for each in candidates]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*(partial(run, each) for each in candidates))
         assert tokens == [1]
+
+
+@pytest.fixture
+def candidates(hosts: str) -> Iterator[Candidates]:
+    """Three candidates, each with a session."""
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(closing(Session(hosts, timeout_s=15))) for _ in range(3)]
+        yield [(each, ZooKeeperElection(each, NODES, "w")) for each in sessions]
 
 
 class TestZooKeeperElection:
     """Properties of this implementation alone."""
 
-    def one(self, hosts: str, timeout_s: float = 15.0) -> tuple[Session, ZooKeeperElection]:
-        session = Session(hosts, timeout_s=timeout_s)
-        return session, ZooKeeperElection(session, LeadershipNodes("online", "ledger"), "w")
-
-    def test_a_lost_session_ends_the_candidacy(self, hosts: str) -> None:
-        session, election = self.one(hosts)
-        with closing(session):
-            elect(election)
-            expire(session)
-            with pytest.raises(NotElected):
-                election.renew()
-            with pytest.raises(NotElected):
-                election.accept(0, 0.0)
-            assert elect(election) == 2
-
-    def test_a_short_disconnection_costs_no_leadership(self, hosts: str) -> None:
-        session, election = self.one(hosts)
-        with closing(session):
-            elect(election)
-            received: list[tuple[SessionState, bool]] = []
-            # Recorded in the callback, because the state may be short.
-            session.add_listener(lambda state: received.append((state, election.suspended)))
-            break_connection(session)
-            wait_until(lambda: received)
-            with contextlib.suppress(OSError):
-                election.renew()
-            wait_until(lambda: len(received) > 1)
-            assert received == [(SessionState.SUSPENDED, True), (SessionState.CONNECTED, False)]
+    def test_a_lost_session_ends_the_candidacy(self, candidates: Candidates) -> None:
+        session, election = candidates[0]
+        elect(election)
+        expire(session)
+        with pytest.raises(NotElected):
             election.renew()
-            assert election.leader() == (election.who, 1, 0.0)
+        with pytest.raises(NotElected):
+            election.accept(0, 0.0)
+        assert elect(election) == 2
 
-    def test_a_creation_without_an_answer_leaves_no_second_candidate(self, hosts: str) -> None:
-        session, election = self.one(hosts)
-        nodes = LeadershipNodes("online", "ledger")
-        with closing(session):
-            assert election.become_candidate()
-            # As after a creation with a lost answer, the name of the node is unknown.
-            election._node = ""
-            assert election.become_candidate()
-            assert len(session.open().get_children(nodes.candidates)) == 1
+    def test_a_short_disconnection_costs_no_leadership(self, candidates: Candidates) -> None:
+        session, election = candidates[0]
+        elect(election)
+        received: list[tuple[SessionState, bool]] = []
+        # Recorded in the callback, because the state may be short.
+        session.add_listener(lambda state: received.append((state, election.suspended)))
+        break_connection(session)
+        wait_until(lambda: received)
+        with contextlib.suppress(OSError):
+            election.renew()
+        wait_until(lambda: len(received) > 1)
+        assert received == [(SessionState.SUSPENDED, True), (SessionState.CONNECTED, False)]
+        election.renew()
+        assert election.leader() == (election.who, 1, 0.0)
 
-    def test_only_the_next_one_in_line_is_woken(self, hosts: str) -> None:
-        made = [self.one(hosts) for _ in range(3)]
-        (_, first), (_, second), (_, third) = made
-        try:
-            elect(first)
-            assert not second.become_candidate()
-            assert not third.become_candidate()
-            # A new connection wakes the candidate, too.
-            assert not third.become_candidate()
-            first.renew()
-            first.resign(clean=True)
-            second.wait(30)
-            assert second.become_candidate()
-            assert not third._changed.is_set()
-        finally:
-            for session, _ in made:
-                session.close()
+    def test_a_creation_without_an_answer_leaves_no_second_candidate(self, candidates: Candidates) -> None:
+        session, election = candidates[0]
+        assert election.become_candidate()
+        # As after a creation with a lost answer, the name of the node is unknown.
+        election._node = ""
+        assert election.become_candidate()
+        assert len(session.open().get_children(NODES.candidates)) == 1
 
-    def test_a_middle_one_that_leaves_promotes_no_candidate(self, hosts: str) -> None:
-        made = [self.one(hosts) for _ in range(3)]
-        (_, first), (_, second), (_, third) = made
-        try:
-            elect(first)
-            assert not second.become_candidate()
-            assert not third.become_candidate()
-            second.resign(clean=False)
-            third.wait(5)
-            assert not third.become_candidate()
-        finally:
-            for session, _ in made:
-                session.close()
+    def test_only_the_next_one_in_line_is_woken(self, candidates: Candidates) -> None:
+        (_, first), (_, second), (_, third) = candidates
+        elect(first)
+        assert not second.become_candidate()
+        assert not third.become_candidate()
+        # A new connection wakes the candidate, too.
+        assert not third.become_candidate()
+        first.renew()
+        first.resign(clean=True)
+        second.wait(30)
+        assert second.become_candidate()
+        assert not third._changed.is_set()
+
+    def test_a_middle_one_that_leaves_promotes_no_candidate(self, candidates: Candidates) -> None:
+        (_, first), (_, second), (_, third) = candidates
+        elect(first)
+        assert not second.become_candidate()
+        assert not third.become_candidate()
+        second.resign(clean=False)
+        third.wait(5)
+        assert not third.become_candidate()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -101,52 +102,45 @@ def by_redis(request: pytest.FixtureRequest) -> Made:
     return lambda: FrailRedis(url), make
 
 
+@contextmanager
+def leader_and_next(
+    request: pytest.FixtureRequest, by: Callable[[pytest.FixtureRequest], Made], inbox: queue.Queue[str]
+) -> Iterator[tuple[Any, Runner[str], Election]]:
+    """Run a leader; yield its connection, the leader, and the candidate that follows."""
+    connect, make = by(request)
+    wire, other, lines = connect(), connect(), list[Line]()
+    runner = Runner(
+        Diary(lines, "ann"), make(wire), source=lambda timeout_s: inbox.get(timeout=timeout_s)
+    ).open()
+    try:
+        wait_until(lambda: lines, 30)
+        successor = make(other)
+        assert not successor.become_candidate()
+        yield wire, runner, successor
+        assert not wire.loses
+        assert successor.accept(0, 0.0)[:2] == (2, True)
+    finally:
+        runner.close(30)
+        wire.close()
+        other.close()
+
+
 @pytest.mark.parametrize("loses", ["request", "answer"])
 @pytest.mark.parametrize("by", [by_zookeeper, by_redis])
 def test_a_candidate_that_leaves_repeats_its_report_until_the_answer(
     by: Callable[[pytest.FixtureRequest], Made], loses: str, request: pytest.FixtureRequest
 ) -> None:
-    connect, make = by(request)
-    wire, other = connect(), connect()
-    lines: list[Line] = []
-    inbox: queue.Queue[str] = queue.Queue()
-    runner = Runner(
-        Diary(lines, "ann"), make(wire), source=lambda timeout_s: inbox.get(timeout=timeout_s)
-    ).open()
-    try:
-        wait_until(lambda: lines, 30)
-        successor = make(other)
-        assert not successor.become_candidate()
+    with leader_and_next(request, by, queue.Queue()) as (wire, runner, successor):
         wire.loses = [loses]
         assert runner.close(30)
         assert not wire.loses
         assert successor.become_candidate()
-        assert successor.accept(0, 0.0)[:2] == (2, True)
-    finally:
-        runner.close(30)
-        wire.close()
-        other.close()
 
 
 def test_a_leader_that_resigns_reports_the_same_at_every_try(request: pytest.FixtureRequest) -> None:
-    connect, make = by_zookeeper(request)
-    wire, other = connect(), connect()
     inbox: queue.Queue[str] = queue.Queue()
-    lines: list[Line] = []
-    runner = Runner(
-        Diary(lines, "ann"), make(wire), source=lambda timeout_s: inbox.get(timeout=timeout_s)
-    ).open()
-    try:
-        wait_until(lambda: lines, 30)
-        successor = make(other)
-        assert not successor.become_candidate()
+    with leader_and_next(request, by_zookeeper, inbox) as (wire, _, successor):
         # One is lost at the end of the term, and one at the next candidacy.
         wire.loses = ["request"] * 2
         inbox.put("stop")
         wait_until(successor.become_candidate, 30)
-        assert not wire.loses
-        assert successor.accept(0, 0.0)[:2] == (2, True)
-    finally:
-        runner.close(30)
-        wire.close()
-        other.close()

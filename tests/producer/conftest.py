@@ -21,6 +21,7 @@ from celery_dq.testing.servers import RedisServer
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import MessageRecord
 from tests.apps import DQCelery
+from tests.broker.proxy import Proxy
 from tests.producer.producer_harness import ProducerHarness
 
 MakeApp = Callable[..., DQCelery]
@@ -90,6 +91,20 @@ def make_app(dq_url: str, tmp_path: Path) -> Iterator[MakeApp]:
     for app in made:
         app.dq.buffer.close(timeout=0.2)
         app.close()
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(redis_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def distant_app(make_app: MakeApp, proxy: Proxy, dq_url: str) -> DQCelery:
+    """An app whose broker is behind the proxy, and that tries a direct call several times."""
+    policy = {"max_retries": 5, "interval_start": 0, "interval_step": 0.01}
+    url = proxy.url(dq_url)
+    return make_app(url, dq_buffer=False, dq_breaker_failures=0, task_publish_retry_policy=policy)
 
 
 @pytest.fixture

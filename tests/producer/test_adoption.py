@@ -14,6 +14,7 @@ from celery_dq.producer.buffered_producer import BufferedProducer
 from celery_dq.producer.segment_index import SegmentIndex
 from celery_dq.producer.spill_log import Orphan, SpillLog
 from celery_dq.testing.waiting import wait_until
+from tests.children import in_threads
 from tests.producer.producer_harness import ProducerHarness, arrived, outbox, put
 from tests.producer.test_spill_log import PRODUCER, WRITER, Child, log_of, orphans_of_another_process
 
@@ -53,11 +54,7 @@ def test_of_threads_that_meet_at_an_orphan_one_has_it(tmp_path: Path) -> None:
             start.wait(30)
             found.extend(log.orphans())
 
-        threads = [threading.Thread(target=adopt) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*[adopt] * 4)
         (orphan,) = found
         for segment in orphan.segments():
             segment.unlink()

@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from celery_dq.producer.buffer import BufferedMessage, Limits
 from celery_dq.producer.sender import Addressed, BrokerUnreachable, BufferFull, NotOnDisk
 from celery_dq.producer.spill_log import SpillLog
 from celery_dq.testing.waiting import wait_until
-from tests.children import in_child
+from tests.children import in_child, in_threads
 from tests.producer.producer_harness import (
     ProducerHarness,
     arrived,
@@ -33,13 +34,7 @@ from tests.producer.producer_harness import (
 
 def test_threads_and_lanes_lose_nothing_and_keep_their_order(harness: ProducerHarness) -> None:
     producer = harness.producer(limits=Limits(batch_size=20, linger_s=0.001))
-    threads = [
-        threading.Thread(target=lambda lane=lane: put(producer, *range(2000), lane=lane)) for lane in "abcd"
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(put, producer, *range(2000), lane=lane) for lane in "abcd"))
     assert producer.flush(30) == 0
     for lane in "abcd":
         assert arrived(harness, lane) == list(range(2000))

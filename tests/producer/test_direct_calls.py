@@ -159,20 +159,19 @@ def test_a_probe_finds_the_broker_again(scheme: str) -> None:
             pools.reset()
 
 
-def test_the_first_call_to_a_queue_takes_two_round_trips(dq_url: str, redis_server: RedisServer) -> None:
-    with Proxy(redis_server.port) as proxy:
-        app = make_app(proxy.url(dq_url), dq_queues={"several": {"partitions": 3}})
-        trips: dict[str, list[int]] = {}
-        # The first one opens the connections, and brings the scripts.
-        for queue in ("celery", "other", "other", "named", "several"):
-            before = proxy.requests
-            if queue == "named":
-                app.send_task("elsewhere", queue=queue)
-            else:
-                app.tasks["notify"].apply_async((1,), queue=queue)
-            trips.setdefault(queue, []).append(proxy.requests - before)
-        depths = {name: app.dq.queues[name].depth for name in trips}
-        app.close()
+def test_the_first_call_to_a_queue_takes_two_round_trips(dq_url: str, proxy: Proxy) -> None:
+    app = make_app(proxy.url(dq_url), dq_queues={"several": {"partitions": 3}})
+    trips: dict[str, list[int]] = {}
+    # The first one opens the connections, and brings the scripts.
+    for queue in ("celery", "other", "other", "named", "several"):
+        before = proxy.requests
+        if queue == "named":
+            app.send_task("elsewhere", queue=queue)
+        else:
+            app.tasks["notify"].apply_async((1,), queue=queue)
+        trips.setdefault(queue, []).append(proxy.requests - before)
+    depths = {name: app.dq.queues[name].depth for name in trips}
+    app.close()
     assert (trips["other"], trips["named"]) == ([2, 1], [2])
     # For queues whose names are those of its partitions, for their maps, and for their sizes.
     assert trips["several"] == [5]

@@ -69,6 +69,16 @@ def begin(harness: ProducerHarness, **options: Any) -> tuple[Any, Any, Any]:
     return producer, outbox(producer), open_file(outbox(producer))
 
 
+def begin_sealed(harness: ProducerHarness) -> tuple[Any, Any, Any]:
+    """Do the same, and seal the file with an unsynced message, whose sync will fail."""
+    producer, box, segment = begin(harness)
+    put_unsynced(box, 1)
+    break_syncs(segment)
+    put_unsynced(box, 2)
+    assert open_file(box) is not segment
+    return producer, box, segment
+
+
 def begin_stored(harness: ProducerHarness) -> tuple[Any, Any, Any]:
     """Do the same, but with a message that is on disk only and not loaded."""
     producer, box, _ = begin(harness, limits=Limits(max_messages=1, linger_s=0.001))
@@ -177,24 +187,15 @@ def test_a_file_that_is_sealed_meanwhile_is_written_again(
 
 
 def test_a_file_that_was_sealed_before_is_written_again(harness: ProducerHarness) -> None:
-    producer, box, segment = begin(harness)
-    put_unsynced(box, 1)
-    break_syncs(segment)
-    put_unsynced(box, 2)
-    assert open_file(box) is not segment
+    producer, box, segment = begin_sealed(harness)
     # The caller that put message 1 asks only now.
     box.sync()
     assert_written_again(harness, segment, [1, 2, 3])
     deliver(harness, producer, [0, 1, 2])
 
 
-def test_a_sealed_file_that_cannot_be_rewritten_is_reported_until_it_can(
-    harness: ProducerHarness,
-) -> None:
-    producer, box, segment = begin(harness)
-    put_unsynced(box, 1)
-    break_syncs(segment)
-    put_unsynced(box, 2)
+def test_a_sealed_file_that_cannot_be_rewritten_is_reported_until_it_can(harness: ProducerHarness) -> None:
+    producer, box, segment = begin_sealed(harness)
     allow_new_files = refuse_new_files(box)
     for number in (3, 4):
         with pytest.raises(NotOnDisk, match="may be sent"):
@@ -207,10 +208,7 @@ def test_a_sealed_file_that_cannot_be_rewritten_is_reported_until_it_can(
 
 
 def test_a_sealed_file_that_was_delivered_meanwhile_is_no_trouble(harness: ProducerHarness) -> None:
-    producer, box, segment = begin(harness)
-    put_unsynced(box, 1)
-    break_syncs(segment)
-    put_unsynced(box, 2)
+    producer, box, _ = begin_sealed(harness)
     deliver(harness, producer, [0, 1, 2])
     box.sync()
     assert on_disk(harness) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -10,34 +10,19 @@ import pytest
 from kombu.exceptions import OperationalError
 
 from celery_dq.dedup.machine import Verdict
-from celery_dq.testing.servers import RedisServer
 from tests.broker.proxy import Proxy
-from tests.producer.conftest import MakeApp, Stored
+from tests.producer.conftest import Stored
 
 MARK = "look-for-this"
-POLICY = {"max_retries": 5, "interval_start": 0, "interval_step": 0.01}
 
 
 @pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(redis_server.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def app(make_app: MakeApp, proxy: Proxy, dq_url: str, redis_server: RedisServer) -> Any:
-    app: Any = make_app(
-        dq_url.replace(f":{redis_server.port}/", f":{proxy.port}/"),
-        dq_buffer=False,
-        dq_breaker_failures=0,
-        task_publish_retry_policy=POLICY,
-    )
-
+def app(distant_app: Any) -> Any:
     def work(a: Any = 0) -> None: ...
 
-    app.task(name="plain", shared=False)(work)
-    app.task(name="keyed", shared=False, dedup={"key": "{a}"})(work)
-    return app
+    distant_app.task(name="plain", shared=False)(work)
+    distant_app.task(name="keyed", shared=False, dedup={"key": "{a}"})(work)
+    return distant_app
 
 
 @pytest.mark.parametrize("name", ["plain", "keyed"])

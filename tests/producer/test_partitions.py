@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from celery_dq.keys import PartitionKeys
-from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.redis.store.home import home_of
 from celery_dq.transport.redis.store.move_calls import set_map
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from tests.broker.proxy import Proxy
-from tests.producer.conftest import MakeApp, Stored
+from tests.producer.conftest import Stored
 
 TENANTS = [f"shop-{number}" for number in range(20)]
 KEYS = [PartitionKeys("online", "celery", number) for number in range(4)]
-POLICY = {"max_retries": 5, "interval_start": 0, "interval_step": 0.01}
 
 
 @pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(redis_server.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def app(make_app: MakeApp, proxy: Proxy, dq_url: str, redis_server: RedisServer) -> Any:
-    app: Any = make_app(
-        dq_url.replace(f":{redis_server.port}/", f":{proxy.port}/"),
-        dq_buffer=False,
-        task_publish_retry_policy=POLICY,
-    )
-
+def app(distant_app: Any) -> Any:
     def work(a: Any = 0) -> None: ...
 
-    app.task(name="plain", shared=False, tenant="{a}")(work)
-    app.task(name="keyed", shared=False, tenant="{a}", dedup={"key": "{a}"})(work)
-    return app
+    distant_app.task(name="plain", shared=False, tenant="{a}")(work)
+    distant_app.task(name="keyed", shared=False, tenant="{a}", dedup={"key": "{a}"})(work)
+    return distant_app
 
 
 def give_partitions(stored: Stored) -> None:

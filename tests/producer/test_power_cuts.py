@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from celery_dq.producer import segment_index
 from celery_dq.producer.segment import read_header, scan
 from celery_dq.producer.spill_log import SUFFIX
+from tests.children import in_threads
 from tests.producer.forgetful_disk import ForgetfulDisk
 from tests.producer.producer_harness import ProducerHarness, open_file, outbox, put
 from tests.producer.test_failed_syncs import break_syncs
@@ -68,11 +68,7 @@ def test_a_power_cut_costs_fewer_messages_than_the_number_of_a_sync(
             accepted = len(returned)
             lost.append(accepted - len(kept(disk)))
 
-    threads = [threading.Thread(target=put_all) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[put_all] * 3)
     assert len(lost) == 300
     assert 0 < max(lost) < limit
 

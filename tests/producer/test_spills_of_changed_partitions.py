@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from celery_dq import TenantMoving
-from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.message_record import dedup_key_of, tenant_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition_map import PartitionMap
@@ -148,15 +147,13 @@ class SpillWorld:
 
 
 @pytest.fixture
-def world(redis_server: RedisServer, dq_url: str, make_app: MakeApp, tmp_path: Path) -> Iterator[SpillWorld]:
-    with Proxy(redis_server.port) as proxy:
-        url = dq_url.replace(f":{redis_server.port}/", f":{proxy.port}/")
-        folder = tmp_path / "spill"
-        producer = Child(PRODUCER, url, folder, HEAVY, KEYS, *TENANTS)
-        app, adopter = make_app(dq_queues={"push": {"partitions": 4}}), make_app(url)
-        app.dq.quotas.set("push", HEAVY, rate=None, spread=2)
-        yield SpillWorld(app, adopter, proxy, producer)
-        producer.kill()
+def world(proxy: Proxy, dq_url: str, make_app: MakeApp, tmp_path: Path) -> Iterator[SpillWorld]:
+    url, folder = proxy.url(dq_url), tmp_path / "spill"
+    producer = Child(PRODUCER, url, folder, HEAVY, KEYS, *TENANTS)
+    app, adopter = make_app(dq_queues={"push": {"partitions": 4}}), make_app(url)
+    app.dq.quotas.set("push", HEAVY, rate=None, spread=2)
+    yield SpillWorld(app, adopter, proxy, producer)
+    producer.kill()
 
 
 def change_number(world: SpillWorld) -> None:
