@@ -28,32 +28,12 @@ MAX_CLASS_LINES, MAX_CLASS_METHODS = 250, 20
 
 # Pure: they decide and compute, and know no library. Each must stand in the contract once it exists.
 PURE = (
-    "errors",
-    "clock",
-    "duration",
-    "hash_slots",
-    "keys",
-    "lost_attempts",
-    "znodes",
-    "context",
-    "per_process",
-    "waker",
-    "protocols",
-    "options",
-    "transport.resource_set",
-    "transport.tenant",
-    "transport.message_record",
-    "transport.partition_replies",
-    "transport.partition_store",
-    "transport.redis.store.home",
-    "dedup.machine",
-    "dedup.key",
-    "leadership.career",
-    "allocation.assignment",
-    "curator.framing",
-    "curator.names",
-    "producer.buffer",
-    "producer.segment",
+    *("errors", "clock", "duration", "hash_slots", "keys", "lost_attempts", "znodes", "context"),
+    *("per_process", "waker", "protocols", "options", "transport.resource_set"),
+    *("transport.tenant", "transport.message_record", "transport.partition_replies"),
+    *("transport.partition_store", "transport.redis.store.home", "dedup.machine", "dedup.key"),
+    *("leadership.career", "allocation.assignment", "curator.framing", "curator.names"),
+    *("producer.buffer", "producer.segment"),
 )
 
 

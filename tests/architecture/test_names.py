@@ -104,6 +104,7 @@ TEXT_FILES = (".py", ".lua", ".rst", ".toml", ".cfg", ".conf", ".java")
 #: A test that names its subject by a question hides it.
 RIDDLE = re.compile(r"def (test_(?:\w+_)?(?:what|who|whatever|whoever)_\w*)")
 
+CLASS = re.compile(r"^ *class (\w+)[:(]", re.M)
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 #: The beginning of every key in Redis. Rules for users end in ``dq:*`` and name no key.
 KEY_TEXT = re.compile(r"(?<![\w-])dq:(?!\*$)")
@@ -167,9 +168,8 @@ def defined_twice(files: Iterable[tuple[Path, str]]) -> dict[str, list[str]]:
     """The class names that more than one file defines."""
     homes = defaultdict(list)
     for path, source in files:
-        for node in ast.walk(parse(source)):
-            if isinstance(node, ast.ClassDef):
-                homes[node.name].append(str(path))
+        for name in CLASS.findall(source):
+            homes[name].append(str(path))
     return {name: paths for name, paths in homes.items() if len(paths) > 1 and name not in ROLES_OF_KOMBU}
 
 
@@ -177,6 +177,8 @@ def keys_spelled(files: Iterable[tuple[Path, str]]) -> list[str]:
     """Texts that spell a key of Redis."""
     found = []
     for path, source in files:
+        if not KEY_TEXT.search(source):
+            continue
         tree = parse(source)
         docs = {
             id(node.body[0].value)

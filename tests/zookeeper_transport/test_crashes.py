@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
-import signal
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.conformance.kombu_queue import KombuQueue, drain_idle, drain_until
 from tests.curator.expiry import break_connection
+from tests.preloaded import ROOT, PythonFork
 from tests.zookeeper.removal import delete_chroot
 from tests.zookeeper_transport.expiry import expire
 from tests.zookeeper_transport.kinds import Connect, transport_of
@@ -159,12 +160,13 @@ def test_a_deleted_chroot_is_made_again_and_its_consumers_connect_again(
 # -- consumers that are killed repeatedly ---------------------------------------------
 
 
-def consume_forever(url: str, report: Any) -> None:
-    """Run a consumer process, which reports each message and then acknowledges it."""
+def consume_forever(url: str, ledger: str) -> None:
+    """Run a consumer process, which records each message and then acknowledges it."""
     register_transports()
+    notes = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def on_message(message: Any) -> None:
-        report.send(message.payload)
+        os.write(notes, b"%d\n" % message.payload)
         message.ack()
 
     while True:
@@ -181,45 +183,31 @@ def consume_forever(url: str, report: Any) -> None:
 
 
 def test_consumers_that_are_killed_over_and_over_lose_nothing(
-    hosts: str, connect: Connect, looker: Session
+    hosts: str, connect: Connect, looker: Session, tmp_path: Path
 ) -> None:
-    url, amount, rng = f"dq-zookeeper://{hosts}", 300, random.Random(7)
-    context = multiprocessing.get_context("spawn")
-    connection = connect()
-    channel = connection.channel()
+    amount, rng, ledger = 300, random.Random(7), tmp_path / "ledger"
+    ledger.touch()
+    channel = connect().channel()
     producer = Producer(channel)
     Queue("q")(channel).declare()
-    seen: set[int] = set()
-    consumers: list[tuple[Any, Any]] = []
+    program = ["-m", "tests.zookeeper_transport.test_crashes", f"dq-zookeeper://{hosts}", str(ledger)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    consumers: list[PythonFork] = []
     published = 0
 
     def hire() -> None:
-        reader, writer = context.Pipe(duplex=False)
-        process = context.Process(target=consume_forever, args=(url, writer), daemon=True)
-        process.start()
-        writer.close()
-        consumers.append((process, reader))
+        consumers.append(PythonFork(program, environment, tmp_path / "log"))
 
-    def receive_all() -> int:
-        """Return how many messages were reported."""
-        for _, reader in consumers:
-            try:
-                while reader.poll():
-                    seen.add(reader.recv())
-            except (EOFError, OSError):
-                continue
-        return len(seen)
+    def seen() -> set[int]:
+        return set(map(int, ledger.read_bytes().split()))
 
-    def wait_for(goal: int, deadline: float) -> None:
-        wait_until(lambda: receive_all() >= goal, deadline, what=lambda: f"{len(seen)} of {goal}")
+    def wait_for(goal: int) -> None:
+        wait_until(lambda: len(seen()) >= goal, 60, what=lambda: f"{len(seen())} of {goal}")
 
     def kill(position: int) -> None:
-        process, reader = consumers[position]
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        receive_all()
-        reader.close()
-        del consumers[position]
+        consumer = consumers.pop(position)
+        consumer.kill()
+        consumer.wait(30)
 
     try:
         for _ in range(2):
@@ -230,15 +218,18 @@ def test_consumers_that_are_killed_over_and_over_lose_nothing(
                 producer.publish(published, routing_key="q", serializer="json")
                 published += 1
             # Some messages later, a consumer is killed while it handles a message.
-            goal = min(len(seen) + rng.randrange(5, 25), published)
-            wait_for(goal, 60)
+            wait_for(min(len(seen()) + rng.randrange(5, 25), published))
             kill(rng.randrange(len(consumers)))
             hire()
-        wait_for(amount, 60)
+        wait_for(amount)
         nodes = NODES.queue("q")
         wait_until(lambda: not looker.open().get_children(nodes.ready), 60)
     finally:
         while consumers:
             kill(0)
-    assert seen == set(range(amount))
+    assert seen() == set(range(amount))
     wait_until(lambda: not looker.open().get_children(nodes.locks), 60)
+
+
+if __name__ == "__main__":
+    consume_forever(*sys.argv[1:])
