@@ -11,8 +11,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple
 
@@ -70,9 +69,9 @@ class Post:
     """One worker, behind a proxy to Redis and one to ZooKeeper."""
 
     def __init__(self, siege: Siege, name: str) -> None:
-        self.redis = Proxy(siege.redis.port).start()
+        self.redis: Proxy = Proxy(siege.redis.port).start()
         host, _, port = siege.zookeeper.hosts.partition(":")
-        self.zookeeper = Proxy(int(port), host).start()
+        self.zookeeper: Proxy = Proxy(int(port), host).start()
         conf = {
             **siege.queue.conf,
             "broker_url": DQ.url(self.redis.port, BROKER_DB),
@@ -89,8 +88,17 @@ class Post:
         )
         self.process = self._make().start()
 
-    def restart(self) -> None:
-        """Start the worker again, under the same name."""
+    def stop(self, how: signal.Signals) -> None:
+        self.process.stop(how)
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process.process is not None
+        self.process.process.send_signal(number)
+
+    def restart(self, how: signal.Signals | None = None) -> None:
+        """Start the worker again, under the same name; stop it before."""
+        if how is not None:
+            self.stop(how)
         self.process.discard()
         self.process = self._make().start()
 
@@ -129,7 +137,9 @@ class Siege:
         self.zookeeper.start()
         self.queue = SharedQueue(self.redis, self.zookeeper.hosts, self._partitions)
         self._names = (f"s{number}" for number in range(1_000))
-        self.posts = [Post(self, next(self._names)) for _ in range(self._worker_count)]
+        self.posts: list[Post] = []
+        for _ in range(self._worker_count):
+            self.add()
         for post in self.posts:
             post.process.wait_ready()
         self.queue.wait_settled(*(post.process.name for post in self.posts))
@@ -161,72 +171,24 @@ class Siege:
             due += 1 / self._rate
             self._ends.wait(max(due - time.monotonic(), 0.0))
 
+    def add(self) -> None:
+        """Start another worker."""
+        self.posts.append(Post(self, next(self._names)))
+
     # -- faults
 
     def suffer(self, fault: str) -> None:
         """Cause one fault, and wait until each partition has a living worker again."""
         began = time.time()
         post = self._chance.choice(self.posts)
-        with getattr(self, f"_{fault}")(post):
-            # A gap shows in the messages that are sent during the fault.
-            self._ends.wait(FAULT_SESSIONS * SESSION_S)
+        begin, end = FAULTS[fault]
+        begin(self, post)
+        # A gap shows in the messages that are sent during the fault.
+        self._ends.wait(FAULT_SESSIONS * SESSION_S)
+        end(self, post)
         self.queue.wait_settled(*(each.process.name for each in self.posts))
         self._ends.wait(SESSION_S)
         self._faults.append((fault, began, time.time()))
-
-    @contextmanager
-    def _kill(self, post: Post) -> Iterator[None]:
-        post.process.stop(signal.SIGKILL)
-        yield
-        post.restart()
-
-    @contextmanager
-    def _restart_killed(self, post: Post) -> Iterator[None]:
-        post.process.stop(signal.SIGKILL)
-        post.restart()
-        yield
-
-    @contextmanager
-    def _pause(self, post: Post) -> Iterator[None]:
-        assert post.process.process is not None
-        post.process.process.send_signal(signal.SIGSTOP)
-        yield
-        post.process.process.send_signal(signal.SIGCONT)
-
-    @contextmanager
-    def _cut_redis(self, post: Post) -> Iterator[None]:
-        post.redis.black_hole()
-        yield
-        post.redis.restore()
-
-    @contextmanager
-    def _cut_zookeeper(self, post: Post) -> Iterator[None]:
-        post.zookeeper.black_hole()
-        yield
-        post.zookeeper.restore()
-
-    @contextmanager
-    def _add(self, _post: Post) -> Iterator[None]:
-        self.posts.append(Post(self, next(self._names)))
-        yield
-
-    @contextmanager
-    def _stop(self, post: Post) -> Iterator[None]:
-        post.process.stop(signal.SIGTERM)
-        yield
-        post.restart()
-
-    @contextmanager
-    def _stop_zookeeper(self, _post: Post) -> Iterator[None]:
-        self.zookeeper.kill()
-        yield
-        self.zookeeper.restart()
-
-    @contextmanager
-    def _rebuild_zookeeper(self, _post: Post) -> Iterator[None]:
-        self.zookeeper.stop()  # its data are gone
-        yield
-        self.zookeeper.start()
 
     # -- verdict
 
@@ -256,17 +218,20 @@ class Siege:
         )
 
 
-FAULTS = (
-    "kill",
-    "restart_killed",
-    "pause",
-    "cut_redis",
-    "cut_zookeeper",
-    "add",
-    "stop",
-    "stop_zookeeper",
-    "rebuild_zookeeper",
-)
+Act = Callable[[Siege, Post], object]
+#: The beginning and the end of each fault, which a worker suffers.
+FAULTS: dict[str, tuple[Act, Act]] = {
+    "kill": (lambda _, post: post.stop(signal.SIGKILL), lambda _, post: post.restart()),
+    "restart_killed": (lambda _, post: post.restart(signal.SIGKILL), lambda *_: None),
+    "pause": (lambda _, post: post.send(signal.SIGSTOP), lambda _, post: post.send(signal.SIGCONT)),
+    "cut_redis": (lambda _, post: post.redis.black_hole(), lambda _, post: post.redis.restore()),
+    "cut_zookeeper": (lambda _, post: post.zookeeper.black_hole(), lambda _, post: post.zookeeper.restore()),
+    "add": (lambda siege, _: siege.add(), lambda *_: None),
+    "stop": (lambda _, post: post.stop(signal.SIGTERM), lambda _, post: post.restart()),
+    "stop_zookeeper": (lambda siege, _: siege.zookeeper.kill(), lambda siege, _: siege.zookeeper.restart()),
+    # Its data are gone.
+    "rebuild_zookeeper": (lambda siege, _: siege.zookeeper.stop(), lambda siege, _: siege.zookeeper.start()),
+}
 
 
 def _longest(first: dict[int, Start], began: float, ended: float) -> float:

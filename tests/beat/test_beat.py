@@ -187,8 +187,6 @@ def test_a_leader_that_hangs_at_the_broker_lets_another_one_try(
 
 
 class Row:
-    """A database row."""
-
     def __init__(self) -> None:
         self.last_run_at = datetime.now(timezone.utc)
         self.runs = 0

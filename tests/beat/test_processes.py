@@ -107,19 +107,8 @@ def test_one_that_dies_or_stops_at_the_moment_of_a_tick(
 
 def test_a_worker_with_a_beat_hands_over_when_it_stops(app: Any, start: Start, tmp_path: Path) -> None:
     session_s = 60
-    worker = (
-        "worker",
-        "-B",
-        "--scheduler",
-        "celery_dq.beat:ElectedScheduler",
-        "-Q",
-        "none",
-        "-l",
-        "INFO",
-        "-c",
-        "1",
-    )
-    alone = ("--without-mingle", "--without-gossip", "--without-heartbeat")
+    worker = ("worker", "-B", "--scheduler", "celery_dq.beat:ElectedScheduler", "-Q", "none")
+    alone = ("-l", "INFO", "-c", "1", "--without-mingle", "--without-gossip", "--without-heartbeat")
     workers = [
         start(*worker, *alone, "-n", f"w{number}@proof", dq_election_session=session_s, sleepy=True)
         for number in (1, 2)

@@ -23,8 +23,6 @@ OUTCOMES = ("passed", "skipped", "failed", "hung")
 
 
 class Outcome(NamedTuple):
-    """The outcome of one test."""
-
     outcome: str
     seconds: float
     text: str
@@ -50,7 +48,6 @@ def read_outcomes(record: Path) -> dict[str, Outcome]:
 
 
 def has_ended(record: Path) -> bool:
-    """Return whether the last run came to its end."""
     entries = _entries(record)
     return bool(entries) and entries[-1]["outcome"] == ENDED
 
@@ -71,7 +68,6 @@ class Recorder:
         items[:] = [item for item in items if item.nodeid not in done]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Record that a test begins."""
         self._write(test=nodeid, outcome=STARTED)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -82,7 +78,6 @@ class Recorder:
             self._write(test=report.nodeid, when=report.when, **how)
 
     def pytest_sessionfinish(self) -> None:
-        """Record that the run is over."""
         self._write(outcome=ENDED)
 
     def _write(self, **entry: Any) -> None:
@@ -91,7 +86,6 @@ class Recorder:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that names the record."""
     parser.addoption(OPTION, type=Path, required=True, help="the file of JSON lines")
 
 

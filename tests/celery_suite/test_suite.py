@@ -55,7 +55,6 @@ def test_after_the_hang():
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout of another Celery."""
     folder = tmp_path / "checkout"
     (folder / "t" / "integration").mkdir(parents=True)
     (folder / "celery").mkdir()

@@ -30,7 +30,6 @@ class WorkerPlace:
 
     @property
     def name(self) -> str:
-        """Node name of the present worker."""
         assert self.worker is not None
         return self.worker.name
 
@@ -41,8 +40,6 @@ class WorkerPlace:
 
 
 class ChaosWorkers:
-    """All places."""
-
     def __init__(
         self,
         *,
@@ -95,12 +92,10 @@ class ChaosWorkers:
                 self.fill(place)
 
     def logs(self) -> dict[str, str]:
-        """Return the logs of all workers so far, by node name."""
         workers = self._ended + [place.worker for place in self.places if place.worker is not None]
         return {worker.name: worker.log for worker in workers}
 
     def dismiss(self) -> None:
-        """Stop all workers and proxies."""
         workers = [place.worker for place in self.places if place.worker is not None]
         for place in self.places:
             if place.proxy is not None:

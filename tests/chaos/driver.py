@@ -293,5 +293,4 @@ def _ids_in(client: Any) -> set[str]:
 
 
 def log_to_stderr(text: str) -> None:
-    """Prints the progress."""
     print(text, file=sys.stderr, flush=True)

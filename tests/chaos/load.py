@@ -27,8 +27,6 @@ class Message:
 
 @dataclass
 class Published:
-    """The outcomes of publishes."""
-
     #: Ids of the confirmed messages.
     confirmed: dict[str, Message] = field(default_factory=dict)
     #: Ids whose connection broke before an answer, so that their outcome is unknown.

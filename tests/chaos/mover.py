@@ -81,7 +81,6 @@ class Movers:
         self.kills = 0
 
     def begin(self) -> None:
-        """Begin one or two changes."""
         for _ in range(self._draw.choice((1, 1, 2))):
             wanted: Wanted = self._draw.choice(NUMBERS)
             if self._draw.random() < 0.4:
@@ -120,7 +119,6 @@ class Movers:
         return not self._running
 
     def stop(self) -> None:
-        """Kill all movers."""
         for process, _, _ in self._running:
             process.kill()
             self._close(process)

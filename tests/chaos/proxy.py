@@ -48,7 +48,6 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._answers.set)
 
     def sever(self) -> None:
-        """Close every connection."""
         self._loop.call_soon_threadsafe(self._sever)
 
     def stop(self) -> None:

@@ -38,8 +38,6 @@ SLOW_SHOWN = 3
 
 @dataclass
 class Run:
-    """One execution of one message."""
-
     message: str
     number: int
     tenant: str
@@ -93,7 +91,6 @@ class Verdict:
         return not (self.lost or self.stuck or self.unattributable or self.disordered)
 
     def report(self) -> str:
-        """Return the verdict as text."""
         faults = ", ".join(f"{count} {mode}" for mode, count in sorted(self.faults.items()))
         lines = [
             f"published {self.confirmed} confirmed, {self.uncertain} uncertain",

@@ -71,7 +71,6 @@ class Listener:
         self.stop()
 
     def stop(self) -> None:
-        """Stop consuming, and close the connection."""
         self._stopped.set()
         self._thread.join(60)
         self._connection.release()

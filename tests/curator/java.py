@@ -42,18 +42,8 @@ def compile_peer(folder: Path) -> None:
     if javac is not None:
         command = [javac, "-nowarn"]
     elif COMPILER.exists():
-        command = [
-            java,
-            "-cp",
-            str(COMPILER),
-            COMPILER_CLASS,
-            "-proc:none",
-            "-nowarn",
-            "-source",
-            "11",
-            "-target",
-            "11",
-        ]
+        command = [java, "-cp", str(COMPILER), COMPILER_CLASS, "-proc:none", "-nowarn"]
+        command += ["-source", "11", "-target", "11"]
     else:
         raise FileNotFoundError("no Java compiler found: apt-get install --no-install-recommends ecj")
     command += ["-d", str(folder), "-cp", class_path(), str(SOURCE)]
@@ -82,7 +72,6 @@ class CuratorPeer:
         assert self._ask("put", kind, path, str(argument), *items) == "ok"
 
     def take(self, kind: str, path: str, lock_path: str | None, count: int) -> list[str]:
-        """Consume this number of items."""
         return self._ask("take", kind, path, lock_path or "-", str(count)).split("\t")
 
     def fail(self, kind: str, path: str, lock_path: str) -> None:
@@ -90,7 +79,6 @@ class CuratorPeer:
         assert self._ask("fail", kind, path, lock_path) == "ok"
 
     def remove(self, path: str, item_id: str) -> int:
-        """Remove items by id."""
         return int(self._ask("remove", path, item_id))
 
     def _ask(self, *words: str) -> str:

@@ -38,8 +38,6 @@ SESSION_S = 1.5
 
 
 class Verdict(NamedTuple):
-    """The outcome of the items."""
-
     put: int
     lost: list[int]
     twice: int
@@ -54,7 +52,6 @@ class Verdict(NamedTuple):
 
 
 def consume(hosts: str, ledger: Path) -> None:
-    """Consume until killed."""
     notes = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     pace = random.Random(os.getpid())
 

@@ -16,13 +16,11 @@ from tests.packaging.environment import Built, Installed, build, build_wheel
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The wheel and the sdist."""
     return build(tmp_path_factory.mktemp("build"))
 
 
 @pytest.fixture(scope="session")
 def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Install the wheel."""
     return install(built.wheel, tmp_path_factory.mktemp("environment"))
 
 

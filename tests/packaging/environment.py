@@ -50,7 +50,6 @@ class Installed(NamedTuple):
     package: Path
 
     def celery(self, *arguments: str) -> list[str]:
-        """The ``celery`` command of this environment."""
         return [str(self.python), "-m", "celery", *arguments]
 
 
@@ -102,7 +101,6 @@ class Shop:
         return self._run([str(self._installed.python), "shop.py"])
 
     def doctor(self) -> list[str]:
-        """Return the output of ``celery dq doctor``."""
         return self._run(self._installed.celery("-A", "shop", "dq", "doctor"))
 
     def scheduler(self, name: str) -> list[str]:
@@ -129,7 +127,6 @@ class Shop:
 
     @property
     def log(self) -> str:
-        """The log of the worker."""
         return self._log.read_text()
 
     def _run(self, command: list[str]) -> list[str]:

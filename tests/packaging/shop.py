@@ -25,19 +25,16 @@ app.conf.update(
 
 @app.task(name="shop.notify", tenant="{merchant}")  # type: ignore[untyped-decorator]
 def notify(merchant: str) -> str:
-    """A task with a tenant."""
     return f"notified {merchant}"
 
 
 @app.task(name="shop.refresh", dedup={"key": "{product}"})  # type: ignore[untyped-decorator]
 def refresh(product: str) -> str:
-    """A task with a dedup key."""
     return f"refreshed {product}"
 
 
 @app.task(name="shop.post", bind=True)  # type: ignore[untyped-decorator]
 def post(self: Any) -> str:
-    """A task of a singleton queue."""
     return f"posted with token {self.request.dq_token}"
 
 

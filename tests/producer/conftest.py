@@ -36,17 +36,14 @@ class Stored:
     def ids(self, queue: str) -> list[str]:
         """Return the message ids of all tenants in the order of their service."""
         keys = PartitionKeys("online", queue)
+        literal = keys.prefix.replace("[", "\\[").replace("*", "\\*")
         waiting: list[tuple[float, str]] = []
-        for key in self.client.scan_iter(match=self._literal(keys.prefix) + "tenant:*", count=1000):
+        for key in self.client.scan_iter(match=f"{literal}tenant:*", count=1000):
             entries = self.client.zrange(key, 0, -1, withscores=True)
             waiting += [(score, entry.decode()) for entry, score in entries]
         for single in self.client.hvals(keys.single):
             waiting.append((struct.unpack_from(">d", single)[0], single[8:].decode()))
         return [entry for _, entry in sorted(waiting)]
-
-    @staticmethod
-    def _literal(prefix: str) -> str:
-        return prefix.replace("[", "\\[").replace("*", "\\*")
 
     def count(self, queue: str) -> int:
         return int(self.client.hlen(PartitionKeys("online", queue).messages))

@@ -55,7 +55,6 @@ def make_app(url: str, folder: Path, **conf: Any) -> Any:
 
 
 def produce(url: str, folder: Path, name: str, pace: float) -> None:
-    """Call tasks until the process is killed."""
     job = make_app(url, folder).tasks["job"]
     ledger = os.open(folder.parent / f"{name}.ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     number = 0
@@ -70,8 +69,6 @@ def produce(url: str, folder: Path, name: str, pace: float) -> None:
 
 @dataclass
 class Verdict:
-    """The findings of a run."""
-
     kills: int = 0
     accepted: int = 0
     stored: int = 0

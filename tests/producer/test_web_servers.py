@@ -34,15 +34,14 @@ def command(kind: str, port: int) -> list[str]:
         words = ["--preload", "--workers", str(WORKERS), "--bind", f"127.0.0.1:{port}", "--no-control-socket"]
         return [sys.executable, "-c", start, *words, "tests.producer.web_shop:application"]
     start = "import sys, pyuwsgi; pyuwsgi.run(sys.argv[1:])"
-    words = [
-        "--http-socket",
-        f"127.0.0.1:{port}",
-        "--master",
-        "--processes",
-        str(WORKERS),
+    words = ["--http-socket", f"127.0.0.1:{port}", "--master", "--processes", str(WORKERS)]
+    words += [
         "--enable-threads",
+        "--die-on-term",
+        "--need-app",
+        "--module",
+        "tests.producer.web_shop:application",
     ]
-    words += ["--die-on-term", "--need-app", "--module", "tests.producer.web_shop:application"]
     return [sys.executable, "-c", start, *words]
 
 
