@@ -23,6 +23,16 @@ def numbers(batch: list[BufferedMessage]) -> list[int]:
     return [each.sequence for each in batch]
 
 
+def test_one_batch_is_in_flight_and_goes_again_as_it_was() -> None:
+    buffer, lane = filled(2)
+    buffer.take(2.0)
+    buffer.add(lane, message(2), 2.0)
+    buffer.failed(lane, 3.0)
+    assert buffer.take(2.9, hurry=True) is None
+    assert buffer.take(3.0) is lane
+    assert numbers(buffer.done(lane, 3.0)) == [0, 1]
+
+
 def test_lanes_take_turns_and_the_dead_come_first() -> None:
     buffer = MessageBuffer(LIMITS)
     lanes = [Lane("a", b"a"), Lane("b", b"b"), Lane("c", b"c", adopted=True)]

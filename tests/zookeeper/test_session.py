@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from kazoo.exceptions import NoNodeError
 
 from celery_dq.errors import ConfigurationError, ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
@@ -17,6 +18,7 @@ from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.zookeeper.session import Session, SessionState
 from tests.children import in_child
 from tests.curator.expiry import break_connection
+from tests.zookeeper.removal import delete_chroot
 
 
 def test_needs_hosts() -> None:
@@ -159,3 +161,19 @@ def test_digest_credentials_protect_their_nodes(hosts: str) -> None:
             with pytest.raises(ConfigurationError, match="denied access to the node: check auth and sasl"):
                 stranger.open()
             assert stranger.state is SessionState.CLOSED
+
+
+def test_a_folder_that_is_deleted_is_made_again(zookeeper: ZooKeeperServer, hosts: str) -> None:
+    session = Session(f"{hosts}/shop", timeout_s=15)
+
+    def created() -> bool:
+        with contextlib.suppress(ZooKeeperUnreachable, NoNodeError):
+            session.ask(lambda client: client.create_async("/mine", makepath=True), 30)
+            return True
+        return False
+
+    with closing(session):
+        for _ in range(2):
+            wait_until(created)
+            delete_chroot(zookeeper, hosts)
+        wait_until(created)

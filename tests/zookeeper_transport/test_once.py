@@ -189,6 +189,22 @@ def test_a_queue_that_has_a_message_does_not_get_it_again_with_the_second_queue(
         assert len(client.get_children(NODES.queue(queue).ready)) == 1, queue
 
 
+def test_a_stamp_stays_on_a_message_without_an_answer(zookeeper: ZooKeeperServer, hosts: str) -> None:
+    folder = hosts.partition("/")[2]
+    with Proxy(zookeeper.port) as proxy:
+        session = Session(f"127.0.0.1:{proxy.port}/{folder}", timeout_s=2)
+        publisher = ZooKeeperPublisher(session, SystemClock())
+        item = Item("q", NODES.queue("q").ready_prefix(0), b"data")
+        assert publisher.put([item], {}) == "q"
+        proxy.black_hole.set()
+        publisher._give_up_s = 0.3
+        stamps: dict[str, Stamp] = {}
+        with pytest.raises(ZooKeeperUnreachable):
+            publisher.put([item], stamps, "q")
+        assert stamps["q"].version == 0
+        session.close()
+
+
 def test_a_queue_that_was_deleted_meanwhile_is_made_again(connect: Connect) -> None:
     publishing, deleting = connect(), connect()
     channel = publishing.channel()
