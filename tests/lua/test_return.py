@@ -61,6 +61,22 @@ def test_a_settled_message_is_dropped_when_its_consumer_is_lost(scripts: Partiti
 
 
 class TestSuspects:
+    def test_are_claimed_alone(self, scripts: PartitionScripts) -> None:
+        fill(scripts, "b", 4)
+        scripts.take(2)
+        scripts.lose()
+        assert scripts.reap() == 2
+        fill(scripts, "a", 1)
+        first = scripts.claim(10)
+        assert [(entry.id, entry.deliveries) for entry in first.entries] == [("b0000", 1)]
+        assert (first.suspect, first.more) == (True, True)
+        # It is the other tenant's turn; the second suspect ends that batch.
+        second = scripts.claim(10)
+        assert [entry.id for entry in second.entries] == ["a0000"]
+        assert (second.suspect, second.more) == (False, True)
+        assert scripts.take(10) == ["b0001"]
+        assert scripts.take(10) == ["b0002", "b0003"]
+
     def test_are_dead_after_so_many_deliveries(self, scripts: PartitionScripts) -> None:
         scripts.push("a", tenant="t")
         for _ in range(3):
