@@ -1,4 +1,4 @@
-"""Apps with celery-dq: their types, their tasks, and their commands."""
+"""Apps with celery-dq: their types and their tasks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 from celery_dq.app.api.api import DQ
-from celery_dq.cli import dq
 
 
 class DQCelery(Celery):
@@ -30,11 +27,3 @@ def task(app: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """``app.task`` with options that Celery does not know, as calls of the task have; for this app only."""
     make: Callable[[Callable[..., Any]], Any] = app.task(shared=False, **options)
     return make
-
-
-def run_dq(app: Any, *words: str, status: int = 0, **options: Any) -> str:
-    """Run ``celery dq`` with these words; return its output."""
-    context = CLIContext(app=app, no_color=True, workdir=None)
-    result = CliRunner().invoke(dq, list(words), obj=context, **options)
-    assert result.exit_code == status, result.output
-    return result.output

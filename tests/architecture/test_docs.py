@@ -39,7 +39,7 @@ from celery_dq.znodes import (
     BrokerNodes,
     LeadershipNodes,
 )
-from tests.apps import run_dq
+from tests.dq_command import run_dq
 from tests.preloaded import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -301,7 +301,7 @@ def test_the_commands_of_the_recipe_of_two_environments_run(redis_url: str, tmp_
         command = command.replace("quotas.json", str(tmp_path / "quotas.json"))
         celery, option, name, *words = shlex.split(command)
         assert (celery, option, words.pop(0)) == ("celery", "-A", "dq")
-        run_dq({"shop": shop, "sandbox": sandbox}[name], *words, input="y\n")
+        run_dq({"shop": shop, "sandbox": sandbox}[name], *words, answer="y\n")
         if name == "sandbox" and "copy" in words:
             assert shop.dq.quotas.get("push", "acme").rate == 5
             shop.dq.quotas.remove("push", "acme")

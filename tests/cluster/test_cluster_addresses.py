@@ -23,7 +23,7 @@ from celery_dq.transport.redis.store.address import addresses_of, identity
 from celery_dq.transport.redis.store.rights import ROLES, denied_commands
 from celery_dq.transport.redis.store.server_checks import is_cluster_node
 from celery_dq.wiring import register_transports
-from tests.apps import run_dq
+from tests.dq_command import run_dq
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +142,7 @@ def test_operators_learn_that_a_slot_moves(app: Any, redis_cluster: RedisCluster
     impatient.conf.broker_transport_options = {"socket_timeout": 0.5}
     celery_dq.setup(impatient)
     try:
-        shown = run_dq(impatient, "partitions", queue_name, status=1)
+        shown = run_dq(impatient, "partitions", queue_name, status=1).output
         assert f"slot {home.slot} of the Redis Cluster moves to another node" in shown
         assert "Wait for the end of the move" in shown
         (unusable,) = [each for each in check_server(impatient) if each.code == "E011"]

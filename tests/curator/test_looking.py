@@ -24,7 +24,7 @@ from celery_dq.curator.queue import (
 )
 from celery_dq.errors import ConfigurationError
 from celery_dq.zookeeper.session import Session
-from tests.apps import run_dq
+from tests.dq_command import run_dq
 
 Make = Callable[..., Any]
 
@@ -33,7 +33,7 @@ def run(*words: str, status: int = 0, broker: str = "dq-redis://", **settings: A
     app = Celery("shop", broker=broker, set_as_current=False)
     app.conf.update(settings)
     celery_dq.setup(app)
-    return run_dq(app, "zookeeper", *words, status=status)
+    return run_dq(app, "zookeeper", *words, status=status).output
 
 
 def test_marks_of_all_kinds_in_the_order_of_serving(make: Make, session: Session) -> None:

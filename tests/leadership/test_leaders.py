@@ -14,7 +14,7 @@ import celery_dq
 from celery_dq.inspector.workers import leader_snapshot
 from celery_dq.singleton.elections import Elections
 from celery_dq.testing.waiting import wait_until
-from tests.apps import run_dq
+from tests.dq_command import run_dq
 from tests.leadership.election_harness import ElectionHarness
 
 #: The broker, and ``dq_election``.
@@ -85,7 +85,7 @@ def candidates(app: Any) -> Iterator[Callable[[str], Any]]:
 
 
 def leaders(app: Any, *words: str, status: int = 0) -> str:
-    return run_dq(app, "leaders", *words, status=status)
+    return run_dq(app, "leaders", *words, status=status).output
 
 
 def test_leaders_of_each_server_of_elections(app: Any, candidates: Callable[[str], Any]) -> None:

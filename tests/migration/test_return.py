@@ -12,7 +12,7 @@ from celery_dq.app.api.migration import MigrationOptions
 from celery_dq.dedup.rule import dedup
 from celery_dq.errors import InvalidRequest
 from celery_dq.migration.tenant_source import TenantSource
-from tests.apps import run_dq
+from tests.dq_command import run_dq
 from tests.migration.conftest import Migrate, migration_of
 from tests.migration.test_migrate import send
 
@@ -110,7 +110,7 @@ def test_messages_that_will_not_run_wait_for_a_worker(
 ) -> None:
     first, _ = send(shop, *"aa")
     shop.dq.queues["push"].cancel(first)
-    text = run_dq(shop, "migrate", shop.conf.broker_url, redis_url, "--dry-run", status=1)
+    text = run_dq(shop, "migrate", shop.conf.broker_url, redis_url, "--dry-run", status=1).output
     assert text.endswith("a worker of celery-dq records it\n")
     report = migrate_back(status=1)
     assert (report["migrated"], report["queues"][0]["left"]) == (1, 1)

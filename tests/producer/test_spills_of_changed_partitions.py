@@ -15,8 +15,8 @@ from celery_dq import TenantMoving
 from celery_dq.transport.message_record import dedup_key_of, tenant_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition_map import PartitionMap
-from tests.apps import run_dq
 from tests.broker.proxy import Proxy
+from tests.dq_command import run_dq
 from tests.producer.conftest import MakeApp
 from tests.producer.test_spill_log import Child
 
@@ -101,7 +101,7 @@ class SpillWorld:
             self._adopter.dq.buffer.replay()
             assert self._adopter.dq.buffer.flush(60) == 0
             return
-        done = run_dq(self._adopter, "spill", "replay", "--yes")
+        done = run_dq(self._adopter, "spill", "replay", "--yes").output
         assert re.fullmatch(r"[1-9]\d* sent, 0 left\.\n", done), done
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ import celery_dq
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
-from tests.apps import run_dq
 from tests.conformance.kombu_queue import KombuQueue
+from tests.dq_command import run_dq
 from tests.zookeeper_transport.kinds import Connect
 
 NODES = BrokerNodes("online").queue("q")
@@ -47,7 +46,7 @@ def ids(app: Any) -> dict[str, str]:
 
 @pytest.fixture
 def run(app: Any) -> Callable[..., str]:
-    return partial(run_dq, app)
+    return lambda *words, **options: run_dq(app, *words, **options).output
 
 
 def test_counts_and_messages(app: Any, ids: dict[str, str], connect: Connect, looker: Session) -> None:

@@ -20,8 +20,9 @@ from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.zookeeper import fetcher as fetcher_module
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
-from tests.apps import DQCelery, run_dq
+from tests.apps import DQCelery
 from tests.conformance.kombu_queue import KombuQueue, drain_idle, drain_until
+from tests.dq_command import run_dq
 from tests.zookeeper_transport.expiry import expire
 from tests.zookeeper_transport.kinds import Connect, stored
 
@@ -215,14 +216,14 @@ def test_dead_letters_are_edited_and_deleted(connect: Connect, app: DQCelery) ->
     with app.connection_for_write() as connection:
         channel: Any = connection.default_channel
         channel.queue_delete("q")
-    assert json.loads(run_dq(app, "dead", "list", "q", "--json"))[0]["id"] == task_id
+    assert json.loads(run_dq(app, "dead", "list", "q", "--json").output)[0]["id"] == task_id
     # A filter by tenant is a mistake here, and no search that finds nothing.
     refusal = "tenant = 'x': a dead letter in ZooKeeper has no tenant; leave out tenant"
     for words in (("list", "q"), ("replay", "q", "--dry-run")):
-        assert refusal in run_dq(app, "dead", *words, "--tenant", "x", status=1)
+        assert refusal in run_dq(app, "dead", *words, "--tenant", "x", status=1).output
     with pytest.raises(InvalidRequest, match=refusal):
         letters.replay(wanted=DeadLetterFilter(tenant="x"))
-    assert run_dq(app, "dead", "purge", "q", task_id) == "Purged 1.\n"
+    assert run_dq(app, "dead", "purge", "q", task_id).output == "Purged 1.\n"
     assert len(letters) == 0
     # The other operations need the dq-redis broker.
     with pytest.raises(ConfigurationError, match="dq-redis"):
