@@ -193,9 +193,10 @@ def restored_server() -> Iterator[RedisServer]:
 def test_an_ack_that_redis_loses_keeps_no_slot(
     open_app: OpenApp, restored_server: RedisServer, task: str, runs: int, outage: str
 ) -> None:
-    """Redis restarts at once, which the comparison in some leases finds, or when its `outage` was noticed."""
-    # Longer than a reconnect: a lease that ends before it is renewed ends the claim in another way.
-    worker_app = open_app(port=restored_server.port, dq_lease=6.0, dq_default_quota={"concurrency": 1})
+    """Redis restarts at once, while no call is under way, or when its `outage` was noticed."""
+    # Longer than a reconnect: a lease that ends before it is renewed ends the claim in another way. The
+    # comparison that is made every three leases in any case comes after the deadline of this test.
+    worker_app = open_app(port=restored_server.port, dq_lease=12.0, dq_default_quota={"concurrency": 1})
     worker_app.client = redis.Redis(port=restored_server.port, db=1)
 
     def is_stored() -> bool:

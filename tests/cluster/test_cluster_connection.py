@@ -241,6 +241,24 @@ def _answer(wire: PipelinedConnection) -> Any:
         return exc
 
 
+def test_a_connection_to_a_node_that_was_closed_counts_when_it_is_opened_again(
+    client: ClusterClient, redis_cluster: RedisCluster
+) -> None:
+    """Then the consumer thread compares what the broker and the process have, as on one server."""
+    wire = PipelinedConnection(client.connection_pool)
+    wire.open()
+    wire.ask(("GET", KEYS[0]))
+    before, own = wire.connects, wire.ask(("CLIENT", "ID"))  # of the same node
+    assert wire.connects == before
+    master = redis_cluster.master_of(slot_of(KEYS[0]))
+    master.ask("CLIENT", "KILL", "ID", own)
+    wait_until(lambda: not master.ask("CLIENT", "LIST", "ID", own))
+    wire.has_answer()  # forgets a connection that the node has closed
+    wire.ask(("GET", KEYS[0]))
+    assert wire.connects == before + 1
+    wire.close()
+
+
 def test_a_scan_finds_the_keys_of_all_masters(client: ClusterClient) -> None:
     names = {f"scanned-{number}".encode() for number in range(30)}
     for name in names:

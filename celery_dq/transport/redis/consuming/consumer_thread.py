@@ -954,6 +954,8 @@ class ConsumerThread:
             error = trip.run(self._wire)
             if self._wire.connects != connects:
                 self.sockets_changed = True
+                # The server may have been restarted and have lost acks that it had confirmed.
+                leases.compare_all()
             if error is not None:
                 raise error
             self._has_lost = False

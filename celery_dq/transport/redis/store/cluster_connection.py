@@ -156,6 +156,8 @@ class ClusterConnection:
         #: Whether commands may be sent again whose answers are lost. The one who takes the connection out of
         #: its pool sets it.
         self.may_repeat = False
+        #: How often a connection to a node was opened.
+        self.connects = 0
         self._patience_s = socket_timeout or DEFAULT_PATIENCE_S
         self._node_class = node_class
         self._arguments = {**kwargs, "socket_timeout": socket_timeout, "retry": self.retry}
@@ -383,6 +385,7 @@ class ClusterConnection:
         line = self._lines.get(node)
         if line is None:
             line = self._lines[node] = _OpenNode(node, self._connect(node))
+            self.connects += 1
         return line
 
     def _connect(self, node: NodeAddress) -> Any:

@@ -118,7 +118,7 @@ class PipelinedConnection:
         self.connection: Any = None
         #: Whether commands are packed here. A connection to a cluster takes them as they are, for many nodes.
         self._packs = True
-        #: How often :meth:`open` has got another connection or socket.
+        #: How often another connection or socket was opened, to a node of a cluster, too.
         self.connects = 0
 
     @property
@@ -157,8 +157,12 @@ class PipelinedConnection:
             commands: the commands.
             check_health: redis-py may check the connection's health before, which waits for a PONG.
         """
-        packed = (pack(commands),) if self._packs else commands
-        self.connection.send_packed_command(packed, check_health=check_health)
+        if self._packs:
+            self.connection.send_packed_command((pack(commands),), check_health=check_health)
+        else:
+            before = self.connection.connects
+            self.connection.send_packed_command(commands, check_health=check_health)
+            self.connects += self.connection.connects - before
 
     def read(self) -> Any:
         """Return the next answer; wait for it up to the socket timeout.
