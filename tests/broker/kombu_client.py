@@ -142,9 +142,13 @@ def consumer_of(connection: Any) -> str:
 
 
 def heartbeat(process: Any) -> None:
-    """Let the consumer thread renew its leases once."""
+    """Let the consumer thread renew its leases once, in a round that begins after this call."""
     rounds: list[float] = []
-    process.threads.add_check(rounds.append)
-    process.threads.renew_now()
+
+    def begin() -> None:
+        process.threads.add_check(rounds.append)
+        process.threads.renew_now()
+
+    process.threads.request(begin)  # between two trips, so that it sees no round that began before
     wait_until(lambda: rounds)
     process.threads.remove_check(rounds.append)

@@ -220,8 +220,9 @@ def test_a_message_whose_ack_another_library_replaces_is_a_valid_task(worker_app
     with worker_app.worker("threads", 1):
         worker_app.send("note", "fine")
         worker_app.settled()
+        # An ack that is not celery-dq's own goes through Celery's event loop, which may turn after the end.
+        assert worker_app.ran(1, subject="acked") == ["note"]
     assert (worker_app.dead(), worker_app.witness.reports("ran")) == ({}, ["fine"])
-    assert worker_app.witness.reports("acked") == ["note"]
 
 
 def test_cancel_waiting_delayed_and_running(worker_app: WorkerApp) -> None:

@@ -11,9 +11,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.browser.chromium import Window, chromium
-from tests.dashboard.conftest import login, project, shop, use_app
+from tests.dashboard.conftest import login, patient_pages, project, shop, use_app
 
-__all__ = ["login", "project", "shop", "use_app"]
+__all__ = ["login", "patient_pages", "project", "shop", "use_app"]
 
 Look = Callable[..., contextlib.AbstractContextManager[Window]]
 
