@@ -354,9 +354,10 @@ class ItemLocks:
         own = self._state.get()
         with own.lock:
             if own.session_id is None or own.session_id != self._session.id:
-                own.session_id = None
-                own.presence = f"{self._presences}/{uuid.uuid4().hex}"
-                own.session_id = self._appear(own.presence)
+                presence = f"{self._presences}/{uuid.uuid4().hex}"
+                # Set only now, the session first: a presence without a session counts as lost.
+                own.session_id = self._appear(presence)
+                own.presence = presence
             return own.presence
 
     def _appear(self, path: str) -> int:

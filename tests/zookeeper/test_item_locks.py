@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.testing.waiting import wait_until
+from celery_dq.testing.zookeeper import ZooKeeperServer
 from celery_dq.zookeeper import item_locks as custody_module
 from celery_dq.zookeeper.item_locks import FinishOutcome, ItemLocks, WantedItem
 from celery_dq.zookeeper.multi_read import begin_reading
@@ -18,6 +21,24 @@ from tests.curator.expiry import expire
 
 def wanted(*names: str) -> list[WantedItem]:
     return [WantedItem(f"/items/{name}", f"/locks/{name}") for name in names]
+
+
+def test_a_presence_that_is_being_made_is_not_a_lost_one(own_zookeeper: ZooKeeperServer) -> None:
+    """Else another thread would end the connection, and early acks with it."""
+    with closing(Session(own_zookeeper.hosts, timeout_s=30)) as session:
+        session.open()
+        locks = ItemLocks(session, "/presences")
+        own_zookeeper.pause()
+        asking = threading.Thread(target=locks.mine, args=([],))
+        asking.start()
+        wait_until(lambda: locks._state.get().lock.locked(), what="the request for the presence")
+        try:
+            assert not locks.is_lost
+        finally:
+            own_zookeeper.resume()
+            asking.join()
+        assert not locks.is_lost
+        locks.close()
 
 
 def test_item_locks_of_free_items(hosts: str, session: Session, client: Any) -> None:
