@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -170,6 +170,28 @@ def test_no_end_is_sent_before_the_answer_to_an_earlier_one(
     assert (first.confirmed, second.confirmed) == (True, False)
     assert scripts.client.hexists(scripts.keys.messages, "b")
     channel.turn_until(lambda: second.confirmed)
+
+
+def test_a_term_is_busy_while_its_acks_are_under_way(
+    scripts: PartitionScripts, channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A next leader that began sooner would get the messages of these acks."""
+    messages = deliver_two(scripts, channel)
+    seen: list[bool] = []
+    send_all = channel.scripts.send_all
+
+    def send(commands: Sequence[tuple[Any, ...]], check_health: bool = False) -> None:
+        seen.append(channel.delivery.is_busy(QUEUE, 1))
+        send_all(commands, check_health)
+
+    monkeypatch.setattr(channel.scripts, "send_all", send)
+    channel.room = 0  # no claim carries them
+    for message in messages:
+        channel.ledger.finish(message.tag)
+    channel.turn_until(lambda: all(message.confirmed for message in messages))
+    assert seen
+    assert all(seen)
+    assert not channel.delivery.is_busy(QUEUE, 1)
 
 
 def test_the_wait_for_a_confirmation_is_no_service_time(

@@ -115,6 +115,7 @@ class Trip:
         refusals: Logs the calls that Redis refuses.
         calls: Its calls, in their order.
         claims: The keys of the queues from which it claims. A claim carries the acks of its queue.
+        acked: The keys of the queues whose acks it carries. A key is added before the acks are taken.
         room: How many calls it may still carry.
     """
 
@@ -122,6 +123,7 @@ class Trip:
     refusals: RefusalLog
     calls: list[TripCall] = field(default_factory=list)
     claims: set[str] = field(default_factory=set)
+    acked: set[str] = field(default_factory=set)
     room: int = MAX_CALLS
 
     def add(
@@ -536,6 +538,7 @@ class AckSender:
                 continue
             if trip.room <= 0:  # the calls of one queue may be more than the room
                 return
+            trip.acked.add(queue.key)
             calls = ack_calls(box, identity.consumer, queue)
             while queue.token and len(calls) > 1:  # each waits for the answer to the one before
                 identity.in_flight.restore_acks(queue.key, calls.pop()[1])
@@ -673,6 +676,9 @@ class ConsumerThread:
         #: Whether a member may have opened or closed a connection since the last wait.
         self.sockets_changed = True
         self._trip_at = -math.inf
+        #: The keys of the queues with acks in the trip under way, which are not pending any more; or in the
+        #: last one, if it was lost.
+        self.acks_under_way: set[str] = set()
         #: Monotonic time at which something but an ack is due.
         self._next_at = -math.inf
         self._acks = AckSender(identity, self.leases, self._comes_with_claim, self.refused)
@@ -851,6 +857,9 @@ class ConsumerThread:
             A function that waits, for so many seconds at most, until the broker has confirmed them, and
             returns whether it has. It waits no longer than the broker is reachable.
         """
+        # In this order: an ack that is pending is in a trip a moment later.
+        if not (self._acks.queues or self.acks_under_way):
+            return lambda timeout_s: True
         if not self.is_running:
             return lambda timeout_s: not self._acks.queues
         flush = Flush()
@@ -913,6 +922,7 @@ class ConsumerThread:
                     self.leases.round_at, clock.monotonic() + self._identity.lease_s / RENEWALS_PER_LEASE / 4
                 )
         self._identity.in_flight.remove_listener(self._acks_pending)
+        self.acks_under_way = set()
         try:
             if self._exiting and self.queues:
                 self._end_leases()
@@ -938,6 +948,7 @@ class ConsumerThread:
             self._wait_for_retry(leases.round_at - now)
             return
         trip = Trip(now, identity.refusals)
+        self.acks_under_way = trip.acked
         if leases.due_at <= now:
             self._renew(trip)
         # A master that has failed gets no claims before it answers: they would take up the capacity.
@@ -960,6 +971,7 @@ class ConsumerThread:
                 raise error
             self._has_lost = False
             now = identity.clock.monotonic()
+        self.acks_under_way = set()
         if leases.in_round and leases.end_round(now):
             self._after_round(now)
         elif leases.may_end:

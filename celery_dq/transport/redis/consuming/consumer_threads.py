@@ -166,6 +166,10 @@ class ConsumerThreads:
         """Wait until the broker has confirmed the acks that are pending now; return whether it has."""
         return self.wait_for_all([thread.begin_flush() for thread in self.all], timeout_s)
 
+    def has_acks_under_way(self, key: str) -> bool:
+        """Return whether a trip has acks of the queue with this key; callable from any thread."""
+        return any(key in thread.acks_under_way for thread in self.all)
+
     def wait_for_all(self, waits: Sequence[Callable[[float], bool]], timeout_s: float) -> bool:
         """Wait for what has begun in several threads, so that masters that hang are waited for together.
 

@@ -264,9 +264,7 @@ class ChannelDelivery:
 
     def flush(self) -> bool:
         """Wait until the broker has confirmed the acks, or does not answer; return whether it has."""
-        if not self._identity.in_flight.queues_with_acks(self._threads.queues):
-            return True
-        return self.failure is None and self._threads.flush(END_TIMEOUT_S)
+        return self._threads.flush(END_TIMEOUT_S if self.failure is None else 0.0)
 
     def _start_singleton(self, leaderships: Leaderships, queue: Queue) -> None:
         if self.singleton_delivery is None:

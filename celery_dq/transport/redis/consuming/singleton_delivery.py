@@ -164,7 +164,12 @@ class SingletonDelivery:
             # No connection is left to send the acks, and the next heartbeat is seconds away.
             identity.threads.wake()
         # Messages of an unanswered claim do not count: the fence of the next term releases them.
-        return in_flight.has_any(key) or identity.in_doubt.has_claim_under_way(key)
+        # In this order: an ack that is pending is under way a moment later.
+        return (
+            in_flight.has_any(key)
+            or identity.threads.has_acks_under_way(key)
+            or identity.in_doubt.has_claim_under_way(key)
+        )
 
     def is_cut_off(self, name: str, token: int) -> bool:
         """Return whether the broker has not answered a heartbeat for a whole lease. Thread-safe.
