@@ -35,7 +35,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -229,6 +229,12 @@ class PendingAcks:
     def __bool__(self) -> bool:
         return bool(self.settles or self.finishes or self.releases or self.dead_letters)
 
+    def messages(self) -> list[InFlightMessage]:
+        """Return the messages that have a pending ack."""
+        released = [held for _, held in tuple(self.releases)]
+        dead = [letter.message for letter in tuple(self.dead_letters)]
+        return [*self.settles, *self.finishes, *released, *dead]
+
     def take(self) -> Acks:
         """Pop settles and finishes, to send them in one call.
 
@@ -404,9 +410,7 @@ class InFlightMessages:
         known = self.messages_of(partition)
         if box.moves:
             return None
-        known += [*box.finishes, *(held for _, held in tuple(box.releases))]
-        known += [letter.message for letter in tuple(box.dead_letters)]
-        return list(dict.fromkeys(known))
+        return list(dict.fromkeys([*known, *box.messages()]))
 
     # -- acks -------------------------------------------------------------------
 
@@ -426,14 +430,16 @@ class InFlightMessages:
             self.with_acks[held.partition] = box
             self.notify_listeners()
 
-    def finish(self, tag: str) -> None:
-        """End this message and free its slot. A second call does nothing."""
-        if (move := self._begin_move(tag)) is not None:
-            held, box = move
-            if not box.finishes:
-                box.oldest_finish_at = self._clock.monotonic()
-            box.finishes.append(held)
-            self._end_move(held, box)
+    def finish(self, tag: str) -> InFlightMessage | None:
+        """End this message and free its slot; return it. A second call does nothing, and returns None."""
+        if (move := self._begin_move(tag)) is None:
+            return None
+        held, box = move
+        if not box.finishes:
+            box.oldest_finish_at = self._clock.monotonic()
+        box.finishes.append(held)
+        self._end_move(held, box)
+        return held
 
     def release(self, tag: str, mode: str) -> None:
         """Release this message to its old place.
@@ -549,16 +555,27 @@ class InFlightMessages:
         """
         queues = []
         for name, box in tuple(self.with_acks.items()):
+            queue = leased.get(name)
+            if queue is None:
+                continue
             if not box:
                 # Removed before the second look, so that an ack which another thread adds now is not missed.
                 self.with_acks.pop(name, None)
                 if not box:
                     continue
                 self.with_acks[name] = box
-            queue = leased.get(name)
-            if queue is not None:
-                queues.append((queue, box))
+            queues.append((queue, box))
         return queues
+
+    def has_acks(self, leased: Container[str]) -> bool:
+        """Return whether an ack of these queues is pending; callable from any thread."""
+        return any(box and name in leased for name, box in tuple(self.with_acks.items()))
+
+    def pending_messages(self, held: InFlightMessage | None = None) -> set[InFlightMessage]:
+        """Return the messages with a pending ack, or only *held* if it has one; callable from any thread."""
+        if held is None:
+            return {each for box in tuple(self._pending_acks.values()) for each in box.messages()}
+        return {held}.intersection(self.pending_acks(held.partition).messages())
 
     def restore_acks(self, partition: str, acks: Acks) -> None:
         """Make acks pending again whose call got no answer."""
@@ -901,8 +918,8 @@ class SettlingChannel(Protocol):
     def running_tags(self) -> Any:
         """Return the delivery tags of messages that run."""
 
-    def send_acks_now(self) -> None:
-        """Send the pending acks at once where no message is delivered next."""
+    def send_acks_now(self, held: InFlightMessage | None = None) -> None:
+        """Send the pending acks at once where no message is delivered next, and confirm that of *held*."""
 
     def requeue_transient(self, message: Any) -> None:
         """Push a message of a transient queue again."""
@@ -975,8 +992,7 @@ class QoS(VirtualQoS):
     def ack(self, delivery_tag: str) -> None:
         """Finish a message that a consumer acknowledges."""
         self._delivered.pop(delivery_tag, None)
-        self.channel.in_flight.finish(delivery_tag)
-        self.channel.send_acks_now()
+        self.channel.send_acks_now(self.channel.in_flight.finish(delivery_tag))
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Reject the message.
@@ -985,7 +1001,7 @@ class QoS(VirtualQoS):
             delivery_tag: Delivery tag of the message.
             requeue: Whether the message returns to its place in the queue. Otherwise it ends here.
         """
-        message = self._delivered.get(delivery_tag)
+        message, held = self._delivered.get(delivery_tag), self.channel.in_flight.get(delivery_tag)
         if not isinstance(message, Message):
             self.forget(delivery_tag)
             if message is not None and requeue:
@@ -997,7 +1013,7 @@ class QoS(VirtualQoS):
         else:
             self.forget(delivery_tag)
             self.channel.in_flight.finish(delivery_tag)
-        self.channel.send_acks_now()
+        self.channel.send_acks_now(held)
 
     def restore_unacked(self) -> list[tuple[BaseException, Any]]:
         """Return all unacknowledged messages to their queues, except those whose tasks run.

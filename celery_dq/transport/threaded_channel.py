@@ -374,7 +374,7 @@ class ThreadedChannel(VirtualChannel):
         """Return the message unchanged: the transport delivers message objects."""
         return raw_message
 
-    def send_acks_now(self) -> None:
+    def send_acks_now(self, held: object = None) -> None:
         """Let the fetcher send the pending acks, and claim messages for which there is room now."""
         self._transport.look_again()
 

@@ -47,6 +47,7 @@ class TwoMessages:
         self._client = kombu_client.client
         self._stands, self._may_turn, self._is_free = threading.Event(), threading.Event(), False
         self.thread.request(self._stand)
+        self.thread.attach(self, self.channel.thread_clients)
         assert self._stands.wait(30)
         self.clock = ManualClock(monotonic=START_S)
         self.process.clock = self.process.in_flight._clock = self.clock
@@ -56,9 +57,30 @@ class TwoMessages:
     def _stand(self) -> None:
         self._stands.set()
         assert self._may_turn.wait(60)
+        self._may_turn.clear()
+
+    # -- a channel of the thread, which is asked after each trip
+
+    has_queues = awaits_room = False
+
+    def wait(self, now: float) -> float:
         if not self._is_free:
-            self._may_turn.clear()
-            self.thread._requests_after_trip.append(self._stand)
+            self.thread.request(self._stand)
+        return math.inf
+
+    def sockets(self) -> Iterator[Any]:
+        return iter(())
+
+    def after_round(self, now: float) -> None:
+        """Do nothing: there is no queue."""
+
+    def fail(self, error: Exception) -> None:
+        """Do nothing: the test ends the connection."""
+
+    def begin_again(self) -> None:
+        """Do nothing: there is no queue."""
+
+    # -- turns
 
     def _calls(self) -> int:
         return int(self._client.info("commandstats")["cmdstat_evalsha"]["calls"])

@@ -7,13 +7,8 @@ import json
 import threading
 import time
 
-import pytest
-import redis
-
 from celery_dq.testing.waiting import wait_until
-from celery_dq.transport.redis.consuming import delivery
 from tests.broker.kombu_client import KombuClient, bodies, consumer_of
-from tests.broker.proxy import Proxy
 
 
 def test_messages_lost_with_the_lease_are_not_delivered(kombu_client: KombuClient) -> None:
@@ -123,28 +118,6 @@ def test_an_ack_after_the_close_still_arrives(kombu_client: KombuClient) -> None
         kombu_client.drain(connection, got, 1)
     connection.close()
     wait_until(lambda: kombu_client.depth() == 0)
-
-
-def test_what_waits_for_acks_waits_for_those_under_way(
-    kombu_client: KombuClient, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An ack that the consumer thread has taken is not pending any more, and not confirmed."""
-    monkeypatch.setattr(delivery, "END_TIMEOUT_S", 0.05)
-    kombu_client.publish(1)
-    with kombu_client.connect(proxy.url(kombu_client.url), lease="60s") as connection:
-        channel = connection.default_channel
-        message = channel.basic_get(kombu_client.queue)
-        ack = kombu_client.partition.ack("", settle=[], finish=[]).script.sha1.encode()
-        proxy.hold_answers_to, proxy.holds_left = ack, 1
-        with pytest.raises(redis.ConnectionError):
-            message.ack()
-        wait_until(lambda: proxy.held)
-        with pytest.raises(redis.ConnectionError):
-            channel.send_acks_now()
-        proxy.release_answers.set()
-        monkeypatch.undo()
-        channel.send_acks_now()
-        assert kombu_client.depth() == 0
 
 
 def test_two_connections_in_one_process_share_fairly(kombu_client: KombuClient) -> None:

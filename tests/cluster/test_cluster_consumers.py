@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+import redis
 from kombu import Connection, Consumer, Message, Producer, Queue
 
 from celery_dq.context import AppContext
@@ -219,6 +220,52 @@ def test_a_master_that_hangs_stops_its_own_queues_only(patient_cluster: RedisClu
         publish[hanging](63)
         wait_for(64, listener)
     assert sorted(listener.received) == list(range(64))
+
+
+def test_an_ack_is_confirmed_beside_a_master_that_hangs(patient_cluster: RedisCluster) -> None:
+    hanging, healthy, *_ = queues = queue_on_each_master(patient_cluster)
+    context = AppContext("dq", lambda: resolve({"dq_lease": LEASE_S}))
+    with Connection(patient_cluster.url(), transport_options={"dq": context}) as connection:
+        channel: Any = connection.default_channel
+        for node in (hanging, healthy, healthy):
+            publisher(connection, queues[node])(0)
+        hung, acked, last = (channel.basic_get(queues[node]) for node in (hanging, healthy, healthy))
+        hanging.pause()
+        try:
+            with pytest.raises(redis.ConnectionError):
+                hung.ack()
+            acked.ack()
+            last.requeue()
+            assert channel.basic_get(queues[healthy], no_ack=True) is not None
+        finally:
+            hanging.resume()
+
+
+def test_a_requeue_is_confirmed_while_another_thread_takes_the_lease(
+    redis_cluster: RedisCluster, connection: Connection, queue_name: str, publish: Publish
+) -> None:
+    channel: Any = connection.default_channel
+    message = channel.basic_get(queue_name)
+    identity = channel.identity
+    (thread,) = (each for each in identity.threads.all if each.queues)
+    is_held, may_go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        is_held.set()
+        may_go_on.wait(30)
+
+    thread.request(hold)
+    assert is_held.wait(30)
+    changes = identity.slots.changes
+    redis_cluster.move_slot(keys_of(queue_name).slot)
+    publish(1)
+    wait_until(lambda: identity.slots.changes > changes)
+    requeueing = threading.Thread(target=message.requeue)
+    requeueing.start()
+    wait_until(lambda: thread._requests)
+    may_go_on.set()
+    requeueing.join(30)
+    assert channel.basic_get(queue_name, no_ack=True).payload == 0
 
 
 def test_the_masters_share_a_prefetch_count(

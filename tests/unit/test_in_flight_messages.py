@@ -15,7 +15,7 @@ from celery_dq.transport.in_flight import InFlightMessages
 from celery_dq.transport.redis.consumer_identity import InDoubtClaims
 from celery_dq.transport.redis.consuming.consumer_thread import Leases
 
-ENDS: dict[str, Callable[[InFlightMessages, str], None]] = {
+ENDS: dict[str, Callable[[InFlightMessages, str], object]] = {
     "finish": lambda ledger, tag: ledger.finish(tag),
     "release": lambda ledger, tag: ledger.release(tag, "requeue"),
     "dead letter": lambda ledger, tag: ledger.dead_letter(tag, "a fault", b""),

@@ -39,7 +39,7 @@ from celery_dq.errors import ConfigurationError, CorruptRecord
 from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, WorkerCapacity
 from celery_dq.shown import shown_logger, shown_name, shown_url
 from celery_dq.transport.bases import VirtualChannel, VirtualTransport
-from celery_dq.transport.in_flight import InFlightMessages, Message, QoS
+from celery_dq.transport.in_flight import InFlightMessage, InFlightMessages, Message, QoS
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.packer import STAMPS
 from celery_dq.transport.redis.bases import RedisChannel, RedisTransport
@@ -417,14 +417,19 @@ class ConsumingChannel(RedisChannel):
 
     # -- acknowledging
 
-    def send_acks_now(self) -> None:
-        """Wait for the confirmation of acks, in a program that does not wait for messages now.
+    def send_acks_now(self, held: InFlightMessage | None = None) -> None:
+        """Wait for the confirmation of an ack, in a program that does not wait for messages now.
+
+        Args:
+            held: The message; None if it has ended before.
 
         Raises:
-            redis.ConnectionError: The broker did not answer. The acks stay pending.
+            redis.ConnectionError: The broker did not answer. The ack stays pending.
         """
         consumer = self.consumer
-        if self.capacity is None and not consumer.is_asked and not consumer.flush():
+        if held is None or self.capacity is not None or consumer.is_asked:
+            return
+        if not consumer.flush(held):
             raise redis.ConnectionError("Redis did not confirm an acknowledgement, which is sent again")
 
     def _send_acks(self) -> None:
@@ -850,8 +855,9 @@ class Channel(ConsumingChannel):
                     continue
                 message.started = True
                 if no_ack:
-                    self.in_flight.finish(tag)
-                    self.send_acks_now()
+                    held = self.in_flight.finish(tag)
+                    with suppress(redis.ConnectionError):  # the caller has the message; the ack is sent again
+                        self.send_acks_now(held)
                 else:
                     self.qos.append(message, tag)
                 return message

@@ -476,10 +476,10 @@ class ChannelClaims:
 
     def _add_claim(self, trip: Trip, subscription: Subscription, want: int, free: int, leads: bool) -> None:
         identity, queue = self._identity, subscription.queue
-        box = identity.in_flight.pending_acks(queue.key)
-        if box:
-            trip.acked.add(queue.key)
-        acks = box.take()
+        trip.acked.add(queue.key)
+        acks = identity.in_flight.pending_acks(queue.key).take()
+        if not acks:
+            trip.acked.discard(queue.key)
         subscription.is_claiming, subscription.is_woken, subscription.needs_lead = True, False, False
         if leads:
             subscription.led_at = trip.now

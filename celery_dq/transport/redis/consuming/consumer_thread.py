@@ -34,7 +34,7 @@ import redis
 from celery_dq.compat.redis_sockets import socket_of
 from celery_dq.native import leave_green_hub, start_thread, unpatched
 from celery_dq.shown import shell_word, shown_ids, shown_logger
-from celery_dq.transport.in_flight import TRUSTED_SHARE, Acks, PendingAcks, ack_calls
+from celery_dq.transport.in_flight import TRUSTED_SHARE, Acks, InFlightMessage, PendingAcks, ack_calls
 from celery_dq.transport.partition_replies import HeartbeatReply, Reaped
 from celery_dq.transport.redis.consumer_identity import ConsumerIdentity
 from celery_dq.transport.redis.store.cluster_client import twin_of
@@ -507,15 +507,14 @@ class AckSender:
         self._leases = leases
         self._comes_with_claim = comes_with_claim
         self._refused = refused
-        #: Monotonic time until which nothing is sent, after a refusal.
-        self.resumes_at = 0.0
+        #: Monotonic times until which no acks of a queue are sent, by its key, after a refusal.
+        self._resumes_at: dict[str, float] = {}
         #: The queues whose acks wait no longer.
         self._urgent: set[str] = set()
 
-    @property
-    def queues(self) -> list[tuple[Queue, PendingAcks]]:
-        """The queues with pending acks."""
-        return self._identity.in_flight.queues_with_acks(self._leases.queues)
+    def is_refused(self, key: str, now: float) -> bool:
+        """Return whether Redis has refused acks of a queue a moment ago."""
+        return now < self._resumes_at.get(key, 0.0)
 
     def send_soon(self, keys: Iterable[str]) -> None:
         """Let the acks of these queues wait no longer."""
@@ -525,16 +524,18 @@ class AckSender:
         """Return the monotonic time at which acks are due; infinity without any."""
         next_at = math.inf
         for queue, box in self._identity.in_flight.queues_with_acks(self._leases.queues):
-            next_at = min(next_at, max(self._due_at(queue, box), self.resumes_at))
+            next_at = min(next_at, max(self._due_at(queue, box), self._resumes_at.get(queue.key, 0.0)))
         return next_at
 
     def plan(self, trip: Trip) -> None:
         """Add the acks that are due, of the queues from which the trip does not claim."""
         identity = self._identity
-        if trip.now < self.resumes_at or not identity.in_flight.with_acks:
+        if not identity.in_flight.with_acks:
             return
         for queue, box in identity.in_flight.queues_with_acks(self._leases.queues):
             if queue.key in trip.claims or self._due_at(queue, box) > trip.now:
+                continue
+            if self._resumes_at and self.is_refused(queue.key, trip.now):
                 continue
             if trip.room <= 0:  # the calls of one queue may be more than the room
                 return
@@ -574,7 +575,9 @@ class AckSender:
         self._identity.in_flight.restore_acks(queue.key, acks)
         if not is_lost(exc):
             pause_s = self._refused("ack", queue, exc)
-            self.resumes_at = self._identity.clock.monotonic() + pause_s
+            now = self._identity.clock.monotonic()
+            self._resumes_at = {key: at for key, at in self._resumes_at.items() if at > now}
+            self._resumes_at[queue.key] = now + pause_s
 
 
 def answer_timeout_of(lease_s: float) -> float:
@@ -624,9 +627,19 @@ class ServedChannel(Protocol):
 
 
 class Flush:
-    """A wait until the broker has confirmed the acks that are pending."""
+    """A wait until the broker has confirmed acks.
 
-    def __init__(self) -> None:
+    Args:
+        held: The message whose ack is waited for; None for all.
+
+    Attributes:
+        held: As above.
+        waiting: The messages whose acks are not confirmed, of those that were pending at its begin.
+    """
+
+    def __init__(self, held: InFlightMessage | None) -> None:
+        self.held = held
+        self.waiting: set[InFlightMessage] = set()
         self._ended = WakeFlag()
         self._is_confirmed = False
 
@@ -682,7 +695,7 @@ class ConsumerThread:
         #: Monotonic time at which something but an ack is due.
         self._next_at = -math.inf
         self._acks = AckSender(identity, self.leases, self._comes_with_claim, self.refused)
-        self._requests_after_trip: list[Callable[[], None]] = []
+        self._flushes: list[Flush] = []
         #: Whether the last connection was lost, and no trip has succeeded since.
         self._has_lost = False
         #: Whether another thread asks for a turn.
@@ -714,8 +727,8 @@ class ConsumerThread:
             clients: Returns a function that makes a client which outlives the caller's connection.
         """
         with self.leases.lock:
-            self.leases.keep(queue)
             self._start(clients)
+            self.leases.keep(queue)
 
     def drop_lease(self, queue: Queue, soon: bool = True) -> None:
         """End the caller's use of a lease, which ends with the last message that is in flight.
@@ -745,7 +758,7 @@ class ConsumerThread:
     def will_release(self, queue: Queue, trip: Trip) -> bool:
         """Return whether the trip, without a claim from a queue, will release messages of it."""
         # A thread sends the acks of its leases only. A claim that waited for others would wait for ever.
-        sends = trip.now >= self._acks.resumes_at and queue.key in self.leases.queues
+        sends = not self._acks.is_refused(queue.key, trip.now) and queue.key in self.leases.queues
         return sends and bool(self._identity.in_flight.pending_acks(queue.key).releases)
 
     def has_unclaimed_wakeup(self, queues: Sequence[Queue]) -> bool:
@@ -786,17 +799,19 @@ class ConsumerThread:
     def attach(self, member: ServedChannel, clients: Callable[[], Callable[[], redis.Redis]]) -> None:
         """Serve a channel from now on."""
         with self.leases.lock:
-            self._members = (*self._members, member)
             self._start(clients)
+            self._members = (*self._members, member)
         self.wake()
 
     def serve(self, member: ServedChannel) -> None:
         """Serve a channel from now on; for this thread only."""
-        self._members = (*self._members, member)
+        with self.leases.lock:
+            self._members = (*self._members, member)
 
     def detach(self, member: ServedChannel) -> None:
         """Serve a channel no longer."""
-        self._members = tuple(each for each in self._members if each is not member)
+        with self.leases.lock:
+            self._members = tuple(each for each in self._members if each is not member)
         self.wake()
 
     def wake(self) -> None:
@@ -813,7 +828,8 @@ class ConsumerThread:
     def _acks_pending(self) -> None:
         self._has_room = True
         # Each thread sends the acks of its own master, but the end of a task makes room for all.
-        if self._awaits_room or self._identity.slots is None or self._acks.queues:
+        slots, in_flight = self._identity.slots, self._identity.in_flight
+        if self._awaits_room or slots is None or in_flight.has_acks(self.leases.queues):
             self._waker.wake()
 
     def request(self, action: Callable[[], object]) -> None:
@@ -850,48 +866,82 @@ class ConsumerThread:
         """Run an action in this thread, and wait for its end; return whether it came in time."""
         return self.begin_between_trips(action)(timeout_s)
 
-    def begin_flush(self) -> Callable[[float], bool]:
-        """Send the acks that are pending now.
+    def has_acks(self, held: InFlightMessage | None = None) -> bool:
+        """Return whether the ack of a message, or any ack, is to be sent by this thread or is under way."""
+        # In this order: an ack that is pending is in a trip a moment later.
+        if self._pending_messages(held):
+            return True
+        under_way = self.acks_under_way
+        return bool(under_way) if held is None else held.partition in under_way
+
+    def begin_flush(self, held: InFlightMessage | None = None) -> Callable[[float], bool]:
+        """Send the acks of this thread's queues that are pending now.
+
+        Args:
+            held: The message whose ack is waited for; None for all.
 
         Returns:
             A function that waits, for so many seconds at most, until the broker has confirmed them, and
             returns whether it has. It waits no longer than the broker is reachable.
         """
-        # In this order: an ack that is pending is in a trip a moment later.
-        if not (self._acks.queues or self.acks_under_way):
-            return lambda timeout_s: True
         if not self.is_running:
-            return lambda timeout_s: not self._acks.queues
-        flush = Flush()
-        self.request(partial(self._flush, flush))
+            return lambda timeout_s: not self.has_acks(held)
+        flush = Flush(held)
+        self.request(partial(self._begin_flush, flush))
         return flush.wait
 
-    def _flush(self, flush: Flush) -> None:
-        waiting = [queue.key for queue, _ in self._acks.queues]
-        if not waiting or self._has_lost or self._identity.clock.monotonic() < self._acks.resumes_at:
-            flush.end(is_confirmed=not waiting)
-            return
-        self._acks.send_soon(waiting)
-        # After the next trip, it is looked at again: a part of the acks may wait for the answer to another.
-        self._requests_after_trip.append(partial(self._flush, flush))
+    def _begin_flush(self, flush: Flush) -> None:
+        flush.waiting = self._pending_messages(flush.held)
+        if flush.waiting:
+            self._flushes.append(flush)
+            self._acks.send_soon({held.partition for held in flush.waiting})
+        else:
+            flush.end(is_confirmed=True)
+
+    def _pending_messages(self, held: InFlightMessage | None) -> set[InFlightMessage]:
+        pending, leased = self._identity.in_flight.pending_messages(held), self.leases.queues
+        return {each for each in pending if each.partition in leased}
+
+    def _look_at_flushes(self, *, is_lost: bool = False) -> None:
+        """End the flushes whose acks are confirmed, or cannot be; the others wait for another trip."""
+        flushes, self._flushes = self._flushes, []
+        now = self._identity.clock.monotonic()
+        for flush in flushes:
+            flush.waiting &= self._pending_messages(flush.held)
+            keys = {held.partition for held in flush.waiting}
+            if not keys or is_lost or all(self._acks.is_refused(key, now) for key in keys):
+                flush.end(is_confirmed=not keys)
+            else:  # a part of the acks may wait for the answer to another
+                self._flushes.append(flush)
+                self._acks.send_soon(keys)
 
     # -- the thread --------------------------------------------------------------
 
     def _start(self, clients: Callable[[], Callable[[], redis.Redis]]) -> None:
+        """Start the thread unless it turns. The lock of the leases is held."""
         if not self.is_running or self._connect is None:
             self._connect = clients()
         if self.is_running:
             self.wake()
             return
+        if self._exiting:
+            # The thread may wait for the lock of the leases, to end them.
+            raise redis.ConnectionError("The process ends, and consumes no more messages")
         # The thread before this one releases the lock when it ends.
         self._alive.acquire()
-        self._waker.fileno()  # opens the sockets, which :meth:`wake` needs
-        # The system may have given the id of a former thread to the caller.
-        self._thread_id = 0
-        self.is_running, self.sockets_changed = True, True
+        try:
+            self._waker.fileno()  # opens the sockets, which :meth:`wake` needs
+            # The system may have given the id of a former thread to the caller.
+            self._thread_id = 0
+            self.is_running, self.sockets_changed = True, True
+            start_thread(self._run)
+        except BaseException:
+            # The system allows no more threads or sockets. The next consumer tries again.
+            self.is_running = False
+            self._alive.release()
+            raise
         self._identity.in_flight.add_listener(self._acks_pending)
         atexit.register(self._end_at_exit)
-        start_thread(self._run)
 
     def _should_end(self) -> bool:
         with self.leases.lock:
@@ -909,6 +959,7 @@ class ConsumerThread:
             except (redis.RedisError, OSError) as exc:  # noqa: PERF203 - the next turn follows
                 self._lost(exc)
             except Exception as exc:
+                self._look_at_flushes(is_lost=True)
                 if self._exiting:
                     break  # the end of the leases tries once more, and reports
                 # When this thread ends, other workers get all messages of this process.
@@ -923,6 +974,7 @@ class ConsumerThread:
                 )
         self._identity.in_flight.remove_listener(self._acks_pending)
         self.acks_under_way = set()
+        self._look_at_flushes(is_lost=True)
         try:
             if self._exiting and self.queues:
                 self._end_leases()
@@ -937,7 +989,6 @@ class ConsumerThread:
     def _turn(self) -> None:
         identity, leases = self._identity, self.leases
         self._is_woken, self._has_room, self._awaits_room = False, False, True
-        self._requests_after_trip = []
         while self._requests:
             self._requests.popleft()()
         if identity.slots is not None:
@@ -945,6 +996,7 @@ class ConsumerThread:
         now = identity.clock.monotonic()
         if self.node is not None and self._has_lost and now < leases.round_at:
             # What others ask for makes no trip come sooner: a master that hangs would delay the next request.
+            self._look_at_flushes(is_lost=True)
             self._wait_for_retry(leases.round_at - now)
             return
         trip = Trip(now, identity.refusals)
@@ -976,15 +1028,15 @@ class ConsumerThread:
             self._after_round(now)
         elif leases.may_end:
             self._resign()
-        for action in self._requests_after_trip:
-            self.request(action)
+        if self._flushes:
+            self._look_at_flushes()
         next_at, awaits_room = leases.due_at, False
         for member in self._members:
             next_at = min(next_at, member.wait(now))
             awaits_room = awaits_room or member.awaits_room
         # Changed only now: until here, whatever makes room ends the wait that follows.
         self._next_at, self._awaits_room = next_at, awaits_room
-        if not self._requests:
+        if not (self._requests or self._flushes):
             self._wait(identity.clock.monotonic())
 
     def _renew(self, trip: Trip) -> None:
@@ -1140,8 +1192,7 @@ class ConsumerThread:
         now = self._identity.clock.monotonic()
         self.leases.fail_round(now, exc)
         self.leases.abandon_unreachable(now)
-        for action in self._requests_after_trip:
-            action()
+        self._look_at_flushes(is_lost=True)
         left_s = self.leases.round_at - self._identity.clock.monotonic()
         self._waker.clear()
         if left_s > 0 and not self._requests:
@@ -1153,7 +1204,8 @@ class ConsumerThread:
         self._waker.clear()
 
     def _fail_members(self, exc: Exception) -> None:
-        members, self._members = self._members, ()
+        with self.leases.lock:
+            members, self._members = self._members, ()
         self.sockets_changed = True
         for member in members:
             member.fail(exc)
@@ -1200,8 +1252,9 @@ class ConsumerThread:
             # Nothing runs any more: messages of a claim without an answer are released with the lease.
             self.leases.is_last = True
             for queue in list(self.queues.values()):
-                while identity.in_flight.pending_acks(queue.key):
-                    identity.in_flight.send_acks(identity.consumer, queue, client)
+                with self.leases.each_by_itself(queue, "ack"):
+                    while identity.in_flight.pending_acks(queue.key):
+                        identity.in_flight.send_acks(identity.consumer, queue, client)
             self.leases.resign(client)
         except (redis.RedisError, OSError, RuntimeError) as exc:
             # Python 3.12 starts no thread at exit, and gevent resolves names in threads.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from celery_dq.native import unpatched
+from celery_dq.transport.in_flight import InFlightMessage
 from celery_dq.transport.redis.consuming.consumer_thread import (
     EXIT_TIMEOUT_S,
     ConsumerThread,
@@ -162,9 +163,30 @@ class ConsumerThreads:
         """Run an action in the main thread, and wait for its end; return whether it came in time."""
         return self.main.run_between_trips(action, timeout_s)
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until the broker has confirmed the acks that are pending now; return whether it has."""
-        return self.wait_for_all([thread.begin_flush() for thread in self.all], timeout_s)
+    def flush(self, timeout_s: float, held: InFlightMessage | None = None) -> bool:
+        """Wait until the broker has confirmed the acks that are pending now.
+
+        Args:
+            timeout_s: Seconds to wait at most.
+            held: The message whose ack is waited for; None for all.
+
+        Returns:
+            Whether the broker has confirmed them.
+        """
+        in_flight, clock = self._identity.in_flight, self._identity.clock
+        deadline = clock.monotonic() + timeout_s
+        waiting = in_flight.pending_messages(held)
+        while True:
+            with self._lock:  # a lease that another thread takes is in neither for a moment
+                threads = [thread for thread in self.all if thread.has_acks(held)]
+            if not threads:
+                return not waiting
+            left_s = deadline - clock.monotonic()
+            if not self.wait_for_all([thread.begin_flush(held) for thread in threads], left_s):
+                return False
+            waiting &= in_flight.pending_messages(held)
+            if not waiting:
+                return True
 
     def has_acks_under_way(self, key: str) -> bool:
         """Return whether a trip has acks of the queue with this key; callable from any thread."""

@@ -262,9 +262,13 @@ class ChannelDelivery:
         if not (self._arrivals or self._inbox.waiting):
             self._threads.wake()
 
-    def flush(self) -> bool:
-        """Wait until the broker has confirmed the acks, or does not answer; return whether it has."""
-        return self._threads.flush(END_TIMEOUT_S if self.failure is None else 0.0)
+    def flush(self, held: InFlightMessage | None = None) -> bool:
+        """Wait until the broker has confirmed the acks, or does not answer; return whether it has.
+
+        Args:
+            held: The message whose ack is waited for; None for all.
+        """
+        return self._threads.flush(END_TIMEOUT_S if self.failure is None else 0.0, held)
 
     def _start_singleton(self, leaderships: Leaderships, queue: Queue) -> None:
         if self.singleton_delivery is None:
