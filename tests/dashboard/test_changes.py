@@ -271,6 +271,17 @@ def test_chosen_dead_letters_are_sent_again_and_others_stay(shop: Any, operator:
     assert {letter.id for letter in shop.dq.dead_letters["push"].list()} == {ids[2], later}
 
 
+def test_a_chosen_dead_letter_that_cannot_be_read_stops_no_other(shop: Any, operator: Any) -> None:
+    ids = [dead_letter(shop, "a") for _ in range(3)]
+    with shop.dq._broker.open_home("push") as (partition, client):
+        client.hset(partition.keys.dead, ids[0], b"?")
+    asked = operator.post("/dq/dead-letters/replay/", {"queue": "push", "id": ids}).content.decode()
+    done = operator.post("/dq/dead-letters/replay/", hidden_fields(asked), follow=True).content.decode()
+    assert "2 of 3 dead letters of &#x27;push&#x27; were sent again." in done
+    assert f"Dead letter &#x27;{ids[0]}&#x27; of &#x27;push&#x27; cannot be read" in done
+    assert [letter.id for letter in shop.dq.dead_letters["push"].list()] == ids[:1]
+
+
 def test_dead_letters_that_match_the_filter_are_deleted_as_previewed(shop: Any, operator: Any) -> None:
     ids = [dead_letter(shop, merchant) for merchant in ("a", "b", "a")]
     asked = operator.post("/dq/dead-letters/purge/", {"queue": "push", "tenant": "a"})

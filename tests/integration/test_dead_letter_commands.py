@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 
+from celery_dq import AnyOf
 from celery_dq.cli import dead_letters
 from celery_dq.errors import InvalidMessage, InvalidRequest
 from tests.dq_command import Run, run_dq
@@ -184,6 +185,22 @@ def test_some_dead_letters_are_replayed(run: Run, shop: Any) -> None:
     assert time.monotonic() - before >= 2 / 20
     assert shop.dq.audit()[0].count == 3
     assert timedelta(0) <= datetime.now(timezone.utc) - shop.dq.audit()[0].at < timedelta(minutes=2)
+
+
+@pytest.mark.parametrize("reason", ["cannot be read", "must be in one"])
+def test_a_dead_letter_that_cannot_be_sent_stops_no_other(run: Run, shop: Any, reason: str) -> None:
+    dead_letter(shop, task_id="first", tenant=AnyOf("a", "b"))
+    for _ in range(2):
+        dead_letter(shop)
+    if reason == "cannot be read":
+        with shop.dq._broker.open_home("push") as (partition, client):
+            client.hset(partition.keys.dead, "first", b"?")
+    else:
+        shop.dq.queues["push"].set_partitions(2)
+    assert reason in run("replay", "push", "first", status=1)
+    assert run("replay", "push", "--all", "--yes") == "Replayed 2.\n"
+    assert [each.id for each in shop.dq.dead_letters["push"].list()] == ["first"]
+    assert shop.dq.dead_letters["push"].replay_part(lambda letter: True).sent == 0
 
 
 def test_the_retention_of_the_settings_reaches_the_heartbeat(shop: Any) -> None:

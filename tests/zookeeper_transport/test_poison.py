@@ -256,3 +256,18 @@ def test_a_second_dead_letter_of_the_same_id(connect: Connect, app: DQCelery) ->
     wait_until(lambda: len(app.dq.dead_letters["q"]) == 2)
     assert sorted(letter.id.partition("~")[0] for letter in app.dq.dead_letters["q"].list()) == ["same"] * 2
     assert app.dq.dead_letters["q"].purge() == 2
+
+
+def test_a_dead_letter_that_cannot_be_read_stops_no_other(app: DQCelery, looker: Session) -> None:
+    app.send_task("post", queue="q", task_id="sound")
+    client = looker.open()
+    (name,) = client.get_children(NODES.ready)
+    record = next(iter(unframe(client.get(NODES.item(name))[0])))
+    for letter_id, data in (("sound", record), ("first", b"?")):
+        client.create(NODES.dead_letter(letter_id), frame([data, b"{}"]), makepath=True)
+    client.delete(NODES.item(name))
+    letters = app.dq.dead_letters["q"]
+    with pytest.raises(InvalidMessage, match="'first' of 'q' cannot be read"):
+        letters.replay("first")
+    assert letters.replay() == 1
+    assert [each.id for each in letters.list()] == ["first"]

@@ -16,7 +16,7 @@ from celery_dq.app.api.broker import OfQueue, OpenQueue
 from celery_dq.app.api.message_edits import check_changes, shown_arguments, with_arguments
 from celery_dq.app.api.move import Mover
 from celery_dq.duration import parse_rate
-from celery_dq.errors import CorruptRecord, InvalidRequest
+from celery_dq.errors import CorruptRecord, InvalidMessage, InvalidRequest
 from celery_dq.inspector.dead_letters import (
     DeadLetter,
     DeadLetterContent,
@@ -41,6 +41,7 @@ from celery_dq.inspector.redis_values import (
     scan_all,
     text,
 )
+from celery_dq.shown import shell_word
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import MessageRecord, placing_of
 from celery_dq.transport.redis.store.message_ids import task_id_of
@@ -106,7 +107,8 @@ class DeadLetters(OfQueue):
 
         The count of crash deliveries of a replayed message begins again at 0. Its ETA and expiry stay. While
         the partitions of the queue change, a dead letter that moves in this moment stays, and is not counted:
-        replay again after the change.
+        replay again after the change. Of all dead letters, those stay that cannot be sent: unreadable ones,
+        and those of a set of resources in a queue that has several partitions now.
 
         Args:
             message_id: Which dead letter; all of them by default.
@@ -119,9 +121,11 @@ class DeadLetters(OfQueue):
             How many messages were sent.
 
         Raises:
+            InvalidMessage: The dead letter `message_id` cannot be sent.
             InvalidRequest: Both `message_id` and `wanted` are given.
         """
         per_second = check_replay(message_id, wanted, rate)
+        send = self._replayed_if_possible if message_id is None else self._replayed
         with self._broker.open(self.name) as opened:
             # The ids are listed before, so that a message that dies again is not replayed twice.
             if message_id is None:
@@ -137,7 +141,7 @@ class DeadLetters(OfQueue):
             )
             with audited as change:
                 for partition, each in paced(found, per_second):
-                    change.add(self._replayed(opened, partition, each) is not None)
+                    change.add(send(opened, partition, each) is not None)
             return change.count
 
     def replay_part(
@@ -153,8 +157,9 @@ class DeadLetters(OfQueue):
     ) -> ReplayedPart:
         """Send some dead letters again, the oldest first, for a caller that goes on step by step.
 
-        A step ends after `limit` messages, or after 500 dead letters. Unreadable and moving ones stay. A
-        message that dies again comes again: let `matches` refuse those that are later than the first step.
+        A step ends after `limit` messages, or after 500 dead letters. Moving ones, and those that cannot be
+        sent, stay. A message that dies again comes again: let `matches` refuse those that are later than the
+        first step.
 
         Args:
             matches: Returns whether a dead letter is meant.
@@ -194,10 +199,10 @@ class DeadLetters(OfQueue):
             )
             with audited as change:
                 for at_us, message_id in paced(matching(), rate):
-                    if self._replay_readable(opened, partition, message_id):
-                        change.count += 1
-                    else:
+                    if self._replayed_if_possible(opened, partition, message_id) is None:
                         place = place.past(at_us)
+                    else:
+                        change.count += 1
                 if looked_at == len(letters) < CHUNK:
                     place = LetterCursor(place.partition + 1)
                 change.is_unfinished = place.partition < len(opened.partitions)
@@ -336,15 +341,12 @@ class DeadLetters(OfQueue):
             return sum(dead_letter_counts(*opened))
         return int(find_dead_letter(*opened, message_id) is not None)
 
-    def _replay_readable(self, opened: OpenQueue, partition: Partition, message_id: str) -> bool:
-        """Send a dead letter again, and return whether it was sent; an unreadable or moving one stays."""
+    def _replayed_if_possible(self, opened: OpenQueue, partition: Partition, message_id: str) -> str | None:
+        """Send a dead letter again and return its id; None for one that is gone, moves, or cannot be sent."""
         try:
-            return self._replayed(opened, partition, message_id) is not None
-        except redis.ResponseError as error:
-            # The script's word for a record that it cannot read.
-            if not str(error).startswith("DQINVALID"):
-                raise
-            return False
+            return self._replayed(opened, partition, message_id)
+        except InvalidMessage:
+            return None
 
     def _edited(self, record: MessageRecord, **changes: Any) -> MessageRecord:
         """Return a record with other arguments, tenant, priority or ETA."""
@@ -368,7 +370,11 @@ class DeadLetters(OfQueue):
     def _replayed(
         self, opened: OpenQueue, partition: Partition, message_id: str, edit: bytes = b""
     ) -> str | None:
-        """Send a dead letter again, with an edited record if given; return its id, None without."""
+        """Send a dead letter again, with an edited record if given; return its id, None without.
+
+        Raises:
+            InvalidMessage: It cannot be read, or its tenant is a set of resources in several partitions.
+        """
         client, home = opened.client, partition
         if len(opened.partitions) > 1:
             record = edit or client.hget(partition.keys.dead, message_id)
@@ -376,11 +382,25 @@ class DeadLetters(OfQueue):
                 return None
             home = _home_of(opened, record, message_id)
         head_start = self._broker.options.queue(self.name).head_start_us
-        new_id = partition.replay(message_id, record=edit, head_start_us=head_start).run(client)
+        try:
+            new_id = partition.replay(message_id, record=edit, head_start_us=head_start).run(client)
+        except redis.ResponseError as error:
+            # The script's word for a record that it cannot read.
+            if not str(error).startswith("DQINVALID"):
+                raise
+            raise unreadable(self.name, message_id) from error
         if new_id is not None and home is not partition:
             # Its tenant was changed, or the queue has got more partitions since it died.
             Mover(partition, opened.partitions, client, head_start).move([[new_id]])
         return new_id
+
+
+def unreadable(queue: str, message_id: str) -> InvalidMessage:
+    """Return the error of a dead letter whose record cannot be read."""
+    purge = f"celery dq dead purge {shell_word(queue)} {shell_word(message_id)}"
+    return InvalidMessage(
+        f"Dead letter {message_id!r} of {queue!r} cannot be read, and is not sent again; '{purge}' deletes it"
+    )
 
 
 def _home_of(opened: OpenQueue, record: bytes, message_id: str) -> Partition:

@@ -17,7 +17,7 @@ from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
 from celery_dq.app.api.audit import OnProgress, ignore_progress
 from celery_dq.app.api.message_edits import check_changes, shown_arguments, with_arguments
 from celery_dq.app.api.queues import QueueApi
-from celery_dq.app.api.redis_dead_letters import ALL, DeadLetters, check_replay, paced
+from celery_dq.app.api.redis_dead_letters import ALL, DeadLetters, check_replay, paced, unreadable
 from celery_dq.curator.framing import frame, unframe
 from celery_dq.errors import CorruptRecord, InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetter, DeadLetterContent, DeadLetterFilter
@@ -318,6 +318,7 @@ class ZooKeeperDeadLettersApi(DeadLetters):
         See :meth:`DeadLetters.replay`. Unreadable dead letters are not replayed.
 
         Raises:
+            InvalidMessage: The dead letter `message_id` cannot be read.
             InvalidRequest: Both `message_id` and `wanted` are given, or `wanted` names a tenant.
         """
         per_second = check_replay(message_id, wanted, rate)
@@ -327,7 +328,10 @@ class ZooKeeperDeadLettersApi(DeadLetters):
             if message_id is not None:
                 if dry_run:
                     return int(any(letter.id == message_id for letter in stored.list()))
-                return int(stored.replay(message_id))
+                try:
+                    return int(stored.replay(message_id))
+                except CorruptRecord as exc:
+                    raise unreadable(self.name, message_id) from exc
             # Oldest first. The list is made before, so that a message that dies again is not replayed twice.
             letters = [
                 letter

@@ -28,7 +28,7 @@ from celery_dq.contrib.django.dashboard.messages import (
 )
 from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, PageView, required
 from celery_dq.duration import parse_rate
-from celery_dq.errors import InvalidRequest
+from celery_dq.errors import InvalidMessage, InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetter, DeadLetterContent
 from celery_dq.inspector.messages import MessageSnapshot
 from celery_dq.inspector.redis_values import check_text
@@ -343,8 +343,17 @@ class LettersChange(DeadLettersChange):
     def make(self, dq: DQ, form: QueryDict) -> str:
         """Change the dead letters of the preview."""
         queue, ids = required(form, "queue"), self.ids(form)
-        count = sum(getattr(dq.dead_letters[queue], self.action)(each) for each in ids)
-        return f"{count} of {len(ids)} dead letters of {queue!r} were {self.result}."
+        letters, refusals = dq.dead_letters[queue], list[str]()
+        count = sum(self._changed(letters, each, refusals) for each in ids)
+        return f"{count} of {len(ids)} dead letters of {queue!r} were {self.result}.{''.join(refusals[:1])}"
+
+    def _changed(self, letters: DeadLetters, message_id: str, refusals: list[str]) -> int:
+        """Change a dead letter, and return their number. One that cannot be sent must not stop the others."""
+        try:
+            return int(getattr(letters, self.action)(message_id))
+        except InvalidMessage as exc:
+            refusals.append(f" {exc}.")
+            return 0
 
 
 class ReplayView(LettersChange):
