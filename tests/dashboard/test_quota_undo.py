@@ -12,6 +12,7 @@ from django.core import signing
 
 from celery_dq.contrib.django.dashboard.quotas import Undo
 from celery_dq.errors import InvalidRequest
+from tests.dashboard.test_changes import hidden_fields
 
 TENANT = {"queue": "push", "tenant": "a"}
 
@@ -52,6 +53,22 @@ def test_a_quota_that_has_changed_again_stays(shop: Any, operator: Any) -> None:
     answer = undo(operator, text)
     assert (answer.status_code, shop.dq.quotas.get("push", "a").rate) == (400, 9)
     assert "has changed again" in answer.content.decode()
+
+
+def test_a_pause_is_no_change_of_a_quota(shop: Any, operator: Any) -> None:
+    quota = shop.dq.quotas.set("push", "a", rate="5/s")
+    asked = operator.post("/dq/tenant/quota/", {**TENANT, "rate": "7/s"}).content.decode()
+    shop.dq.quotas.pause("push", "a")
+    text = undo_of(operator.post("/dq/tenant/quota/", hidden_fields(asked)))
+    shop.dq.quotas.resume("push", "a")
+    assert "The change is undone" in undo(operator, text).content.decode()
+    assert shop.dq.quotas.get("push", "a") == quota
+    # The other way round: paused at first.
+    shop.dq.quotas.pause("push", "a")
+    text = undo_of(operator.post("/dq/tenant/quota/remove/", {**TENANT, "confirmed": "1"}))
+    shop.dq.quotas.resume("push", "a")
+    undo(operator, text)
+    assert shop.dq.quotas.get("push", "a") == quota
 
 
 def test_an_undo_is_signed_for_its_tenant_and_a_day(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
 
@@ -56,8 +56,8 @@ class Undo:
     @staticmethod
     def of(queue: str, tenant: str, before: Quota | None, after: Quota) -> str:
         """Return the signed text."""
-        packed = "" if before is None else before.pack().hex()
-        return signing.dumps([queue, tenant, packed, after.pack().hex()], salt=UNDO)
+        own = "" if before is None else packed(before)
+        return signing.dumps([queue, tenant, own, packed(after)], salt=UNDO)
 
     @classmethod
     def read(cls, text: str) -> Undo:
@@ -72,6 +72,11 @@ class Undo:
             raise InvalidRequest(
                 "the change is too long ago to be undone here: set the quota instead"
             ) from None
+
+
+def packed(quota: Quota) -> str:
+    """Return a quota in hexadecimal, without its pause, which other forms set and end."""
+    return replace(quota, paused=False).pack().hex()
 
 
 def has_own_quota(dq: DQ, queue: str, tenant: str) -> bool:
@@ -117,7 +122,7 @@ class QuotaView(TenantChange):
             fields={
                 "queue": queue,
                 "tenant": tenant,
-                "seen": before.pack().hex(),
+                "seen": packed(before),
                 **{part: form.get(part, "") for part in PARTS},
             },
         )
@@ -126,7 +131,7 @@ class QuotaView(TenantChange):
         """Set the quota, unless it has changed since the preview."""
         queue, tenant = self.named(form)
         before = dq.quotas.get(queue, tenant)
-        seen = before.pack().hex()
+        seen = packed(before)
         if seen != form.get("seen", seen):
             raise InvalidRequest(
                 f"the quota of tenant {tenant!r} in {queue!r} has changed since the preview: it is {before}"
@@ -214,7 +219,7 @@ class QuotaUndoView(TenantChange):
         if self.named(form) != (undo.queue, undo.tenant):
             raise InvalidRequest("the change was one of another tenant")
         now = dq.quotas.get(undo.queue, undo.tenant)
-        if now.pack().hex() != undo.after:
+        if packed(now) != undo.after:
             raise InvalidRequest(
                 f"the quota of tenant {undo.tenant!r} in {undo.queue!r} has changed again: it is {now}"
             )
