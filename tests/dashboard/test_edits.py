@@ -80,16 +80,6 @@ def test_hidden_arguments_of_a_task_are_replaced_unseen(shop: Any, operator: Any
     assert shop.dq.find(task_id)[0].args == "('open', 1)"
 
 
-def test_a_confirmed_edit_changes_only_the_parts_of_its_preview(shop: Any, operator: Any) -> None:
-    (task_id,) = send(shop, "a")
-    shop.dq.queues["push"].edit(task_id, args=["a"])
-    place = {"queue": "push", "id": task_id}
-    asked = post(operator, "message/arguments/edit/", **place, args='["b"]', kwargs="{}")
-    shop.dq.queues["push"].edit(task_id, kwargs={"order": "of another operator"})
-    post(operator, "message/arguments/edit/", **hidden_fields(asked))
-    assert shop.dq.queues["push"].arguments(task_id) == (["b"], {"order": "of another operator"})
-
-
 @pytest.mark.parametrize("text", ['["\\ud800"]', "[NaN]", "[" * 900 + "]" * 900, "[" + "9" * 5000 + "]"])
 def test_unusual_json_is_no_fault_of_the_dashboard(operator: Any, task: dict[str, str], text: str) -> None:
     answer = operator.post("/dq/message/arguments/edit/", {**task, "args": text, "confirmed": "1"})
@@ -104,6 +94,16 @@ def dead(use_app: Any, redis_url: str) -> Any:
     shop = use_app(redis_url.replace("redis://", "dq-redis://", 1), dq_web_show_arguments=True)
     shop.letter = dead_letter(shop, "a")
     return shop
+
+
+def test_a_confirmed_edit_changes_only_the_parts_of_its_preview(dead: Any, operator: Any) -> None:
+    (task_id,) = send(dead, "a")
+    dead.dq.queues["push"].edit(task_id, args=["a"])
+    place = {"queue": "push", "id": task_id}
+    asked = post(operator, "message/arguments/edit/", **place, args='["b"]', kwargs="{}")
+    dead.dq.queues["push"].edit(task_id, kwargs={"order": "of another operator"})
+    post(operator, "message/arguments/edit/", **hidden_fields(asked))
+    assert dead.dq.queues["push"].arguments(task_id) == (["b"], {"order": "of another operator"})
 
 
 def test_arguments_of_a_waiting_task_are_changed_after_a_preview(dead: Any, operator: Any) -> None:
@@ -158,6 +158,23 @@ def test_hidden_arguments_are_kept_and_not_shown(dead: Any, login: Any) -> None:
     post(editor, "dead-letters/letter/edit/", **letter, args="", priority="5", tenant="a", confirmed="1")
     (found,) = dead.dq.find(dead.letter)
     assert (found.priority, found.args) == (5, "('a', 0)")
+
+
+@pytest.mark.parametrize("confirmed", [{}, {"confirmed": "1"}])
+def test_a_guess_of_hidden_arguments_has_the_answer_of_a_change(
+    dead: Any, login: Any, confirmed: dict[str, str]
+) -> None:
+    editor = login("view_queues", "edit_messages", "edit_dead_letters")
+    letters = [dead_letter(dead, "a") for _ in range(3)]
+    messages = send(dead, *"aaa")
+    guesses = [{"args": '["a", 0]'}, {"args": '["b", 7]'}, {"kwargs": "{}"}]
+    others = {"queue": "push", "tenant": "a", "priority": "0", "eta": "", **confirmed}
+    for path, ids in (("message/arguments/edit/", messages), ("dead-letters/letter/edit/", letters)):
+        answers = {
+            editor.post(f"/dq/{path}", {**others, "id": each, **guess}).status_code
+            for each, guess in zip(ids, guesses, strict=True)
+        }
+        assert answers == {302 if confirmed else 200}
 
 
 @pytest.mark.parametrize(

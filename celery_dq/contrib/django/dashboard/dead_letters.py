@@ -433,7 +433,7 @@ class LetterEditView(DeadLettersChange):
     def preview(self, dq: DQ, form: QueryDict) -> Confirmation:
         """Return the parts of the message before and after."""
         content = _content(dq, form)
-        before, changes = _values(content), _changes(content, form)
+        before, changes = _values(content), _changes(content, form, arguments=self.arguments)
         if not changes:
             raise InvalidRequest("nothing was changed: 'Send again' sends the dead letter as it is")
         task, queue = content.letter.task or "The message", content.letter.queue
@@ -459,19 +459,21 @@ class LetterEditView(DeadLettersChange):
     def make(self, dq: DQ, form: QueryDict) -> str:
         """Send the changed dead letter."""
         queue, message_id = required(form, "queue"), required(form, "id")
-        new_id = dq.dead_letters[queue].edit(message_id, **_changes(_content(dq, form), form))
+        changes = _changes(_content(dq, form), form, arguments=self.arguments)
+        new_id = dq.dead_letters[queue].edit(message_id, **changes)
         return f"Dead letter {message_id} of {queue!r} was changed and sent again as {new_id}."
 
 
-def _changes(content: DeadLetterContent, form: QueryDict) -> dict[str, Any]:
-    """Return the parts of a form that differ from the dead letter. Empty arguments stay as they are.
+def _changes(content: DeadLetterContent, form: QueryDict, *, arguments: bool) -> dict[str, Any]:
+    """Return the parts of a form that differ from the dead letter, see :func:`changed_arguments`.
 
     Raises:
         InvalidRequest: A part cannot be read.
     """
     before = _values(content)
     given = {part: form.get(part, before[part]).strip() for part in PARTS}
-    changes = changed_arguments({"args": content.args, "kwargs": content.kwargs}, given)
+    present = {"args": content.args, "kwargs": content.kwargs}
+    changes = changed_arguments(present, form.dict(), arguments=arguments)
     if given["tenant"] != before["tenant"]:
         changes["tenant"] = given["tenant"]
     if given["priority"] != before["priority"]:

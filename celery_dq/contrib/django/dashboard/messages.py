@@ -186,8 +186,16 @@ def as_json(value: Any) -> str:
     return "" if value is None else json.dumps(plain(value), ensure_ascii=False)
 
 
-def changed_arguments(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def changed_arguments(
+    before: Mapping[str, Any], given: Mapping[str, Any], *, arguments: bool
+) -> dict[str, Any]:
     """Return the arguments of a form that differ. An empty field leaves them as they are.
+
+    Args:
+        before: The present arguments.
+        given: The form.
+        arguments: Whether the user may see them. If not, each given one counts as different: the answer would
+            tell whether a guess is right.
 
     Raises:
         InvalidRequest: A field is not JSON, or too long.
@@ -195,7 +203,7 @@ def changed_arguments(before: Mapping[str, Any], given: Mapping[str, Any]) -> di
     changes = {}
     for part in ARGUMENTS:
         text = given.get(part, "").strip()
-        if text and (value := _read(part, text)) != plain(before[part]):
+        if text and ((value := _read(part, text)) != plain(before[part]) or not arguments):
             changes[part] = value
     return changes
 
@@ -278,7 +286,7 @@ class ArgumentsEditView(MessageChange):
     def preview(self, dq: DQ, form: QueryDict) -> Confirmation:
         """Return the arguments before and after."""
         queue, task_id, present = _present(dq, form)
-        changes = changed_arguments(present, form.dict())
+        changes = changed_arguments(present, form.dict(), arguments=self.arguments)
         if not changes:
             raise InvalidRequest("nothing was changed: the task has these arguments already")
         return Confirmation(
@@ -297,7 +305,8 @@ class ArgumentsEditView(MessageChange):
     def make(self, dq: DQ, form: QueryDict) -> str:
         """Change the arguments."""
         queue, task_id, present = _present(dq, form)
-        outcome = dq.queues[queue].edit(task_id, **changed_arguments(present, form.dict()))
+        changes = changed_arguments(present, form.dict(), arguments=self.arguments)
+        outcome = dq.queues[queue].edit(task_id, **changes)
         return self.outcome(queue, task_id, outcome, "has other arguments now")
 
 
