@@ -8,10 +8,12 @@ from urllib.parse import urlencode
 
 import pytest
 
+from celery_dq.contrib.django.dashboard import dead_letters
 from celery_dq.errors import InvalidRequest
 from tests.dashboard.test_changes import hidden_fields
 from tests.integration.shop import dead_letter
 
+FILTER = ("queue", "tenant", "task", "reason", "since", "until")
 STEPS = "/dq/dead-letters/replay/steps/"
 
 
@@ -61,6 +63,30 @@ def test_a_replay_by_filter_can_be_as_fast_as_possible(shop: Any, operator: Any)
     assert "3 dead letters sent again" in operator.post(STEPS, fields).content.decode()
     assert tenants(shop) == []
     assert operator.post("/dq/dead-letters/replay/", {"queue": "push"}).status_code == 400
+
+
+@pytest.mark.parametrize("change", ["replay", "purge"])
+def test_dead_letters_that_a_page_shows_are_found_by_its_form(
+    shop: Any, operator: Any, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setattr(dead_letters, "MOST_LOOKS", 2)
+    for tenant in "abaccbbbb":
+        dead_letter(shop, tenant)
+    path = f"/dq/dead-letters/{change}/"
+    query = {"queue": "push", "tenant": "a", "after": "6"}
+    page = operator.get("/dq/dead-letters/", query).content.decode()
+    assert re.findall(r'data-label="tenant"><bdi>(\w)<', page) == ["a"]
+    form = {name: value for name, value in hidden_fields(page).items() if name in ("after", *FILTER)}
+    # The page and its form look at two dead letters each; older ones match as well.
+    asked = operator.post(path, form).content.decode()
+    assert ("At least 1 of 9" if change == "replay" else "1 of 9 dead letters") in asked
+    operator.post(STEPS if change == "replay" else path, hidden_fields(asked))
+    assert "".join(tenants(shop)) == ("bbbbbcc" if change == "replay" else "abbbbbcc")
+    answer = operator.post(path, {**form, "tenant": "c", "after": "0"})
+    assert answer.status_code == 400
+    assert "none of the 4 dead letters" in answer.content.decode()
+    answer = operator.post(path, {**form, "tenant": "z", "after": "8"}).content.decode()
+    assert "no dead letter of &#x27;push&#x27; matches" in answer
 
 
 def test_a_filter_by_reason_holds_beside_the_reason_for_the_audit_trail(shop: Any, operator: Any) -> None:

@@ -112,7 +112,8 @@ def find_letters(
     found: list[DeadLetter] = []
     rank, end = after, after + MOST_LOOKS
     while rank < end:
-        part = letters.list(min(LETTERS_PER_PAGE, end - rank), rank)
+        size = min(LETTERS_PER_PAGE, end - rank)
+        part = letters.list(size, rank)
         for stored in part:
             letter = stored if arguments else hidden(stored)
             if wanted.allows(letter):
@@ -120,9 +121,35 @@ def find_letters(
                     return found, rank, True
                 found.append(letter)
             rank += 1
-        if len(part) < LETTERS_PER_PAGE:
+        if len(part) < size:
             return found, rank, False
     return found, rank, True
+
+
+def letters_to_change(
+    letters: DeadLetters, form: QueryDict, limit: int, *, arguments: bool
+) -> tuple[list[DeadLetter], int, bool]:
+    """Return up to `limit` dead letters that match a form, how many were looked at, and whether others may.
+
+    If none of the latest ones matches, the search goes on where the page with the form begins.
+
+    Raises:
+        InvalidRequest: None matches.
+    """
+    wanted = LetterFilter.read(form)
+    found, looked_at, more = find_letters(letters, wanted, 0, limit, arguments=arguments)
+    if more and not found:
+        after = max(whole_number(form, "after"), looked_at)
+        found, rank, more = find_letters(letters, wanted, after, limit, arguments=arguments)
+        looked_at += rank - after
+    if not found and more:
+        raise InvalidRequest(
+            f"none of the {looked_at} dead letters of {letters.name!r} that were looked at matches: "
+            "go to the older ones, and send from there"
+        )
+    if not found:
+        raise InvalidRequest(f"no dead letter of {letters.name!r} matches the filter")
+    return found, looked_at, more
 
 
 #: Seconds that a step takes at most, if a rate is given. A page waits three seconds for a change.
@@ -162,11 +189,10 @@ def preview_of_matching(dq: DQ, form: QueryDict, *, arguments: bool) -> Confirma
     """
     queue, wanted = required(form, "queue"), LetterFilter.read(form)
     letters = dq.dead_letters[queue]
-    found, looked_at, others = find_letters(letters, wanted, 0, MOST_LOOKS, arguments=arguments)
-    if not found:
-        raise InvalidRequest(f"no dead letter of {queue!r} matches the filter")
-    # Dead letters that come during the replay are not sent. This is the time of the server.
-    latest = max((each.at for each in found if each.at is not None), default=None)
+    # Dead letters that come during the replay are not sent. These are times of the server.
+    times = (wanted.until, *(each.at for each in letters.list(1)))
+    latest = min((each for each in times if each is not None), default=None)
+    found, looked_at, others = letters_to_change(letters, form, MOST_LOOKS, arguments=arguments)
     count = f"At least {len(found)}" if others else str(len(found))
     total = len(letters)
     return Confirmation(
@@ -174,7 +200,7 @@ def preview_of_matching(dq: DQ, form: QueryDict, *, arguments: bool) -> Confirma
         sentence=(
             f"{count} of {total} dead letters of {queue!r} go to the end of the queue, the oldest first, and "
             "run again. The next page shows the progress and sends while it is open; it can be stopped."
-            + (f" Only the latest {looked_at} were counted." if others else "")
+            + (f" Only {looked_at} were looked at for this count." if others else "")
         ),
         button="Send them again",
         columns=("id", "task", "tenant"),
@@ -307,14 +333,14 @@ class LettersChange(DeadLettersChange):
             places = [dq.queues[queue].find(check_text("id", each)) for each in chosen]
             rows += [each for each in places if each is not None and each.state == "dead"]
         else:
-            wanted = LetterFilter.read(form)
-            matching, rank, others = find_letters(letters, wanted, 0, MOST_CHANGES, arguments=self.arguments)
-            rows += matching
-            more = (
-                f" Others may match: one change takes {MOST_CHANGES}, and looked at {rank}." if others else ""
+            matching, looked_at, others = letters_to_change(
+                letters, form, MOST_CHANGES, arguments=self.arguments
             )
+            rows += matching
+            if others:
+                more = f" Others may match: one change takes {MOST_CHANGES}, and looked at {looked_at}."
         if not rows:
-            raise InvalidRequest(f"no dead letter of {queue!r} was chosen, or matches the filter")
+            raise InvalidRequest(f"{queue!r} has none of the chosen dead letters any more")
         return Confirmation(
             title=self.title.format(len(rows)),
             sentence=f"{len(rows)} of {len(letters)} dead letters of {queue!r} {self.effect}{more}",
