@@ -27,7 +27,7 @@ from celery_dq.cli.output import COUNT, command, print_line, show, show_table
 from celery_dq.duration import format_duration
 from celery_dq.errors import InvalidRequest
 
-_MESSAGE_COLUMNS = ("id", "queue", "state", "task", "tenant", "priority", "due", "args", "consumer")
+_MESSAGE_COLUMNS = ("task_id", "queue", "state", "task", "tenant", "priority", "due", "args", "consumer")
 
 
 @click.command()

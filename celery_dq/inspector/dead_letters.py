@@ -20,7 +20,8 @@ class DeadLetter:
     """A dead letter.
 
     Attributes:
-        id: The message id.
+        id: The message id, by which the dead letter is sent again, changed and deleted.
+        task_id: The id of the task.
         queue: Name of the queue.
         reason: Why the message became a dead letter.
         worker: Worker that had it last; "" when none had.
@@ -33,6 +34,7 @@ class DeadLetter:
     """
 
     id: str
+    task_id: str
     queue: str
     reason: str
     worker: str = ""
@@ -229,6 +231,7 @@ def _dead_letter(message_id: str, queue: str, at_us: float, raw: bytes, info: by
     message = message_of(raw, message_id, queue, "dead")
     return DeadLetter(
         id=message_id,
+        task_id=message.task_id,
         queue=queue,
         reason=str(known.get("reason", "unknown")),
         worker=process_of(str(known.get("worker", ""))),

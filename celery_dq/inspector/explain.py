@@ -121,9 +121,10 @@ def _reason(found: TenantSnapshot, partition: Partition, client: Client) -> _Why
 def explain_message(partition: Partition, client: Client, message: MessageSnapshot) -> Explanation:
     """Explain why a message has not run yet."""
     reason, why, until = _message(partition, client, message)
-    what = f"Task {message.id}" + (f" ({message.task})" if message.task else "")
+    what = f"Task {message.task_id}" + (f" ({message.task})" if message.task else "")
     sentence = f"{what} in {partition.name!r} {why}."
-    found = Explanation(message.queue, message.state, reason, sentence, message.tenant, message.id, until)
+    queue, state, tenant = message.queue, message.state, message.tenant
+    found = Explanation(queue, state, reason, sentence, tenant, message.task_id, until)
     return _placed(found, partition, client)
 
 
@@ -141,19 +142,21 @@ def _placed(found: Explanation, partition: Partition, client: Client) -> Explana
 
 def explain_state(message: MessageSnapshot) -> Explanation:
     """Explain a message by its state only, for a broker that knows no more of it."""
-    sentence = f"Task {message.id} in {message.queue!r} is {message.state}."
+    sentence = f"Task {message.task_id} in {message.queue!r} is {message.state}."
     until = message.due if message.state == "delayed" else None
-    return Explanation(message.queue, message.state, message.state, sentence, "", message.id, until)
+    return Explanation(message.queue, message.state, message.state, sentence, "", message.task_id, until)
 
 
 def explain_unknown(task_id: str, queues: list[str]) -> Explanation:
     """Explain a task that is in no queue."""
     looked = ", ".join(map(repr, queues)) or "no queues"
+    task = task_id_of(task_id)
+    hint = "" if task == task_id else f" If this is the id of a message, its task is {task}."
     return Explanation(
         "",
         "unknown",
         "unknown",
-        f"Task {task_id} is in none of {looked}: it has finished, was purged, or was never published.",
+        f"Task {task_id} is in none of {looked}: it has finished, was purged, or was never published.{hint}",
         task_id=task_id,
     )
 

@@ -62,6 +62,7 @@ class MessageSnapshot:
 
     Attributes:
         id: The message id: the task id, with ``~1`` … when that id was taken.
+        task_id: The id of the task, by which calls and commands find, cancel and change it.
         queue: Name of the queue.
         state: ``waiting``, ``delayed``, ``claimed`` (a consumer has it), ``settled`` (its task has started
             and is never delivered again), ``discarded`` (a worker has still to record that it will not run),
@@ -80,6 +81,7 @@ class MessageSnapshot:
     """
 
     id: str
+    task_id: str
     queue: str
     state: str
     task: str = ""
@@ -263,7 +265,7 @@ def _message_in(partition: Partition, raw: bytes, message_id: str, state: str) -
 
 def message_of(raw: bytes, message_id: str, queue: str, state: str) -> MessageSnapshot:
     """Read a record, as far as it can be read. Of the marker of a settled one, only the id is known."""
-    message = MessageSnapshot(message_id, queue, state)
+    message = MessageSnapshot(message_id, task_id_of(message_id), queue, state)
     if len(raw) < HEADER_SIZE:
         return message
     try:

@@ -271,6 +271,25 @@ def test_chosen_dead_letters_are_sent_again_and_others_stay(shop: Any, operator:
     assert {letter.id for letter in shop.dq.dead_letters["push"].list()} == {ids[2], later}
 
 
+def test_a_second_dead_letter_of_a_task_is_deleted_beside_a_waiting_message(shop: Any, operator: Any) -> None:
+    notify = shop.tasks["notify"]
+    for _ in range(2):
+        notify.apply_async(("a",), task_id="twice~0")
+    entries = claim(shop, want=2)
+    with shop.dq._broker.open_home("push") as (partition, client):
+        for entry in entries:
+            partition.dead_letter("worker:1", entry.tag, reason="rejected", worker="w").run(client)
+    notify.apply_async(("a",), task_id="twice~0")
+    page = operator.get("/dq/dead-letters/", {"queue": "push"}).content.decode()
+    ids = re.findall(r'name="id" value="([^"]*)"', page)
+    assert sorted(ids) == ["twice~~0", "twice~~0~1"]
+    for letter_id in ids:
+        asked = operator.post("/dq/dead-letters/purge/", {"queue": "push", "id": letter_id})
+        assert json.loads(hidden_fields(asked.content.decode())["ids"]) == [letter_id]
+        operator.post("/dq/dead-letters/purge/", hidden_fields(asked.content.decode()))
+    assert len(shop.dq.dead_letters["push"]) == 0
+
+
 def test_a_chosen_dead_letter_that_cannot_be_read_stops_no_other(shop: Any, operator: Any) -> None:
     ids = [dead_letter(shop, "a") for _ in range(3)]
     with shop.dq._broker.open_home("push") as (partition, client):

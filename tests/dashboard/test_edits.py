@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timezone
+from html import unescape
 from typing import Any
 
 import pytest
@@ -78,6 +80,29 @@ def test_hidden_arguments_of_a_task_are_replaced_unseen(shop: Any, operator: Any
         assert "secret" not in page
     post(operator, "message/arguments/edit/", **hidden_fields(asked))
     assert shop.dq.find(task_id)[0].args == "('open', 1)"
+
+
+@pytest.mark.parametrize("state", ["waiting", "delayed", "dead"])
+def test_a_second_message_of_a_task_is_opened_from_its_list(shop: Any, operator: Any, state: str) -> None:
+    notify = shop.tasks["notify"]
+    for _ in range(2):
+        notify.apply_async(("a",), task_id="twice~0", countdown=3600 if state == "delayed" else None)
+    with shop.dq._broker.open_home("push") as (partition, client):
+        # The first one runs, and asks for a retry: its message ends.
+        (entry,) = partition.take("w", ["twice~~0"], lease_ms=60_000).run(client)
+        partition.ack("w", finish=[entry.tag]).run(client)
+    if state == "dead":
+        (entry,) = claim(shop)
+        with shop.dq._broker.open_home("push") as (partition, client):
+            partition.dead_letter("worker:1", entry.tag, reason="rejected", worker="w").run(client)
+    pages = {"waiting": "tenant", "delayed": "queue", "dead": "dead-letters"}
+    page = operator.get(f"/dq/{pages[state]}/", {"queue": "push", "tenant": "a"})
+    (address,) = {*re.findall(r'href="(/dq/message/[^"]*)"', page.content.decode())}
+    page = operator.get(unescape(address)).content.decode()
+    assert f'class="chip {state}">{state}<' in page
+    assert "Task twice~0 (notify) in &#x27;push&#x27;" in page
+    if state != "dead":
+        assert "is cancelled" in post(operator, "message/cancel/", **hidden_fields(page), confirmed="1")
 
 
 @pytest.mark.parametrize("text", ['["\\ud800"]', "[NaN]", "[" * 900 + "]" * 900, "[" + "9" * 5000 + "]"])

@@ -90,6 +90,22 @@ def test_peek_find_and_explain(run: Run, shop: Any, ids: list[str]) -> None:
     assert "--tenant needs --queue" in run("explain", "--tenant", "a", status=2).output
 
 
+def test_a_listed_id_is_the_one_that_commands_take(run: Run, shop: Any) -> None:
+    for number in range(2):
+        shop.tasks["notify"].apply_async((str(number),), task_id="twice~0")
+    with shop.dq._broker.open_home("push") as (partition, client):
+        (entry,) = partition.take("w", ["twice~~0"], lease_ms=60_000).run(client)
+        partition.ack("w", finish=[entry.tag]).run(client)
+    (row,) = data(run("peek", "push", "--json"))
+    assert (row["id"], row["task_id"]) == ("twice~~0~1", "twice~0")
+    listed = run("peek", "push").output.splitlines()[1].split()[0]
+    assert listed == run("find", listed).output.splitlines()[1].split()[0] == "twice~0"
+    assert run("explain", listed).output.startswith("Task twice~0 (notify) in 'push'")
+    text = run("explain", row["id"], status=1).output
+    assert text.endswith("If this is the id of a message, its task is twice~0.\n")
+    assert "cancelled; it was waiting" in run("cancel", "push", listed).output
+
+
 def test_cancel_move_and_purge(run: Run, shop: Any, ids: list[str]) -> None:
     assert run("cancel", "push", ids[0]).output == f"{ids[0]}: cancelled; it was waiting\n"
     assert run("cancel", "push", ids[0]).output == f"{ids[0]}: cancelled or expired already\n"

@@ -109,7 +109,7 @@ def find_item(queues: ZooKeeperQueues, queue: str, task_id: str) -> StoredItem |
         with suppress(CorruptRecord):
             data = frame(list(unframe(data))[:1])
         item = _item(queue, found, "dead", (data, stat))
-        return item._replace(message=replace(item.message, id=task_id))
+        return item._replace(message=replace(item.message, id=task_id, task_id=task_id))
     return None
 
 
@@ -133,7 +133,7 @@ def _read(
 
 def _item(queue: str, name: str, state: str, answer: tuple[bytes, Any]) -> StoredItem:
     data, stat = answer
-    message = MessageSnapshot(name, queue, state)
+    message = MessageSnapshot(name, name, queue, state)
     if stat is None:
         return StoredItem(name, replace(message, args="denied by its ACL"))
     try:
@@ -144,9 +144,11 @@ def _item(queue: str, name: str, state: str, answer: tuple[bytes, Any]) -> Store
     count = count_of(stat)
     # A message that no consumer has was lost by every consumer that took it and did not requeue it.
     lost = count.deliveries if state == "claimed" else max(count.taken - stat.version, 0)
+    task_id = str(headers.get("id") or name)
     message = replace(
         message,
-        id=str(headers.get("id") or name),
+        id=task_id,
+        task_id=task_id,
         task=str(headers.get("task") or ""),
         priority=record.priority,
         due=moment(record.due_ms * 1000),
@@ -327,7 +329,7 @@ class ZooKeeperDeadLettersApi(DeadLetters):
             stored = channel.dead_letters(self.name)
             if message_id is not None:
                 if dry_run:
-                    return int(any(letter.id == message_id for letter in stored.list()))
+                    return int(stored.find(message_id) is not None)
                 try:
                     return int(stored.replay(message_id))
                 except CorruptRecord as exc:
@@ -350,8 +352,7 @@ class ZooKeeperDeadLettersApi(DeadLetters):
         """See :meth:`DeadLetters.show`. An expiry is not known."""
         check_text("message_id", message_id)
         with self._broker.zookeeper_channel() as channel:
-            stored = channel.dead_letters(self.name).list()
-        node = next((each for each in stored if each.id == message_id), None)
+            node = channel.dead_letters(self.name).find(message_id)
         if node is None:
             return None
         letter, record = self._letter(node), node.record
@@ -388,7 +389,7 @@ class ZooKeeperDeadLettersApi(DeadLetters):
         with self._broker.zookeeper_channel() as channel:
             stored = channel.dead_letters(self.name)
             if dry_run:
-                return sum(message_id in (None, letter.id) for letter in stored.list())
+                return len(stored) if message_id is None else int(stored.find(message_id) is not None)
             count = int(stored.purge(None if message_id is None else [message_id]))
             on_progress(count)
             return count
@@ -414,6 +415,7 @@ class ZooKeeperDeadLettersApi(DeadLetters):
             args = f"unreadable: {error}"
         return DeadLetter(
             id=node.id,
+            task_id=str(headers.get("id") or node.id),
             queue=self.name,
             reason=str(node.about.get("reason", "unknown")),
             worker=str(node.about.get("worker", "")),

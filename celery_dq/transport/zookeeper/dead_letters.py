@@ -86,9 +86,13 @@ class ZooKeeperDeadLetters:
     def list(self) -> Sequence[DeadLetterNode]:
         """Return all dead letters, the latest first."""
         ids = [self._nodes.dead_id(name) for name in self._queues.children(self._nodes.dead)]
-        found = [(message_id, self._read(message_id)) for message_id in ids]
-        letters = [_dead_letter_node(message_id, data) for message_id, data in found if data is not None]
+        letters = [letter for letter in map(self.find, ids) if letter is not None]
         return sorted(letters, key=lambda letter: -letter.at_us)
+
+    def find(self, message_id: str) -> DeadLetterNode | None:
+        """Return the dead letter with this id; None when there is none."""
+        data = self._read(message_id)
+        return None if data is None else _dead_letter_node(message_id, data)
 
     def _read(self, message_id: str) -> bytes | None:
         (answer,) = read_all(self._queues.session, [self._nodes.dead_letter(message_id)], ANSWER_S)

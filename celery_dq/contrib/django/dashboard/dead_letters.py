@@ -30,7 +30,6 @@ from celery_dq.contrib.django.dashboard.views import ChangeView, Confirmation, P
 from celery_dq.duration import parse_rate
 from celery_dq.errors import InvalidMessage, InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetter, DeadLetterContent
-from celery_dq.inspector.messages import MessageSnapshot
 from celery_dq.inspector.redis_values import check_text
 
 #: Dead letters on one page.
@@ -328,15 +327,10 @@ class LettersChange(DeadLettersChange):
         """Return the dead letters that the change would affect."""
         queue = required(form, "queue")
         letters, more = dq.dead_letters[queue], ""
-        rows: list[DeadLetter | MessageSnapshot] = []
         if chosen := form.getlist("id")[:LETTERS_PER_PAGE]:
-            places = [dq.queues[queue].find(check_text("id", each)) for each in chosen]
-            rows += [each for each in places if each is not None and each.state == "dead"]
+            rows = [content.letter for each in chosen if (content := letters.show(each)) is not None]
         else:
-            matching, looked_at, others = letters_to_change(
-                letters, form, MOST_CHANGES, arguments=self.arguments
-            )
-            rows += matching
+            rows, looked_at, others = letters_to_change(letters, form, MOST_CHANGES, arguments=self.arguments)
             if others:
                 more = f" Others may match: one change takes {MOST_CHANGES}, and looked at {looked_at}."
         if not rows:
