@@ -27,6 +27,13 @@ class _Handler(WSGIRequestHandler):
         logger.debug("A request for metrics from %s: %s", self.address_string(), template % args)
 
 
+def _addresses(host: str, port: int) -> list[Any]:
+    try:
+        return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as exc:  # a part of the name is empty or too long
+        raise OSError(f"{host!a} cannot be the name of a host") from exc
+
+
 class MetricsServer(ThreadingMixIn, WSGIServer):
     """Serves the metrics of an app. It listens from its construction on.
 
@@ -40,7 +47,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
     Raises:
         ConfigurationError: A ``dq_*`` setting cannot be used.
-        OSError: The address is taken, or is none of this machine.
+        OSError: The address is taken, or is none of this machine, or no host can have this name.
     """
 
     daemon_threads = True
@@ -48,7 +55,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
     def __init__(self, app: Any, host: str, port: int) -> None:
         answer = make_wsgi_app(make_registry(app))
-        families = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        families = _addresses(host, port)
         self.address_family, address = families[0][0], families[0][4]
         super().__init__((str(address[0]), port), _Handler)
         self.set_app(answer)

@@ -74,6 +74,12 @@ def test_the_exporter_names_a_port_that_is_taken() -> None:
     assert f"cannot listen on 127.0.0.1:{port} (Address already in use): give another --port" in text
 
 
+def test_the_exporter_names_a_host_that_cannot_be_one() -> None:
+    status, text = run("--host", "0.0.0..0")
+    assert status == 1
+    assert "cannot listen on 0.0.0..0:9540 ('0.0.0..0' cannot be the name of a host): give another" in text
+
+
 def test_the_exporter_names_a_wrong_setting() -> None:
     status, text = run("--port", "0", dq_metrics_tenants=201)
     assert status == 1
