@@ -165,6 +165,10 @@ def web(
         library = "waitress" if find_spec("django") else "Django"
         raise MissingLibrary.needed_by("celery dq web", library, "web") from exc
     if new_user is not None:
+        if not standalone.is_user(new_user):
+            raise ConfigurationError(
+                f"--hash {new_user!r}: give the name of a user, without ':', line ends, or '#' at its start"
+            )
         password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
         line = f"{new_user}:{standalone.hash_password(password)}"
         show(as_json, {"line": line}, line)

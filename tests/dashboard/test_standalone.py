@@ -196,6 +196,11 @@ def test_a_line_of_the_file_of_passwords_is_made_from_a_prompt(tmp_path: Path) -
     assert logins.name_of(basic("eve:päss:Word"), "10.0.0.1") is None
 
 
+@pytest.mark.parametrize("name", ["", "a:b", "#eve", "eve\nadam"])
+def test_a_user_that_no_line_of_the_file_can_have_gets_no_hash(name: str) -> None:
+    assert "give the name of a user, without ':'" in refused("--hash", name)
+
+
 def test_wrong_logins_wait_in_a_row_and_known_ones_do_not(caplog: pytest.LogCaptureFixture) -> None:
     logins = Logins({"eve": hash_password("right")})
     assert logins.name_of(basic("eve:right"), "10.0.0.1") == "eve"

@@ -186,6 +186,11 @@ def hash_password(password: str) -> str:
     return _HASHER.encode(password, _HASHER.salt())
 
 
+def is_user(name: str) -> bool:
+    """Whether a line of the file of passwords can begin with this name of a user."""
+    return bool(name) and not name.startswith("#") and ":" not in name and "\n" not in name
+
+
 def read_passwords(file: Path) -> dict[str, str]:
     """Read a file with one ``user:hash`` per line.
 
@@ -214,7 +219,7 @@ def read_passwords(file: Path) -> dict[str, str]:
         if not line.strip():
             continue
         name, colon, password = line.partition(":")
-        if name.startswith("#") or not (name and colon and password):
+        if not (is_user(name) and colon and password):
             reason = "is not user:hash; comments are not allowed"
             raise ConfigurationError(f"--auth {file}: line {number} {reason}")
         if not _HASH.fullmatch(password):
