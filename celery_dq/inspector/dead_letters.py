@@ -10,7 +10,17 @@ from typing import Any, NamedTuple
 
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.messages import message_of, read_info
-from celery_dq.inspector.redis_values import CHUNK, MOST, Client, chunks, command, first_of, moment, text
+from celery_dq.inspector.redis_values import (
+    CHUNK,
+    MOST,
+    Client,
+    bounded_us,
+    chunks,
+    command,
+    first_of,
+    moment,
+    text,
+)
 from celery_dq.transport.redis.store.partition import Partition, process_of
 from celery_dq.transport.redis.store.rounds import Rounds, run_chosen, run_one, run_rounds, together
 
@@ -91,11 +101,12 @@ class DeadLetterFilter:
 
     def matches(self, letter: DeadLetter) -> bool:
         """Return whether a dead letter is meant."""
+        if self.since is not None and (letter.at is None or bounded_us(letter.at) < bounded_us(self.since)):
+            return False
         return (
             self.tenant in (None, letter.tenant)
             and self.task in (None, letter.task)
             and (self.reason is None or self.reason in letter.reason)
-            and (self.since is None or (letter.at is not None and letter.at >= self.since.astimezone()))
         )
 
 

@@ -85,6 +85,15 @@ def check_seconds(name: str, value: Any) -> float:
     return value
 
 
+def bounded_us(value: datetime) -> int:
+    """Return a time in µs since 1970, from 0 to :data:`LATEST_US`; without a zone it is local time."""
+    try:
+        time_us = round(value.timestamp() * 1e6)
+    except (ValueError, OverflowError):  # The years 1 and 9999, in some zones.
+        time_us = LATEST_US if value.year > 1970 else 0
+    return min(max(time_us, 0), LATEST_US)
+
+
 def check_moment(name: str, value: Any, instead: str = "") -> int:
     """Check a time from 1970 to 2255, and return it in µs since 1970; without a zone it is local time.
 
@@ -96,10 +105,7 @@ def check_moment(name: str, value: Any, instead: str = "") -> int:
     Raises:
         InvalidRequest: `value` is not such a time.
     """
-    try:
-        time_us = round(value.astimezone().timestamp() * 1e6) if isinstance(value, datetime) else 0
-    except (ValueError, OverflowError):  # The years 1 and 9999, in some zones.
-        time_us = 0
+    time_us = bounded_us(value) if isinstance(value, datetime) else 0
     if not 0 < time_us < LATEST_US:
         raise InvalidRequest(f"{name} = {value}: give a datetime of the years 1970 to 2254{instead}")
     return time_us

@@ -99,3 +99,4 @@ def test_the_audit_trail_shows_the_user_and_the_reason_of_a_change(shop: Any, op
     assert [each["queue"] for each in found] == ["mail"]
     assert "No change matches." in operator.get("/dq/audit/?queue=nowhere").content.decode()
     assert operator.get("/dq/audit/?since=soon").status_code == 400
+    assert "No change matches." in operator.get("/dq/audit/?since=9999-12-31T23:59-12:00").content.decode()

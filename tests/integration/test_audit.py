@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from getpass import getuser
 from typing import Any
@@ -188,24 +189,39 @@ def test_the_stream_is_bounded_and_read_in_chunks(shop: Any, monkeypatch: pytest
     assert shop.dq.audit()[0].action == "resumed"
 
 
-@pytest.mark.parametrize("zone", ["XST-5", "XST+5", "UTC"])
-def test_a_time_without_a_zone_is_local_time(
-    run: Run, shop: Any, monkeypatch: pytest.MonkeyPatch, zone: str
-) -> None:
-    """In UTC no test sees a zone that is forgotten."""
-    monkeypatch.setenv("TZ", zone)
+@pytest.fixture(params=["XST-5", "XST+5", "UTC"])
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A zone of the process. In UTC no test sees a zone that is forgotten."""
+    monkeypatch.setenv("TZ", request.param)
     time.tzset()
-    try:
-        push, dead = shop.dq.queues["push"], shop.dq.dead_letters["push"]
-        dead_letter(shop)
-        push.pause(until=datetime.now() + timedelta(minutes=2))
-        left = push.snapshot().pause.until - datetime.now(timezone.utc)
-        assert timedelta(minutes=1) < left < timedelta(minutes=3)
-        ago, ahead = (datetime.now() + timedelta(minutes=each) for each in (-2, 2))
-        assert [len(shop.dq.audit(since=since)) for since in (ago, ahead)] == [1, 0]
-        assert [dead.replay(wanted=DeadLetterFilter(since=since)) for since in (ahead, ago)] == [0, 1]
-        assert "paused" in run(f"audit --since {ago.isoformat()}")
-        assert run(f"audit --since {ahead.isoformat()}") == "No change is known.\n"
-    finally:
-        monkeypatch.undo()
-        time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("zone")
+def test_a_time_without_a_zone_is_local_time(run: Run, shop: Any) -> None:
+    push, dead = shop.dq.queues["push"], shop.dq.dead_letters["push"]
+    dead_letter(shop)
+    push.pause(until=datetime.now() + timedelta(minutes=2))
+    left = push.snapshot().pause.until - datetime.now(timezone.utc)
+    assert timedelta(minutes=1) < left < timedelta(minutes=3)
+    ago, ahead = (datetime.now() + timedelta(minutes=each) for each in (-2, 2))
+    assert [len(shop.dq.audit(since=since)) for since in (ago, ahead)] == [1, 0]
+    assert [dead.replay(wanted=DeadLetterFilter(since=since)) for since in (ahead, ago)] == [0, 1]
+    assert "paused" in run(f"audit --since {ago.isoformat()}")
+    assert run(f"audit --since {ahead.isoformat()}") == "No change is known.\n"
+
+
+@pytest.mark.usefixtures("zone")
+def test_a_time_that_has_no_number_in_some_zones_may_be_given(shop: Any) -> None:
+    shop.dq.quotas.pause("push", "b")
+    dead_letter(shop)
+    for at, found in ((datetime.min, 1), (datetime.max, 0)):
+        for hours in (None, -12, 12):
+            since = at if hours is None else at.replace(tzinfo=timezone(timedelta(hours=hours)))
+            assert len(shop.dq.audit(since=since)) == found
+            wanted = DeadLetterFilter(since=since)
+            assert shop.dq.dead_letters["push"].replay(wanted=wanted, dry_run=True) == found
+            with pytest.raises(InvalidRequest, match="give a datetime of the years 1970 to 2254"):
+                shop.dq.queues["push"].pause(until=since)

@@ -20,7 +20,16 @@ from typing import Any, TypeAlias
 import redis
 
 from celery_dq.errors import DQError, InvalidRequest
-from celery_dq.inspector.redis_values import CHUNK, Client, check_count, check_text, moment, number, text
+from celery_dq.inspector.redis_values import (
+    CHUNK,
+    Client,
+    bounded_us,
+    check_count,
+    check_text,
+    moment,
+    number,
+    text,
+)
 from celery_dq.keys import audit_stream
 from celery_dq.options import Options
 from celery_dq.shown import shown_logger
@@ -139,10 +148,7 @@ class AuditTrail:
         check_count("limit", limit)
         if queue is not None:
             check_text("queue", queue)
-        # No entry is older than 1970, and datetime.min has no time in some zones.
-        first = "-"
-        if since is not None and since.year >= 1970:
-            first = str(max(round(since.astimezone().timestamp() * 1000), 0))
+        first = "-" if since is None else str(round(bounded_us(since) / 1000))
         found: list[AuditEntry] = []
         last = "+"
         with self._channel() as channel:
