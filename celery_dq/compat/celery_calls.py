@@ -28,6 +28,13 @@ def running_task() -> Any:
     return _stack.top
 
 
+def continued_run(task_id: Any) -> Any:
+    """Return the running task if a call with this id is its retry or replacement; else None."""
+    running = running_task()
+    is_same = task_id is not None and running is not None and running.request.id == task_id
+    return running if is_same else None
+
+
 def in_task() -> bool:
     """Whether a task makes the call: then the call is a child of that task."""
     # Looking at the storage is quicker than looking for the stack.

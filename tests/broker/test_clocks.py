@@ -13,16 +13,20 @@ from tests.broker.kombu_client import KombuClient
 from tests.broker.worker_app import OpenApp
 
 
-@pytest.mark.parametrize("buffered", [False, True], ids=["plain", "buffered"])
+@pytest.mark.parametrize(
+    ("task", "buffered"), [("retry_once", False), ("retry_once", True), ("repeat_once", True)]
+)
 @pytest.mark.parametrize("ahead_s", [600, -600])
-def test_a_retry_is_due_after_its_countdown(open_app: OpenApp, ahead_s: float, buffered: bool) -> None:
+def test_a_call_of_a_task_is_due_after_its_countdown(
+    open_app: OpenApp, ahead_s: float, task: str, buffered: bool
+) -> None:
     settings: dict[str, Any] = {}
     if buffered:
         settings = {"dq_buffer": True, "dq_buffer_folder": "", "dq_buffer_in_workers": True}
     worker_app = open_app(clock_ahead_s=ahead_s, **settings)
     countdown = 0.7
     with worker_app.worker("threads", 1):
-        worker_app.send("retry_once", countdown)
+        worker_app.send(task, countdown)
         first, second = map(float, worker_app.ran(2, subject="attempt"))
         worker_app.settled()
     assert second - first >= countdown

@@ -165,6 +165,12 @@ def add_tasks(app: Celery, port: int) -> Celery:
         if not self.request.retries:
             raise self.retry(countdown=countdown)
 
+    @app.task(name="repeat_once")
+    def repeat_once(countdown: float, is_last: bool = False) -> None:
+        report("attempt", time.monotonic())
+        if not is_last:
+            repeat_once.apply_async((countdown, True), countdown=countdown)
+
     @app.task(name="use", bind=True, acks_late=True, max_retries=1)
     def use(self: Any, key: str, retries: bool = False) -> None:
         resource = self.request.dq_resource

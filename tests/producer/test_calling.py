@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, chain, group, signals
+from celery.app.trace import build_tracer
 from celery.exceptions import TimeoutError as CeleryTimeout
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
@@ -116,6 +117,27 @@ def test_the_setting_decides_whether_a_call_is_buffered(
         with app.dq.buffer.buffered(block):
             job.apply_async(**chosen)
     assert app.dq.buffer.inspect().counters.get("accepted", 0) == int(expected)
+
+
+@pytest.mark.parametrize("way", ["retry", "replace", "call"])
+def test_a_run_that_publishes_itself_again_does_not_leave_it_in_the_buffer(
+    make_app: MakeApp, stored: Stored, way: str
+) -> None:
+    app = make_app(dq_buffer_in_workers=True, dq_buffer_linger="60s")
+    other = task(app, name="other")(nothing)
+
+    def run(self: Any) -> None:
+        other.delay()
+        if way == "retry":
+            raise self.retry(countdown=0)
+        if way == "replace":
+            raise self.replace(other.si().set(buffered=True))
+        self.apply_async(task_id=self.request.id)
+
+    job = task(app, name="job", bind=True)(run)
+    build_tracer("job", job, app=app)("mine", [], {}, {"id": "mine"})
+    assert stored.ids("celery") == ["mine"]
+    assert app.dq.buffer.inspect().pending == 1  # the other call
 
 
 def test_send_task_and_signatures_are_buffered_and_producers_of_the_caller_are_not(

@@ -215,6 +215,17 @@ def test_a_retry_keeps_its_place_and_blocks_until_it_is_due(
     assert redis_posting.book.numbers("start") == [0, 1, 2, 2, 3, 3, *range(4, 20)]
 
 
+def test_a_retry_keeps_its_place_although_the_calls_of_tasks_are_buffered(
+    redis_posting: PostingWorkers,
+) -> None:
+    conf = {"dq_buffer": True, "dq_buffer_in_workers": True, "dq_buffer_folder": "", "dq_buffer_linger": "1s"}
+    redis_posting.post(range(2))
+    redis_posting.send("retry", 2)
+    redis_posting.post(range(3, 10))
+    with redis_posting.worker("threads", 1, conf=conf):
+        assert redis_posting.finished(10) == list(range(10))
+
+
 @pytest.mark.parametrize("ahead_s", [600, -600])
 def test_a_retry_is_due_by_the_clock_of_redis(
     open_posting: Callable[..., PostingWorkers], ahead_s: float

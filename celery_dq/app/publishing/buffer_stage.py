@@ -5,7 +5,8 @@ The first of these that is set decides: the call's option ``buffered``, the bloc
 ``dq_buffer``. Calls with a producer or connection of the caller (beat passes one) are never buffered. Calls
 with a dedup key are not buffered unless their verdict may come later: they need their answer at once. So do
 calls with ``retry=False``, unless they have the option ``buffered``. A task's own calls are buffered only by
-that option or by ``dq_buffer_in_workers``, because the task's message could be acknowledged before them.
+that option or by ``dq_buffer_in_workers``, because the task's message could be acknowledged before them. A
+retry or replacement of the running task is never buffered: it must be in the broker before the run ends.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from celery.local import Proxy
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.pipeline import Call, Proceed
-from celery_dq.compat.celery_calls import registered_tasks, running_task
-from celery_dq.dedup.rule import Dedup
+from celery_dq.compat.celery_calls import continued_run, registered_tasks
 from celery_dq.options.sections import BufferOptions
 from celery_dq.per_process import PerProcess
 from celery_dq.producer.buffering_producer import BufferingProducer
@@ -108,8 +108,11 @@ class BufferStage:
         """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
         options = call.options
         asked = options.pop("buffered", None)
-        if call.dedup is not None and not _may_wait(call.dedup[0], options):
+        if call.dedup is not None and call.dedup[0].verdict != "later":
             # The caller gets the covering call, which only the broker knows.
+            return proceed(call)
+        if continued_run(options.get("task_id")) is not None:
+            # A singleton queue gives it the place of the running message, and a dedup key its lock.
             return proceed(call)
         lent = options.get("producer")
         if type(lent) is LazyPoolProducer:
@@ -124,15 +127,6 @@ class BufferStage:
     def _accept(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> None:
         addressed = self._sender.get().address(message, exchange, routing_key, declare)
         dq_of(self._app).buffer.producer.put(addressed)
-
-
-def _may_wait(rule: Dedup, options: dict[str, Any]) -> bool:
-    """Whether a call with a dedup key may be published after it has returned."""
-    if rule.verdict != "later":
-        return False
-    running = running_task()
-    # A message that a run publishes in its own place must be in the broker before the run ends.
-    return running is None or running.request.id != options.get("task_id")
 
 
 class LazyPoolProducer(Proxy):  # type: ignore[type-arg]  # generic in its stubs only

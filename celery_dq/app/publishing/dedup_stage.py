@@ -13,7 +13,7 @@ from typing import Any
 from kombu import serialization
 
 from celery_dq.app.publishing.pipeline import Call, Proceed
-from celery_dq.compat.celery_calls import arguments_of, in_task, running_task, task_named
+from celery_dq.compat.celery_calls import arguments_of, continued_run, in_task, task_named
 from celery_dq.dedup.key import AsSent, Key, MakeKey
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.rule import Dedup, override, rule_of
@@ -127,8 +127,8 @@ def _anything(*args: Any, **kwargs: Any) -> None:
 
 def _request_repeated_by(name: str, task_id: Any, args: Any, kwargs: Any) -> Any:
     """Return the request of the running task if the call repeats this task; else None."""
-    running = running_task()
-    if running is None or running.name != name or running.request.id != task_id:
+    running = continued_run(task_id)
+    if running is None or running.name != name:
         return None
     request = running.request
     # By the text, because 1 == True.
@@ -254,8 +254,8 @@ class DedupRequests:
 
 def _continued_run(task_id: Any) -> tuple[str, int]:
     """Message id and claim number of the run that publishes itself again, by ``retry`` or ``replace``."""
-    running = running_task()
-    if running is None or running.request.id != task_id:
+    running = continued_run(task_id)
+    if running is None:
         return "", 0
     properties = running.request.properties or {}
     delivery = delivery_of(str(properties.get("delivery_tag") or ""))
