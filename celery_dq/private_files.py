@@ -16,12 +16,13 @@ _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _SHARED = stat.S_IWGRP | stat.S_IWOTH
 
 
-def open_folder(path: Path | str, dir_fd: int | None = None) -> int:
-    """Open a folder that no other user can change.
+def open_folder(path: Path | str, dir_fd: int | None = None, *, is_trusted: bool = True) -> int:
+    """Open a folder.
 
     Args:
         path: The folder; relative to `dir_fd`, if that is given.
         dir_fd: Descriptor of the folder above it.
+        is_trusted: Whether no other user may be able to change the folder.
 
     Raises:
         PermissionError: Another user owns it, or can change it. The text has the remedy.
@@ -29,7 +30,8 @@ def open_folder(path: Path | str, dir_fd: int | None = None) -> int:
     """
     fd = os.open(path, _OPEN | os.O_DIRECTORY, dir_fd=dir_fd)
     try:
-        _refuse_foreign(path, os.fstat(fd))
+        if is_trusted:
+            _refuse_foreign(path, os.fstat(fd))
     except BaseException:
         os.close(fd)
         raise

@@ -75,12 +75,13 @@ class FolderLock:
         self.inode = _inode(os.fstat(folder))
 
     @classmethod
-    def acquire(cls, path: Path, dir_fd: int | None = None) -> FolderLock | None:
+    def acquire(cls, path: Path, dir_fd: int | None = None, *, is_trusted: bool = True) -> FolderLock | None:
         """Lock a folder.
 
         Args:
             path: The folder.
             dir_fd: Descriptor of the folder above it.
+            is_trusted: Whether no other user may be able to change the folder.
 
         Returns:
             None when a process holds the lock, which may be this one.
@@ -89,7 +90,8 @@ class FolderLock:
             PermissionError: Another user can change the folder.
             OSError: The folder cannot be opened.
         """
-        lock = cls(path, open_folder(path if dir_fd is None else path.name, dir_fd))
+        name = path if dir_fd is None else path.name
+        lock = cls(path, open_folder(name, dir_fd, is_trusted=is_trusted))
         # Threads of this process meet here; one of them goes on.
         if cls._held.get().setdefault(lock.inode, lock) is lock:
             file = lock_file(LOCK, lock.folder)

@@ -18,6 +18,7 @@ from celery_dq.producer import flusher
 from celery_dq.testing.servers import RedisServer
 from tests.dq_command import run_dq
 from tests.preloaded import run_python
+from tests.producer.test_spill_log import WRITER, Child, orphans_of_another_process
 
 PRODUCER = """
 import os, signal, sys
@@ -73,6 +74,40 @@ def test_the_messages_of_a_dead_process_are_shown_and_replayed(tmp_path: Path) -
         assert "0 pending" in run(app).output
         assert [message.id for message in app.dq.queues["push"].peek()] == [f"job-{n}" for n in range(7)]
         app.close()
+
+
+def test_messages_of_a_container_that_is_gone_are_replayed(tmp_path: Path) -> None:
+    folder = str(tmp_path / "spill")
+    with RedisServer() as server:
+        app = make_app(server.url(scheme="dq-redis"), folder)
+        server.kill()
+        kill_producer(server.url(scheme="dq-redis"), folder)
+        server.start()
+        (dead,) = app.dq.buffer.folder.iterdir()
+        # The container's host name was another one: the name of the folder has its CRC.
+        dead.rename(dead.with_name(re.sub(r"\.\w+-", ".01234567-", dead.name)))
+        assert run(app, "replay", "--dry-run").output == "7 messages would be sent; none was.\n"
+        assert run(app, "replay", "-y", "--timeout", "30").output == "7 sent, 0 left.\n"
+        app.close()
+
+
+@pytest.mark.parametrize("host", ["this", "another"])
+@pytest.mark.parametrize("pid", ["of this machine", "of a container"])
+def test_the_lock_shows_whether_a_process_lives(tmp_path: Path, host: str, pid: str) -> None:
+    writer = Child(WRITER, tmp_path, 3)
+    folder = Path(writer.line())
+    name = folder.name
+    if host == "another":
+        name = re.sub(r"\.\w+-", ".01234567-", name)
+    if pid == "of a container":
+        name = re.sub(r"^\d+\.\d*\.", "999999999.1.", name)
+    folder.rename(folder.with_name(name))
+    (lives,) = survey(tmp_path).owners
+    assert (lives.state, lives.pending) == ("alive" if host == "this" else "elsewhere", 3)
+    assert orphans_of_another_process(tmp_path) == 0  # it has its lock still
+    writer.kill()
+    (died,) = survey(tmp_path).owners
+    assert (died.state, died.pending) == ("dead", 3)
 
 
 def test_quarantine_and_damage_are_shown(tmp_path: Path) -> None:

@@ -1,14 +1,12 @@
 """``app.dq.buffer``: the buffered producer of an app, and snapshots of its spill log.
 
-The snapshots include the files of other processes, and the quarantine. Lock files are never opened for them,
-because opening and closing the lock file of this process would end its lock. The name of a folder shows
-whether its process lives.
+The snapshots include the files of other processes, and the quarantine. The lock of a folder shows whether its
+process lives.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -262,8 +260,9 @@ class Owner:
 
     Attributes:
         name: Name of the folder.
-        state: State of its process; ``elsewhere`` means another machine or container. The messages of a dead
-            process are sent by another process of the app, or by ``celery dq spill replay``.
+        state: State of its process. ``elsewhere`` means that it lives on another machine or in another
+            container. The messages of a dead process, wherever it ran, are sent by another process of the
+            app, or by ``celery dq spill replay``.
         pending: Number of messages in its files. All messages of a file count until its last one is
             delivered.
         bytes: Size of its files.
@@ -370,29 +369,18 @@ def _files(folder: Path) -> Iterator[tuple[bytes, float]]:
 
 
 def _state_of(folder: Path) -> OwnerState:
-    with suppress(OSError):
+    try:
         if FolderLock.is_own(folder.stat(follow_symlinks=False)):
             return "this process"
-    process = folder.name.partition("-")[0]
-    ours = process_name()
-    if process == ours:
-        return "dead"  # an earlier process of this container had the same pid and start time
-    pid, _, rest = process.partition(".")
-    started, _, host = rest.rpartition(".")
-    if host != ours.rpartition(".")[2] or not pid.isdecimal():
-        return "elsewhere"
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return "dead"
+        # An adopting process asks the same. A name proves nothing about the processes of another container.
+        lock = FolderLock.acquire(folder, is_trusted=False)
     except OSError:
-        pass  # the process exists, and belongs to another user
-    with suppress(OSError, IndexError):
-        # Another process may have got the same pid since then.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if fields[19] != started or fields[0] in "ZX":
-            return "dead"
-    return "alive"
+        lock = None
+    if lock is not None:
+        lock.release()
+        return "dead"
+    process = folder.name.partition("-")[0]
+    return "alive" if process.rpartition(".")[2] == process_name().rpartition(".")[2] else "elsewhere"
 
 
 @dataclass(frozen=True)
