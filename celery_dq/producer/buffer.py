@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 __all__ = ["MessageBuffer", "Lane", "Limits", "BufferedMessage"]
@@ -63,6 +62,7 @@ class Lane:
 
     Attributes:
         done: Sequence of the last message that was delivered or rejected.
+        flush_to: Sequence up to which messages do not linger.
         stored: Number of messages, after those in memory, that are on disk only. An adopted lane counts
             files.
         most: Size of the next batch while a refused message is searched for; else 0.
@@ -74,6 +74,7 @@ class Lane:
         "done",
         "failures",
         "first_at",
+        "flush_to",
         "in_flight",
         "key",
         "marks",
@@ -92,6 +93,7 @@ class Lane:
         self.adopted = adopted
         self.next_sequence = 1
         self.done = 0
+        self.flush_to = 0
         self.waiting: deque[BufferedMessage] = deque()
         self.in_flight: list[BufferedMessage] = []
         self.stored = 0
@@ -190,19 +192,23 @@ class MessageBuffer:
                 return lane
         return None
 
-    def take(self, now: float, *, hurry: bool = False) -> Lane | None:
+    def flush_soon(self) -> None:
+        """Let no message that is in the buffer now linger."""
+        for lane in self.active.values():
+            lane.flush_to = lane.next_sequence - 1
+
+    def take(self, now: float) -> Lane | None:
         """Put the next batch in flight, or the failed one again.
 
         Args:
             now: Monotonic time in seconds.
-            hurry: Whether to send without linger.
 
         Returns:
             The lane of the batch; None when no batch is due.
         """
         ready = None
         for lane in self.active.values():
-            if self._due(lane, hurry) <= now:
+            if self._due(lane) <= now:
                 if lane.adopted:  # messages of a dead process go first
                     ready = lane
                     break
@@ -226,20 +232,19 @@ class MessageBuffer:
             size += len(message.payload)
         lane.first_at = now
 
-    def _due(self, lane: Lane, hurry: bool) -> float:
+    def _due(self, lane: Lane) -> float:
         """Return when the next batch of a lane is due; infinity while none is in memory."""
         if lane.in_flight:
             return lane.retry_at
         if not lane.waiting:
             return float("inf")
         full = len(lane.waiting) >= self.limits.batch_size
-        return max(
-            lane.retry_at, lane.first_at + (0 if hurry or full or lane.stored else self.limits.linger_s)
-        )
+        at_once = full or lane.stored or lane.waiting[0].sequence <= lane.flush_to
+        return max(lane.retry_at, lane.first_at + (0 if at_once else self.limits.linger_s))
 
-    def next_due(self, *, hurry: bool = False) -> float:
+    def next_due(self) -> float:
         """Return when the next batch of any lane is due; infinity when none is in memory."""
-        return min((self._due(lane, hurry) for lane in self.active.values()), default=float("inf"))
+        return min(map(self._due, self.active.values()), default=float("inf"))
 
     def done(self, lane: Lane, now: float) -> list[BufferedMessage]:
         """Remove the delivered batch in flight, and return it."""
@@ -291,9 +296,7 @@ class MessageBuffer:
     def clear(self) -> list[tuple[Lane, BufferedMessage]]:
         """Remove and return all messages in memory."""
         left = [
-            (lane, message)
-            for lane in self.active.values()
-            for message in (*lane.in_flight, *islice(lane.waiting, None))
+            (lane, message) for lane in self.active.values() for message in (*lane.in_flight, *lane.waiting)
         ]
         self.active.clear()
         self.messages = self.bytes = self.stored = 0

@@ -101,7 +101,6 @@ class Flusher:
         hooks: Callbacks for delivered and failed messages.
 
     Attributes:
-        hurry_to: Count of settled messages up to which batches are sent without linger.
         down_until: Monotonic time before which no lane is tried, because the broker does not answer.
         last_error: Error of the last failed batch; "" after a delivered one.
         looked: Number of the last finished search for folders of dead processes.
@@ -112,7 +111,6 @@ class Flusher:
         self.hooks = hooks
         self._sender = sender
         self._now = outbox.clock.monotonic
-        self.hurry_to = 0
         self.down_until = 0.0
         #: Class of the last unexpected error; None after a round without one.
         self._stumbled: type[Exception] | None = None
@@ -141,15 +139,10 @@ class Flusher:
             self._ended.release()
             raise
 
-    @property
-    def settled(self) -> int:
-        """Count of the messages that are delivered or rejected."""
-        counters = self.outbox.counters
-        return counters.delivered + counters.rejected
-
     def flush_soon(self) -> None:
         """Send all messages in the buffer without linger. Does not wait."""
-        self.hurry_to = self.settled + self.outbox.buffer.pending
+        with self.outbox.lock:
+            self.outbox.buffer.flush_soon()
         self.outbox.wake()
 
     def look_for_orphans(self) -> int:
@@ -216,7 +209,6 @@ class Flusher:
     def _wait(self) -> None:
         now = self._now()
         wait = self.outbox.sleep_until_due(
-            hurry=self.settled < self.hurry_to,
             recently=now - self._busy_at < ACTIVE_S,
             limit=max(self.down_until - now, 0.0) or ADOPT_S,
         )
@@ -241,7 +233,7 @@ class Flusher:
             self.looked = asked
         if now < self.down_until:
             return False
-        lane = self.outbox.take(hurry=self.settled < self.hurry_to)
+        lane = self.outbox.take()
         if lane is None:
             return False
         self._busy_at = now

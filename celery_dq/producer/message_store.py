@@ -184,11 +184,8 @@ class MessageStore:
 
     # -- for the flusher thread
 
-    def take(self, *, hurry: bool) -> Lane | None:
+    def take(self) -> Lane | None:
         """Put the next batch in flight, after loading it if it is on disk only.
-
-        Args:
-            hurry: Whether to send without linger.
 
         Returns:
             The lane of the batch; None when none is due.
@@ -202,7 +199,7 @@ class MessageStore:
             if lane is None or not self._load(lane):
                 break
         with self.lock:
-            return buffer.take(self._now(), hurry=hurry)
+            return buffer.take(self._now())
 
     def _load(self, lane: Lane) -> bool:
         index = self.segment_index
@@ -266,17 +263,16 @@ class MessageStore:
         with self.lock:
             return self.buffer.split(lane)
 
-    def sleep_until_due(self, *, hurry: bool, recently: bool, limit: float) -> float:
+    def sleep_until_due(self, *, recently: bool, limit: float) -> float:
         """Return for how many seconds the flusher may wait for :meth:`wake`.
 
         Args:
-            hurry: Whether to send without linger.
             recently: Whether messages came recently, so that the flusher polls.
             limit: Longest wait in seconds.
         """
         with self.lock:
             now = self._now()
-            due = self.buffer.next_due(hurry=hurry)
+            due = self.buffer.next_due()
             if due == float("inf") and self.buffer.wants_loading() is None:
                 if recently:
                     # Polling costs callers and flusher less than one wake-up per message.

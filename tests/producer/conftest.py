@@ -22,7 +22,7 @@ from celery_dq.transport import envelope
 from celery_dq.transport.message_record import MessageRecord
 from tests.apps import DQCelery
 from tests.broker.proxy import Proxy
-from tests.producer.producer_harness import ProducerHarness
+from tests.producer.producer_harness import Bench, ProducerHarness
 
 MakeApp = Callable[..., DQCelery]
 
@@ -111,6 +111,13 @@ def harness(tmp_path: Path) -> Iterator[ProducerHarness]:
     harness.shelf.down = True
     for producer in harness.made:
         producer.close(0.05)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.outbox.close()
 
 
 @pytest.fixture

@@ -6,9 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from celery_dq.clock import ManualClock
 from celery_dq.producer.buffer import BufferedMessage, Limits
 from celery_dq.producer.buffered_producer import BufferedProducer, Persistence
+from celery_dq.producer.flusher import DeliveryCallbacks, Flusher
+from celery_dq.producer.message_store import MessageStore
+from celery_dq.producer.segment_index import SegmentIndex
 from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishRefused
+from celery_dq.producer.spill_log import SpillLog
 
 
 class RecordingSender:
@@ -38,6 +43,25 @@ class RecordingSender:
                 self.got.setdefault(lane, []).append(message.payload)
 
     def close(self) -> None: ...
+
+
+class Bench:
+    """A flusher without its thread; the test calls each step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = ManualClock()
+        self.shelf = RecordingSender()
+        self.outbox = MessageStore(
+            Limits(linger_s=0.5, batch_size=10), SegmentIndex(SpillLog(folder), 1 << 24), self.clock
+        )
+        self.flusher = Flusher(self.outbox, self.shelf, DeliveryCallbacks())
+
+    def put(self, number: int) -> None:
+        assert self.outbox.put("a", b"", b"%d" % number)
+
+    @property
+    def got(self) -> list[int]:
+        return [int(payload) for payload in self.shelf.got.get("a", [])]
 
 
 class ProducerHarness:

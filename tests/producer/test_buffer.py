@@ -28,7 +28,8 @@ def test_one_batch_is_in_flight_and_goes_again_as_it_was() -> None:
     buffer.take(2.0)
     buffer.add(lane, message(2), 2.0)
     buffer.failed(lane, 3.0)
-    assert buffer.take(2.9, hurry=True) is None
+    buffer.flush_soon()
+    assert buffer.take(2.9) is None
     assert buffer.take(3.0) is lane
     assert numbers(buffer.done(lane, 3.0)) == [0, 1]
 
@@ -55,11 +56,11 @@ def test_memory_is_limited_by_count_and_by_bytes() -> None:
 
 
 def test_the_refused_one_is_found_by_halving() -> None:
-    buffer, lane = filled(8, Limits(batch_size=8))
+    buffer, lane = filled(8, Limits(batch_size=8, linger_s=0))
     sent: list[int] = []
     refused: list[int] = []
     calls = 0
-    while buffer.take(9.0, hurry=True) is not None:
+    while buffer.take(9.0) is not None:
         calls += 1
         if 5 in numbers(lane.in_flight):
             if not buffer.split(lane):
@@ -79,7 +80,7 @@ def test_the_age_is_that_of_the_oldest() -> None:
     assert buffer.oldest_s(10.0) == 10.0
     buffer.done(lane, 10.0)
     assert buffer.oldest_s(10.0) == 7.0
-    buffer.take(10.0, hurry=True)
+    buffer.take(10.5)
     buffer.done(lane, 11.0)
     assert buffer.oldest_s(12.0) == 0.0
 
@@ -101,6 +102,7 @@ class Traffic(RuleBasedStateMachine):
     def add(self, key: str, size: int) -> None:
         self.sequence += 1
         lane = self.lanes[key]
+        lane.next_sequence = self.sequence + 1
         if self.buffer.admits(lane, size):
             self.buffer.add(lane, message(self.sequence, size), self.now)
         else:
@@ -120,10 +122,17 @@ class Traffic(RuleBasedStateMachine):
             part, self.disk[lane.key] = disk[:count], disk[count:]
             self.buffer.load(lane, map(message, part), len(part), self.now)
 
-    @rule(fate=st.sampled_from(["done", "part", "failed", "split"]), hurry=st.booleans())
-    def send(self, fate: str, hurry: bool) -> None:
-        due = self.buffer.next_due(hurry=hurry)
-        lane = self.buffer.take(self.now, hurry=hurry)
+    @rule()
+    def flush(self) -> None:
+        self.buffer.flush_soon()
+        for lane in self.lanes.values():
+            if lane.waiting and not lane.in_flight:
+                assert self.buffer.next_due() <= max(self.now, lane.retry_at)
+
+    @rule(fate=st.sampled_from(["done", "part", "failed", "split"]))
+    def send(self, fate: str) -> None:
+        due = self.buffer.next_due()
+        lane = self.buffer.take(self.now)
         assert (lane is not None) == (due <= self.now)
         if lane is None:
             return

@@ -2,48 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from kombu import Connection, Producer, Queue
 
 from celery_dq.clock import ManualClock
-from celery_dq.producer.buffer import BufferedMessage, Limits
-from celery_dq.producer.flusher import LAST_DELAY_S, DeliveryCallbacks, Flusher
+from celery_dq.producer.buffer import BufferedMessage
+from celery_dq.producer.flusher import LAST_DELAY_S
 from celery_dq.producer.kombu_sender import KombuSender
-from celery_dq.producer.message_store import MessageStore
-from celery_dq.producer.segment_index import SegmentIndex
-from celery_dq.producer.spill_log import SpillLog
-from tests.producer.producer_harness import RecordingSender
+from tests.producer.producer_harness import Bench
 
 JUMPS = (0.0, 1.0, 1_700_000_000.0 - 3600, 1_700_000_000.0 + 3600, 4_000_000_000.0)
-
-
-class Bench:
-    """A flusher without its thread; the test calls each step."""
-
-    def __init__(self, folder: Path) -> None:
-        self.clock = ManualClock()
-        self.shelf = RecordingSender()
-        self.outbox = MessageStore(
-            Limits(linger_s=0.5, batch_size=10), SegmentIndex(SpillLog(folder), 1 << 24), self.clock
-        )
-        self.flusher = Flusher(self.outbox, self.shelf, DeliveryCallbacks())
-
-    def put(self, number: int) -> None:
-        assert self.outbox.put("a", b"", b"%d" % number)
-
-    @property
-    def got(self) -> list[int]:
-        return [int(payload) for payload in self.shelf.got.get("a", [])]
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Any:
-    made = Bench(tmp_path)
-    yield made
-    made.outbox.close()
 
 
 def test_linger_does_not_know_the_wall_clock(bench: Bench) -> None:
