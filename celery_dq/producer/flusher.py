@@ -115,6 +115,9 @@ class Flusher:
         #: Class of the last unexpected error; None after a round without one.
         self._stumbled: type[Exception] | None = None
         self.last_error = ""
+        self._is_down = False
+        #: Producer sequences of the lanes whose last batch the broker did not accept.
+        self._deferred: set[bytes] = set()
         #: By producer sequence: the attempts whose connections were closed.
         self._losses: dict[bytes, LostAttempts] = {}
         self._delay = FIRST_DELAY_S
@@ -246,34 +249,35 @@ class Flusher:
         except PublishRefused as error:
             self._refused(lane, error)
         except BrokerUnreachable as error:
-            failures = lane.failures
             if error.sent:
                 self._losses.pop(lane.producer, None)
                 self.hooks.delivered(self.outbox.done(lane, count=error.sent))
             if isinstance(error, PublishInterrupted):
                 self._interrupted(lane, error)
             elif isinstance(error, PublishDeferred):
-                self._later(lane, 0 if error.sent else failures, error)
+                self._later(lane, error)
             else:
                 self._down(error)
                 self.outbox.failed(lane, 0.0)
         except Exception as error:
-            self._later(lane, lane.failures, error)
+            self._later(lane, error)
         else:
-            if self.last_error:
+            if self._is_down:
                 logger.warning(
                     "The broker accepts messages again; buffered messages to send: %d.",
                     self.outbox.buffer.pending,
                     extra={"event": "buffer_delivery_resumed"},
                 )
-                self.last_error = ""
+            self._is_down, self.last_error = False, ""
             self._delay = FIRST_DELAY_S
+            self._deferred.discard(lane.producer)
             self._losses.pop(lane.producer, None)
             self.hooks.delivered(self.outbox.done(lane))
 
-    def _later(self, lane: Lane, failures: int, error: Exception) -> None:
-        delay = _delay(failures)
-        if not failures:
+    def _later(self, lane: Lane, error: Exception) -> None:
+        delay = _delay(lane.failures)
+        if lane.producer not in self._deferred:
+            self._deferred.add(lane.producer)
             logger.warning(
                 "A batch of lane %s was not accepted (will retry in %.1f s): %s",
                 lane.key,
@@ -298,14 +302,14 @@ class Flusher:
 
     def _down(self, error: BrokerUnreachable) -> None:
         self._losses.clear()
-        if not self.last_error:
+        if not self._is_down:
             logger.warning(
                 "The broker does not answer; buffered messages (%d) are kept and sent later: %s",
                 self.outbox.buffer.pending,
                 error,
                 extra={"event": "buffer_broker_unreachable"},
             )
-        self.last_error = str(error)
+        self._is_down, self.last_error = True, str(error)
         delay = self._delay * random.uniform(0.75, 1.25)
         self._delay = min(self._delay * 2, LAST_DELAY_S)
         self.down_until = self._now() + delay
@@ -319,7 +323,7 @@ class Flusher:
         try:
             kept = "" if index is None else f" and is kept as {index.reject(lane, message)}"
         except OSError as problem:
-            self._later(lane, lane.failures, problem)
+            self._later(lane, problem)
             return
         logger.error(
             "The broker refused message %r of lane %s: %s. It is not sent again%s.",
@@ -329,6 +333,7 @@ class Flusher:
             kept,
             extra={"event": "buffer_message_refused"},
         )
+        self._deferred.discard(lane.producer)
         self.outbox.done(lane, rejected=True)
         self.hooks.failed(error, lane, message, "rejected")
 

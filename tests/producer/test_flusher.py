@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from celery_dq.producer.buffer import BufferedMessage
+from celery_dq.producer.flusher import LAST_DELAY_S
+from celery_dq.producer.sender import PublishDeferred
 from tests.producer.producer_harness import Bench
 from tests.producer.test_spill_log import log_of
 
@@ -24,3 +29,38 @@ def test_a_flush_lets_no_message_of_its_process_linger_behind_those_of_a_dead_on
     assert bench.got == [*range(1, 31), 0]
     bench.put(31)  # after the flush
     assert not bench.flusher.step()
+
+
+def test_a_lane_that_waits_and_an_outage_are_logged_once_each(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    send, accepted = bench.shelf.send, 0
+
+    def full(lane: str, process: str, messages: Sequence[BufferedMessage]) -> None:
+        if lane == "full" and not bench.shelf.down:
+            send(lane, process, messages[:accepted])
+            raise PublishDeferred("the queue is full", sent=accepted)
+        send(lane, process, messages)
+
+    def some_rounds() -> list[str]:
+        caplog.clear()
+        for _ in range(5):
+            bench.outbox.put("a", b"", b"0")
+            bench.outbox.put("full", b"", b"0")
+            bench.clock.advance(LAST_DELAY_S * 2)
+            while bench.flusher.step():
+                pass
+        return [each.__dict__["event"] for each in caplog.records if "event" in each.__dict__]
+
+    monkeypatch.setattr(bench.shelf, "send", full)
+    assert some_rounds() == ["buffer_lane_deferred"]
+    bench.shelf.down = True
+    assert some_rounds() == ["buffer_broker_unreachable"]
+    bench.shelf.down = False
+    assert some_rounds() == ["buffer_delivery_resumed"]
+    accepted = 1
+    assert some_rounds() == []
+    monkeypatch.setattr(bench.shelf, "send", send)
+    assert some_rounds() == []
+    monkeypatch.setattr(bench.shelf, "send", full)
+    assert some_rounds() == ["buffer_lane_deferred"]
