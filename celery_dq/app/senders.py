@@ -12,18 +12,30 @@ import redis
 
 from celery_dq.app.timeouts import connection_with_timeout
 from celery_dq.clock import SystemClock
-from celery_dq.errors import ConfigurationError, InvalidMessage, described
+from celery_dq.errors import ConfigurationError, InvalidMessage, TooFewReplicas, described
 from celery_dq.options.sections import Options
 from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.kombu_sender import KombuSender, unpack_headers
-from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishInterrupted, PublishRefused
+from celery_dq.producer.sender import (
+    Addressed,
+    BrokerUnreachable,
+    PublishDeferred,
+    PublishInterrupted,
+    PublishRefused,
+)
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.packer import Packer
 from celery_dq.transport.partition_replies import OutgoingRecord
+from celery_dq.transport.redis.store.address import on_cluster
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
-from celery_dq.transport.redis.store.server_errors import BrokerOverloaded, MessageRefused, PushInterrupted
+from celery_dq.transport.redis.store.server_errors import (
+    BrokerOverloaded,
+    MessageRefused,
+    PartitionsChanging,
+    PushInterrupted,
+)
 
 #: Errors of a server that cannot take messages now. They are treated like a server that does not answer.
 _PASSING: tuple[type[BaseException], ...] = (
@@ -31,7 +43,10 @@ _PASSING: tuple[type[BaseException], ...] = (
     redis.TimeoutError,
     OSError,
     *PASSING_ERRORS,
+    BrokerOverloaded,
 )
+#: Errors of one server, which say nothing about the other masters of a cluster.
+_OF_ONE_SERVER: tuple[type[BaseException], ...] = (*PASSING_ERRORS, TooFewReplicas, BrokerOverloaded)
 
 
 def lane_of(exchange: str, routing_key: str, priority: int, declare: Any) -> str:
@@ -114,14 +129,29 @@ class AppSender:
         except PushInterrupted as error:
             self.close()
             raise PublishInterrupted(str(error)) from error
+        except PartitionsChanging as error:
+            raise PublishDeferred(str(error)) from error
         except _PASSING as error:
-            self.close()
-            raise BrokerUnreachable(described(error)) from error
-        except BrokerOverloaded as error:
-            raise BrokerUnreachable(str(error)) from error
+            reason = str(error) if isinstance(error, BrokerOverloaded) else described(error)
+            if isinstance(error, _OF_ONE_SERVER) and self._cluster_answers():
+                raise PublishDeferred(reason) from error
+            if not isinstance(error, BrokerOverloaded):
+                self.close()
+            raise BrokerUnreachable(reason) from error
         except (InvalidMessage, ConfigurationError, MessageRefused) as error:
             # Nothing but another call mends it, so the messages behind it must not wait.
             raise PublishRefused(str(error)) from error
+
+    def _cluster_answers(self) -> bool:
+        """Whether the broker is a cluster, and a node of it answers."""
+        connection = self._connection
+        if connection is None or not on_cluster(connection):
+            return False
+        try:
+            connection.default_channel.client.ping()
+        except (redis.RedisError, OSError):
+            return False
+        return True
 
     def _open(self) -> Any:
         if self._connection is None:

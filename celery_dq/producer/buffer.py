@@ -209,7 +209,8 @@ class MessageBuffer:
         ready = None
         for lane in self.active.values():
             if self._due(lane) <= now:
-                if lane.adopted:  # messages of a dead process go first
+                # Messages of a dead process go first, unless their part of the broker does not take them.
+                if lane.adopted and not lane.failures:
                     ready = lane
                     break
                 ready = ready or lane

@@ -40,7 +40,7 @@ class BrokerUnreachable(DQError):
 
 
 class PublishDeferred(BrokerUnreachable):
-    """The broker answers, but does not accept the messages of this lane now. Only this lane waits."""
+    """The broker, or a part of it, does not accept the messages of this lane now. Only this lane waits."""
 
 
 class PublishInterrupted(BrokerUnreachable):

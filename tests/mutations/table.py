@@ -268,8 +268,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "buffer",
         "the buffer gives up a message that its replicas did not confirm",
         "app/senders.py",
-        "raise BrokerUnreachable(described(error)) from error",
-        "raise (PublishRefused if 'replicas' in str(error) else BrokerUnreachable)(described(error))",
+        "raise BrokerUnreachable(reason) from error",
+        "raise (PublishRefused if 'replicas' in str(error) else BrokerUnreachable)(reason)",
         ("tests/producer/test_confirm_replicas.py", "-k", "buffer"),
     ),
     Mutation(
