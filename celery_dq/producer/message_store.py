@@ -159,6 +159,8 @@ class MessageStore:
                 self._unsafe.add((lane.producer, message.sequence))
         if in_memory:
             buffer.add(lane, message, now)
+            if len(lane.waiting) == buffer.limits.batch_size:
+                self.wake()  # a full batch does not linger
         else:
             buffer.add_stored(lane, message.sequence, now)
         self.counters.accepted += 1
@@ -272,14 +274,15 @@ class MessageStore:
         """
         with self.lock:
             now = self._now()
-            due = self.buffer.next_due()
-            if due == float("inf") and self.buffer.wants_loading() is None:
-                if recently:
-                    # Polling costs callers and flusher less than one wake-up per message.
-                    return min(limit, max(self.buffer.limits.linger_s, 0.001))
-                self.asleep = True
-                return limit
-            return min(max(due - now, 0.0), limit)
+            due, linger_s = self.buffer.next_due(), self.buffer.limits.linger_s
+            is_idle = due == float("inf") and self.buffer.wants_loading() is None
+            if is_idle and recently:
+                # Polling costs callers and flusher less than one wake-up per message.
+                return min(limit, max(linger_s, 0.001))
+            wait = min(max(due - now, 0.0), limit)
+            # While a lane waits longer than messages linger, a message for another one must wake the flusher.
+            self.asleep = is_idle or wait > linger_s
+            return wait
 
     def tidy(self) -> None:
         """Forget idle lanes, and use a new folder if the present one was removed."""

@@ -17,7 +17,13 @@ import pytest
 from celery_dq.errors import ConfigurationError
 from celery_dq.producer import flusher
 from celery_dq.producer.buffer import BufferedMessage, Limits
-from celery_dq.producer.sender import Addressed, BrokerUnreachable, BufferFull, NotOnDisk
+from celery_dq.producer.sender import (
+    Addressed,
+    BrokerUnreachable,
+    BufferFull,
+    NotOnDisk,
+    PublishDeferred,
+)
 from celery_dq.producer.spill_log import SpillLog
 from celery_dq.testing.waiting import wait_until
 from tests.children import in_child, in_threads
@@ -254,6 +260,33 @@ def test_an_idle_producer_is_woken_by_a_message(
     wait_until(lambda: outbox(producer).asleep)
     put(producer, 1)
     wait_until(lambda: arrived(harness) == [0, 1], 30)
+
+
+def test_a_producer_whose_lane_waits_is_woken_by_a_message_for_another(
+    harness: ProducerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ADOPT_S", "FIRST_DELAY_S", "LAST_DELAY_S"):
+        monkeypatch.setattr(flusher, name, 3600.0)
+    send = harness.shelf.send
+
+    def refusing(lane: str, *rest: Any) -> None:
+        if lane == "full":
+            raise PublishDeferred("the queue is full")
+        send(lane, *rest)
+
+    monkeypatch.setattr(harness.shelf, "send", refusing)
+    producer = harness.producer()
+    put(producer, 0, lane="full")
+    wait_until(lambda: outbox(producer).asleep, 30)
+    put(producer, 1)
+    wait_until(lambda: arrived(harness) == [1], 30)
+
+
+def test_a_full_batch_does_not_linger(harness: ProducerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flusher, "ADOPT_S", 3600.0)
+    producer = harness.producer(limits=Limits(batch_size=5, linger_s=3600))
+    put(producer, *range(5))
+    wait_until(lambda: arrived(harness) == [*range(5)], 30)
 
 
 def test_closing_leaves_the_messages_on_disk_to_the_next_process(harness: ProducerHarness) -> None:
