@@ -273,10 +273,19 @@ class MessageBuffer:
             self._activate(lane)
         return batch
 
-    def failed(self, lane: Lane, retry_at: float) -> None:
-        """Send the batch in flight again at `retry_at`, because it may not have been delivered."""
+    def failed(self, lane: Lane, retry_at: float, others_from: float = 0.0) -> None:
+        """Send the batch in flight again at `retry_at`, because it may not have been delivered.
+
+        Args:
+            lane: The lane of the batch.
+            retry_at: Monotonic time in seconds.
+            others_from: Time before which no lane is tried again that has failed.
+        """
         lane.failures += 1
         lane.retry_at = retry_at
+        for each in self.active.values():
+            if each.failures:
+                each.retry_at = max(each.retry_at, others_from)
 
     def split(self, lane: Lane) -> bool:
         """Halve the batch in flight to find the refused message. Return False when it has only one."""

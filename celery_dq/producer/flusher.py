@@ -286,7 +286,7 @@ class Flusher:
                 extra={"event": "buffer_lane_deferred"},
             )
         self.last_error = described(error)
-        self.outbox.failed(lane, delay)
+        self.outbox.failed(lane, delay, self._now() - self._busy_at)
 
     def _interrupted(self, lane: Lane, error: PublishInterrupted) -> None:
         """Send the batch again, at last in halves, until one message alone has lost each of its attempts."""

@@ -254,11 +254,18 @@ class MessageStore:
         if lane.adopted and not lane.busy and self.segment_index is not None:
             self.segment_index.forget(lane)
 
-    def failed(self, lane: Lane, delay: float) -> None:
-        """Send the batch in flight again after `delay` seconds."""
+    def failed(self, lane: Lane, delay: float, took_s: float = 0.0) -> None:
+        """Send the batch in flight again after `delay` seconds.
+
+        Args:
+            lane: The lane of the batch.
+            delay: Seconds until then.
+            took_s: Seconds that the attempt took. Lanes that fail use half of the thread's time at most.
+        """
         with self.lock:
             self.counters.retries += 1
-            self.buffer.failed(lane, self._now() + delay)
+            now = self._now()
+            self.buffer.failed(lane, now + delay, now + took_s)
 
     def split(self, lane: Lane) -> bool:
         """Halve the batch in flight. Return False when it is a single message."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,30 @@ def test_a_flush_lets_no_message_of_its_process_linger_behind_those_of_a_dead_on
     assert bench.got == [*range(1, 31), 0]
     bench.put(31)  # after the flush
     assert not bench.flusher.step()
+
+
+def test_lanes_that_fail_slowly_leave_half_of_the_time_to_the_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = Counter[str]()
+    dead = [f"dead-{number}" for number in range(10)]
+
+    def slow(lane: str, *rest: Any) -> None:
+        tried[lane] += 1
+        bench.clock.advance(0.5 if lane == "a" else 3.0)
+        if lane != "a":
+            raise PublishDeferred("its master does not answer")
+
+    monkeypatch.setattr(bench.shelf, "send", slow)
+    for lane in dead:
+        bench.outbox.put(lane, b"", b"0")
+    until = bench.clock.monotonic() + 300
+    while bench.clock.monotonic() < until:
+        for number in range(10):  # a full batch
+            bench.put(number)
+        assert bench.flusher.step()
+    assert 0.5 * tried["a"] > 0.4 * 300
+    assert min(tried[lane] for lane in dead) > 1
 
 
 def test_a_lane_that_waits_and_an_outage_are_logged_once_each(
