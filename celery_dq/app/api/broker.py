@@ -375,12 +375,12 @@ def _read_maps(channel: Any, queues: Sequence[str]) -> list[PartitionMap | None]
     if not queues:
         return []
     pipeline = channel.client.pipeline(transaction=False)
-    for queue in queues:
-        (first,) = partitions_of(channel, queue, PartitionMap())
-        pipeline.hmget(first.keys.state, "partitions", "spreads")
+    keys = [partitions_of(channel, queue, PartitionMap())[0].keys.state for queue in queues]
+    for key in keys:
+        pipeline.hmget(key, "partitions", "spreads")
     return [
-        None if stored is None else PartitionMap.parse(text(stored), text(spreads or ""))
-        for stored, spreads in pipeline.execute()
+        None if stored is None else PartitionMap.parse(text(stored), text(spreads or ""), key)
+        for key, (stored, spreads) in zip(keys, pipeline.execute(), strict=True)
     ]
 
 

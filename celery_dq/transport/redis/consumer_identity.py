@@ -42,7 +42,7 @@ from celery_dq.transport.partition_replies import (
     ReleaseMode,
 )
 from celery_dq.transport.redis.store.partition import Queue
-from celery_dq.transport.redis.store.partition_map import PartitionMap, PartitionMaps
+from celery_dq.transport.redis.store.partition_map import PartitionMaps
 from celery_dq.transport.redis.store.script_calls import load_scripts
 from celery_dq.transport.redis.store.server_errors import RefusalLog
 from celery_dq.transport.redis.store.slot_map import NodeUnreachable, SlotMap
@@ -523,8 +523,9 @@ class ConsumerIdentity:
         else:
             self.record_lost_lease(queue, renewal.claim, sent_at)
         self.in_flight.record_renewal(queue.key, sent_at)
-        homes = renewal.homes
-        if homes and PartitionMap.parse(homes) != self.partition_maps.get(queue.name):
+        known = self.partition_maps.get(queue.name)
+        # As texts: another program may have written one that is not a map.
+        if renewal.homes and (known is None or renewal.homes != known.text):
             self.partition_maps.doubt(queue.name)
             self.in_flight.notify_listeners()
 

@@ -148,6 +148,8 @@ class ConsumingChannel(RedisChannel):
     _broadcasts: Broadcasts | None
     _seen_partitions: int
     _gone_partitions: set[str]
+    #: Why queues are consumed as before, although their maps have changed.
+    _unfollowed: dict[str, str]
     #: Monotonic time until which the partitions are not looked at, after a refusal.
     _resumes_at: float
     #: Queue, callback and ``no_ack`` of the consumers that were asked for and have not begun, by their tags.
@@ -222,8 +224,11 @@ class ConsumingChannel(RedisChannel):
         self._seen_partitions = maps.changes
         with self.identity.refusals.watch("look at the partitions") as outcome:
             for name in doubted:
-                with suppress(ConfigurationError):  # logged below, where the queue is consumed
+                try:
                     self.queues(name, refresh=True)
+                    self._unfollowed.pop(name, None)
+                except ConfigurationError as exc:  # noqa: PERF203 - each by itself
+                    self._log_not_followed(name, exc)
             self._seen_partitions = maps.changes
             self.consumer.follow_partitions(self._queue_now)
         if outcome.refused:
@@ -237,13 +242,7 @@ class ConsumingChannel(RedisChannel):
         try:
             whole = self.queues(queue.whole_name)
         except ConfigurationError as exc:
-            logger.error(
-                "Worker %s consumes queue %s as before, although its number of partitions has changed: %s.",
-                self.identity.consumer,
-                queue.name,
-                exc,
-                extra={"event": "partitions_not_followed", "queue": queue.name},
-            )
+            self._log_not_followed(queue.whole_name, exc)
             return queue
         now = queue.part_of(whole)
         if now is None and queue.name not in self._gone_partitions:
@@ -272,6 +271,18 @@ class ConsumingChannel(RedisChannel):
                 extra={"event": "partitions_followed", "queue": whole.name},
             )
         return now
+
+    def _log_not_followed(self, name: str, error: ConfigurationError) -> None:
+        """Log why a queue is consumed as before, once: each heartbeat finds its map in doubt again."""
+        if self._unfollowed.get(name) != str(error):
+            self._unfollowed[name] = str(error)
+            logger.error(
+                "Worker %s consumes queue %s as before, although its number of partitions has changed: %s.",
+                self.identity.consumer,
+                name,
+                error,
+                extra={"event": "partitions_not_followed", "queue": name},
+            )
 
     def handle_transient(self, handle: Callable[[], Any], origin: str) -> Any:
         """Decode and handle a message; see :func:`handle_transient`."""
@@ -594,6 +605,7 @@ class Channel(ConsumingChannel):
         self._broken = False
         self._seen_partitions = self.identity.partition_maps.changes
         self._gone_partitions: set[str] = set()
+        self._unfollowed = {}
         self._resumes_at = -math.inf
         self._registered = False
         self._apply_environment_prefix()

@@ -160,11 +160,16 @@ class Trip:
                     if is_lost(answer):
                         broken = broken or answer
                     each.failed(answer)
-                else:
-                    if self.refusals.reasons:
-                        self._accepted(each)
-                    each.answered(each.call.parse(answer))
-            except Exception as exc:  # noqa: PERF203 - each by itself
+                    continue
+                try:
+                    result = each.call.parse(answer)
+                except ValueError as exc:
+                    each.failed(_unreadable(exc))
+                    continue
+                if self.refusals.reasons:
+                    self._accepted(each)
+                each.answered(result)
+            except Exception as exc:
                 broken = broken or exc
         return broken
 
@@ -173,6 +178,13 @@ class Trip:
         names = ("claim", "ack", "hand_over_wakeup") if each.call.script.name == "claim" else ()
         for name in names or (each.call.script.name,):
             self.refusals.accepted(name, each.queue.partition_name)
+
+
+def _unreadable(error: ValueError) -> redis.ResponseError:
+    """Return the error of an answer that cannot be read, which is retried as a refusal of its queue."""
+    return redis.ResponseError(
+        f"the answer cannot be read ({error}), because another program has written into the keys of the queue"
+    )
 
 
 class Leases:

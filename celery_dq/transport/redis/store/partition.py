@@ -118,7 +118,7 @@ class Partition:
         """
         life_ms = GONE_LIFE_MS if self.keys.partition >= homes.total else 0
         args = (str(homes), mode, homes.spreads_text, life_ms)
-        return self._call("declare_partitions", args, read_declared)
+        return self._call("declare_partitions", args, partial(read_declared, self.keys.state))
 
     def push(
         self,
@@ -617,10 +617,10 @@ def read_purge_reply(reply: Any) -> PurgeReply:
     return PurgeReply(int(reply[0]), int(reply[1]) == 1)
 
 
-def read_declared(reply: Any) -> Declared:
-    """Return the map that a partition has stored."""
+def read_declared(key: str, reply: Any) -> Declared:
+    """Return the map that a partition has stored in this key."""
     stored, is_new, spreads = reply
-    return Declared(PartitionMap.parse(read_text(stored), read_text(spreads)), int(is_new) == 1)
+    return Declared(PartitionMap.parse(read_text(stored), read_text(spreads), key), int(is_new) == 1)
 
 
 def read_dead_lettered(reply: Any) -> Literal["dead", "stale", "no record"]:

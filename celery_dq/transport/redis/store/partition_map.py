@@ -76,12 +76,13 @@ class PartitionMap:
         object.__setattr__(self, "total", max(self.count, self.before or 0))
 
     @classmethod
-    def parse(cls, stored: str, spreads: str = "") -> PartitionMap:
+    def parse(cls, stored: str, spreads: str = "", key: str = "state") -> PartitionMap:
         """Return the map that a partition has stored.
 
         Args:
             stored: Its text.
             spreads: The text of its spreads. A map without them is good for comparisons only.
+            key: The key that has both.
 
         Raises:
             ConfigurationError: Another program has written it.
@@ -90,7 +91,7 @@ class PartitionMap:
         if found is None:
             raise ConfigurationError(
                 f"{stored!r} is not a number of partitions: another program has written it into the field "
-                "'partitions' of a queue's key 'state'; restore the number there"
+                f"'partitions' of the key {key!r}; restore the number there"
             )
         try:
             parsed = {
@@ -99,7 +100,8 @@ class PartitionMap:
             }
         except (ValueError, TypeError, AttributeError):
             raise ConfigurationError(
-                f"{spreads[:60]!r} are not spreads of tenants: another program has written them"
+                f"{spreads[:60]!r} are not spreads of tenants: another program has written them into the "
+                f"field 'spreads' of the key {key!r}"
             ) from None
         before = found["before"]
         return cls(int(found["count"]), int(before) if before else None, int(found["version"] or 0), parsed)
