@@ -13,7 +13,7 @@ import redis
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.consumer_identity import DataLoss
-from tests.broker.kombu_client import KombuClient, bodies, consumer_of
+from tests.broker.kombu_client import KombuClient, bodies, consumer_of, heartbeat
 from tests.broker.worker_app import OpenApp
 
 #: No other test has this queue. Heartbeats of earlier tests may log, too, that their servers were flushed.
@@ -229,3 +229,26 @@ def test_an_ack_that_redis_loses_keeps_no_slot(
         assert worker.log.count("lost acknowledgements") == 1
         worker_app.witness.release("kept", 1)
         worker_app.settled()
+
+
+@pytest.mark.parametrize("claims_by", ["basic_get", "a consumer"])
+def test_a_claim_without_a_fencing_token_is_no_loss(
+    kombu_client: KombuClient, caplog: pytest.LogCaptureFixture, claims_by: str
+) -> None:
+    """The leader of a singleton queue has claimed nothing yet, so that its claims have no number."""
+    assert kombu_client.partition.fence(1).run(kombu_client.client).accepted
+    with kombu_client.connect(lease="60s", watchdog=0) as connection:
+        channel = connection.default_channel
+        identity = channel.identity
+        if claims_by == "basic_get":
+            for _ in range(3):
+                assert channel.basic_get(QUEUE) is None
+        else:
+            with kombu_client.consuming(connection, 1):
+                for _ in range(3):
+                    kombu_client.look_again(connection)
+                    heartbeat(identity)
+        assert errors(caplog) == []
+        assert not identity.in_flight.is_lease_trusted(kombu_client.keys.prefix)
+        assert not identity.in_doubt.is_unsettled(kombu_client.keys.prefix)
+    assert "without an election" in caplog.text

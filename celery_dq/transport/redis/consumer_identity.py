@@ -450,7 +450,7 @@ class ConsumerIdentity:
 
         Args:
             queue: the claimed queue.
-            claimed: the answer.
+            claimed: the answer; for a fenced one, :meth:`record_fenced` is called instead.
             sent_at: monotonic time at which the claim was sent.
 
         Yields:
@@ -504,6 +504,10 @@ class ConsumerIdentity:
             except BaseException:
                 self.in_doubt.claim_unanswered(key)
                 raise
+            if claimed.fenced:
+                self.in_doubt.claim_answered(key, ())
+                self.record_fenced(queue, claimed.lost_up_to or 0)
+                return []
             taken = []
             for entry, held in self.claimed(queue, claimed, sent_at):
                 if held is not None:
