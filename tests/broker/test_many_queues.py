@@ -110,6 +110,20 @@ def test_the_wait_of_one_group_begins_again_after_a_cut(
     turn_until(lambda: sorted(again.got) == ["a", "b"] and again.is_quiet, again)
 
 
+def test_a_group_waits_after_its_queue_was_fenced_for_a_while(
+    scripts: list[PartitionScripts], make_consumer: MakeConsumer
+) -> None:
+    assert scripts[0].partition.fence(1).run(scripts[0].client).accepted
+    harness = make_consumer(10, FIRST)
+    (subscription,) = harness.claims.subscriptions
+    turn_until(lambda: subscription.waits is None, harness)
+    assert scripts[0].partition.fence(0).run(scripts[0].client).accepted
+    # A message that was released meanwhile may be eligible.
+    harness.claims.look_again()
+    harness.claims.ready.resume(subscription)
+    turn_until(lambda: harness.is_quiet, harness)
+
+
 def test_claims_under_way_share_the_room(
     scripts: list[PartitionScripts], make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

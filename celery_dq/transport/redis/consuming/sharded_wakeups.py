@@ -256,16 +256,13 @@ class ShardedWakeups(WakeupGroups):
         """Whether the free capacity decides on something: a message may be followed in any turn."""
         return True
 
-    def join(self, subscription: Subscription) -> WakeupListener:
-        """Add a queue to the group of the node that serves it."""
+    def _group_to_join(self, subscription: Subscription) -> WakeupListener:
+        """Return the group of the node that serves the queue."""
         node = self._slots.node_of(subscription.queue.partition.keys.slot) or self._slots.masters[0]
         group = next((each for each in self.groups if each.node == node), None)
         if group is None:
             group = NodeWakeups(self, node)
             self.groups.append(group)
-        group.members[subscription.queue.partition.keys.wake.encode()] = subscription
-        group.busy += subscription.may_have_work
-        subscription.waits = group
         self.asks_at = 0.0
         return group
 

@@ -507,15 +507,21 @@ class WakeupGroups:
         return False
 
     def join(self, subscription: Subscription) -> WakeupListener:
-        """Add a queue to the smallest group, or to a new one."""
+        """Add a queue to a group."""
+        group = self._group_to_join(subscription)
+        group.members[subscription.queue.partition.keys.wake.encode()] = subscription
+        group.busy += subscription.may_have_work
+        subscription.waits = group
+        return group
+
+    def _group_to_join(self, subscription: Subscription) -> WakeupListener:
+        """Return the smallest group, or a new one."""
         # The pool has other connections, too, and its user may have limited them.
         most = max(min(MAX_GROUPS, getattr(self._pool, "max_connections", MAX_GROUPS) // 2), 1)
         group = min(self.groups, key=lambda each: len(each.members), default=None)
         if group is None or (len(group.members) >= GROUP_SIZE and len(self.groups) < most):
             group = WakeupListener(self._pool)
             self.groups.append(group)
-        group.members[subscription.queue.partition.keys.wake.encode()] = subscription
-        subscription.waits = group
         return group
 
     def group_of(self, subscription: Subscription) -> WakeupListener:
