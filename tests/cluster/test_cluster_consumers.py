@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -160,6 +162,52 @@ def test_a_slot_that_moves_takes_its_consumers_along(
             publish(number)
             wait_for(number + 1, listener, timeout_s=5.0)
     assert listener.received == [0, 1, 2, 3]
+
+
+def test_a_consumer_that_ends_as_its_slot_moves_stops_no_other(
+    redis_cluster: RedisCluster, connection: Connection
+) -> None:
+    channel: Any = connection.default_channel
+    (stays, moves), got = queues_on_one_master(redis_cluster), list[Message]()
+    consumers = [
+        Consumer(channel, [Queue(name)], on_message=got.append, prefetch_count=9) for name in (stays, moves)
+    ]
+    for each in consumers:
+        each.consume()
+    for name in (stays, moves):
+        wait_for_subscribers(redis_cluster, name, 1)
+    thread = channel.identity.threads.of(channel.queues(moves).partitions[0])
+    stands, may_go_on = threading.Event(), threading.Event()
+    thread.request(stands.set)
+    thread.request(partial(may_go_on.wait, 30))
+    assert stands.wait(30)
+    redis_cluster.move_slot(keys_of(moves).slot)
+    # The thread asks the former master for the end of the subscription, and gets MOVED.
+    ending = threading.Thread(target=consumers[1].cancel)
+    ending.start()
+    wait_until(lambda: thread._requests)
+    may_go_on.set()
+    ending.join(30)
+    for number in range(3):
+        Producer(connection, routing_key=stays).publish(number)
+        wait_until(partial(received, connection, got, number + 1), 3)
+        got[-1].ack()
+    assert [message.payload for message in got] == [0, 1, 2]
+
+
+def received(connection: Connection, got: list[Message], count: int) -> bool:
+    """Drain for a moment; return whether so many messages were received."""
+    with contextlib.suppress(TimeoutError):
+        connection.drain_events(timeout=0.05)
+    return len(got) == count
+
+
+def queues_on_one_master(cluster: RedisCluster) -> tuple[str, str]:
+    """Return the names of two new queues on one master."""
+    first = f"together-{next(_serial)}"
+    others = (f"together-{next(_serial)}" for _ in count())
+    master = cluster.master_of(keys_of(first).slot)
+    return first, next(name for name in others if cluster.master_of(keys_of(name).slot) is master)
 
 
 def test_a_fail_over_is_waited_out(redis_cluster: RedisCluster, queue_name: str, publish: Publish) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -136,9 +137,12 @@ class NodeWakeups(WakeupListener):
             elif not self.members[key].may_have_work:
                 next_at = min(next_at, at)
         if commands:
-            self._sent.extend(_Sent(name, key, now) for name, key in commands)
-            self.connection.send_all([_command(name, key) for name, key in commands])
+            self._send(commands, now)
         return next_at
+
+    def _send(self, commands: Sequence[tuple[str, bytes]], now: float) -> None:
+        self._sent.extend(_Sent(name, key, now) for name, key in commands)
+        self.connection.send_all([_command(name, key) for name, key in commands])
 
     # -- the interface of the base class
 
@@ -168,7 +172,9 @@ class NodeWakeups(WakeupListener):
         if key in self._subscribed and self.connection.connection is not None:
             self._subscribed.discard(key)
             try:
-                self.connection.send(("SUNSUBSCRIBE", _channel_of(key)))  # its answer is a message
+                # Its answer is a message, as the node also sends one when a slot moves, or an error. With the
+                # next answer to a PING, either has come.
+                self._send([("SUNSUBSCRIBE", key), ("PING", b"")], self._groups.monotonic())
             except _LOST as exc:
                 logger.debug("Node %s did not end a subscription: %s.", self.node, exc)
 
@@ -205,6 +211,8 @@ class NodeWakeups(WakeupListener):
             return
         if not isinstance(answer, list):
             sent = self._sent.popleft()
+            if sent.name == "SUNSUBSCRIBE":  # a message has answered it
+                sent = self._sent.popleft()
             if sent.name == "LPOP" and answer is not None and sent.key in self.members:
                 taken.append(self.members[sent.key])
             return
@@ -326,7 +334,9 @@ class ShardedWakeups(WakeupGroups):
 
 
 def _command(name: str, key: bytes) -> tuple[str | bytes, ...]:
-    return (name, _channel_of(key)) if name == "SSUBSCRIBE" else (name, key) if key else (name,)
+    if name in ("SSUBSCRIBE", "SUNSUBSCRIBE"):
+        return name, _channel_of(key)
+    return (name, key) if key else (name,)
 
 
 def _channel_of(key: bytes) -> bytes:
