@@ -6,6 +6,9 @@ import contextlib
 import json
 import threading
 import time
+from typing import Any
+
+import kombu
 
 from celery_dq.testing.waiting import wait_until
 from tests.broker.kombu_client import KombuClient, bodies, consumer_of
@@ -288,3 +291,34 @@ def test_a_process_that_stood_still_takes_no_sound_connection_for_dead(kombu_cli
         kombu_client.drain(connection, got, 1)
         got[0].ack()
     assert kombu_client.depth() == 0
+
+
+def test_consumers_of_one_transient_queue_lose_no_message(kombu_client: KombuClient) -> None:
+    """The last consumer gets the messages, as in kombu's own transport; after its end, the one before it."""
+    queue = kombu.Queue("replies", durable=False, auto_delete=True, routing_key="replies")
+    got: list[tuple[str, Any]] = []
+
+    def consumer(name: str) -> Any:
+        return connection.Consumer([queue], callbacks=[lambda body, _: got.append((name, body))], no_ack=True)
+
+    def waits() -> list[str]:
+        return [each["id"] for each in kombu_client.client.client_list() if each["cmd"] == "blpop"]
+
+    with kombu_client.connect() as connection:
+        first, last, publish = consumer("first"), consumer("last"), connection.Producer().publish
+        first.consume()
+        wait_until(waits)
+        wait = waits()
+        last.consume()
+        publish(1, routing_key="replies")
+        kombu_client.drain(connection, got, 1)
+        last.cancel()
+        publish(2, routing_key="replies")
+        kombu_client.drain(connection, got, 2)
+        assert got == [("last", 1), ("first", 2)]
+        assert waits() == wait
+        first.cancel()
+        publish(3, routing_key="replies")
+        last.consume()
+        kombu_client.drain(connection, got, 3)
+        assert got[2] == ("last", 3)

@@ -154,6 +154,8 @@ class ConsumingChannel(RedisChannel):
     _resumes_at: float
     #: Queue, callback and ``no_ack`` of the consumers that were asked for and have not begun, by their tags.
     _starting: dict[str, tuple[str, Callable[[Any], Any], bool]]
+    #: The consumers of each transient queue: ``no_ack`` and callback, by their tags.
+    _transient_consumers: dict[str, dict[str, tuple[bool, Callable[[Any], Any]]]]
     queues: Callable[..., PartitionedQueue]
     _broken: bool
     ahead: DeclaredQueues
@@ -359,6 +361,7 @@ class ConsumingChannel(RedisChannel):
         elif self.transients.exists(self.client, queue):
             # Kombu's base class wraps the payload and calls back.
             VirtualChannel.basic_consume(self, queue, no_ack, callback, consumer_tag, **kwargs)
+            self._transient_consumers.setdefault(queue, {})[consumer_tag] = (no_ack, callback)
             self.consumer.attach()
             listen = partial(self.consumer.claims.listen, self.transients.key(queue))
             self.identity.threads.request(partial(listen, partial(self._receive_transient, queue)))
@@ -418,13 +421,26 @@ class ConsumingChannel(RedisChannel):
             self._basic_cancel(consumer_tag)
             self._follow_broadcasts()
             return
-        if self.transients.is_declared(queue):
+        if queue in self._transient_consumers:
+            self._cancel_transient(queue, consumer_tag)
+            return
+        self._starting.pop(consumer_tag, None)
+        self.consumer.stop_consumer(consumer_tag)
+        VirtualChannel.basic_cancel(self, consumer_tag)
+
+    def _cancel_transient(self, queue: str, consumer_tag: str) -> None:
+        consumers = self._transient_consumers[queue]
+        del consumers[consumer_tag]
+        if not consumers:
+            del self._transient_consumers[queue]
             thread, key = self.identity.threads, self.transients.key(queue)
             thread.run_between_trips(partial(self.consumer.claims.unlisten, key), 1.0)
-        else:
-            self._starting.pop(consumer_tag, None)
-            self.consumer.stop_consumer(consumer_tag)
         VirtualChannel.basic_cancel(self, consumer_tag)
+        if consumers:
+            # Kombu calls the last consumer of a queue, and none after the end of any of them.
+            last, (no_ack, callback) = next(reversed(consumers.items()))
+            VirtualChannel.basic_cancel(self, last)
+            VirtualChannel.basic_consume(self, queue, no_ack, callback, last)
 
     # -- acknowledging
 
@@ -601,6 +617,7 @@ class Channel(ConsumingChannel):
         self._queues: dict[str, PartitionedQueue] = {}
         self._broadcasts = None
         self._starting = {}
+        self._transient_consumers = {}
         self.ahead = DeclaredAhead(self)
         self._broken = False
         self._seen_partitions = self.identity.partition_maps.changes

@@ -234,8 +234,14 @@ class ChannelClaims:
         return waited
 
     def listen(self, key: str, deliver: Callable[[bytes], None]) -> None:
-        """Start popping the plain list of a transient queue, each message of which *deliver* gets."""
-        self._listeners[key] = TransientListener(key, deliver, self._thread.pool)
+        """Start popping the plain list of a transient queue, unless the channel pops it already.
+
+        Args:
+            key: Key of the list.
+            deliver: Gets each message. It is the same function for each consumer of the queue.
+        """
+        if key not in self._listeners:
+            self._listeners[key] = TransientListener(key, deliver, self._thread.pool)
 
     def unlisten(self, key: str) -> None:
         """Stop popping a plain list."""
