@@ -294,7 +294,6 @@ class ChannelClaims:
         del self._subscriptions[subscription.queue.prefix]
         self._leave_wakeups(subscription)
         self.ready.remove(subscription)
-        self.ready.needing_slots.discard(subscription)
 
     def begin_again(self) -> None:
         """See :class:`ServedChannel`."""

@@ -763,10 +763,6 @@ class ConsumerThread:
         """Begin a round of renewals now, also where one is under way."""
         self.request(self.leases.begin_again)
 
-    def is_in_use(self, name: str) -> bool:
-        """Return whether the partition has in-flight messages, pending acks or calls without an answer."""
-        return self.leases.is_in_use(name)
-
     def will_release(self, queue: Queue, trip: Trip) -> bool:
         """Return whether the trip, without a claim from a queue, will release messages of it."""
         # A thread sends the acks of its leases only. A claim that waited for others would wait for ever.

@@ -126,10 +126,6 @@ class ConsumerThreads:
         for thread in self.all:
             thread.renew_now()
 
-    def is_in_use(self, name: str) -> bool:
-        """Return whether the partition has in-flight messages, pending acks or calls without an answer."""
-        return self.main.is_in_use(name)
-
     def add_check(self, check: Callable[[float], None]) -> None:
         """Call *check* with the monotonic time after every round of renewals of a thread, in that thread."""
         self._checks.append(check)

@@ -323,10 +323,6 @@ class ReadyQueues:
         """Yield the queues whose wake-ups another consumer could take; a singleton queue has no other one."""
         return (subscription for subscription in self.relied_on if not subscription.queue.token)
 
-    def awaited(self) -> list[Subscription]:
-        """Return the queues for which :meth:`is_awaited` is true."""
-        return list({**self.relied_on, **self._looks})
-
     def take_due(self, now: float, runs_suspect: bool) -> None:
         """Wake the queues whose next look or back-off is due.
 
