@@ -68,6 +68,11 @@ def read_queue_pause(fields: list[Any], now_us: float) -> Pause | None:
     return pause_of(since, until, now_us) if until else None
 
 
+def fencing_token(partition: Partition, client: Client) -> int:
+    """Return the fencing token in force of a singleton queue; 0 of an ordinary queue."""
+    return int(number(client.hget(partition.keys.state, "epoch")))
+
+
 def paused_tenants(partitions: Sequence[Partition], client: Client) -> dict[str, Pause]:
     """Return the tenants that were paused by a call, the earliest pause first. Read in chunks."""
     now = server_time_us(client)

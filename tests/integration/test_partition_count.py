@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from celery import Celery
+from kombu import Queue
 
 import celery_dq
 from celery_dq.app.api import map_change, tenant_moves
@@ -122,6 +123,26 @@ def test_a_partition_gets_no_name_of_another_queue(shop: Any) -> None:
     with pytest.raises(InvalidRequest, match="'push/3' is another queue, and would be the name"):
         shop.dq.queues["push"].set_partitions(4)
     assert shop.dq.queues["push"].set_partitions(3).after == 3
+
+
+@pytest.mark.parametrize("known_by", ["setting", "argument", "broker"])
+def test_a_singleton_queue_gets_no_partitions(shop: Any, known_by: str) -> None:
+    if known_by == "setting":
+        shop.conf.dq_singleton_queues = ["ledger"]
+    elif known_by == "argument":
+        arguments = {"x-single-active-consumer": True}
+        shop.conf.task_queues = [Queue("ledger", queue_arguments=arguments)]
+    else:  # another program has the setting, and its worker has led the queue
+        with shop.dq._broker.open_home("ledger") as (partition, client):
+            partition.fence(5).run(client)
+    shop.send_task("notify", (A,), queue="ledger")
+    queue = shop.dq.queues["ledger"]
+    with pytest.raises(InvalidRequest, match="'ledger' is a singleton queue, which has one partition"):
+        queue.set_partitions(4)
+    assert queue.set_partitions(1).after == 1
+    if known_by == "broker":
+        assert shop.dq.leaders.forget("ledger")
+        assert queue.set_partitions(4).after == 4
 
 
 def test_an_interrupted_change_is_named_and_completed(

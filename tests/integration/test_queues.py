@@ -233,6 +233,19 @@ def test_a_moved_message_keeps_the_id_of_its_task(shop: Any) -> None:
     assert shop.dq.find("twice~1") == []
 
 
+def test_messages_of_a_singleton_queue_move_when_it_is_an_ordinary_one(shop: Any) -> None:
+    (task_id,) = send(shop, "a")
+    queue = shop.dq.queues["push"]
+    with shop.dq._broker.open_home("push") as (partition, client):
+        partition.fence(3).run(client)
+    for chosen in ({"task_id": task_id}, {"tenant": "a"}):
+        for dry_run in (True, False):
+            with pytest.raises(InvalidRequest, match="'push' is a singleton queue.*leaders push --forget"):
+                queue.move("other", dry_run=dry_run, **chosen)
+    assert shop.dq.leaders.forget("push")
+    assert queue.move("other", task_id=task_id) == 1
+
+
 def test_a_move_needs_one_thing_and_another_queue(shop: Any) -> None:
     queue = shop.dq.queues["push"]
     for wrong in ({}, {"task_id": "a", "tenant": "b"}):

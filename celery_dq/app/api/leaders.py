@@ -7,8 +7,10 @@ from contextlib import ExitStack, closing, contextmanager
 
 from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.errors import InvalidRequest
-from celery_dq.inspector.redis_values import Client, check_text, number
+from celery_dq.inspector.queues import fencing_token
+from celery_dq.inspector.redis_values import Client, check_text
 from celery_dq.inspector.workers import LeaderSnapshot, leader_snapshot
+from celery_dq.shown import shell_word
 from celery_dq.singleton.elections import Elections
 from celery_dq.transport.redis.store.partition import Partition
 
@@ -66,8 +68,7 @@ class Leaders:
                     elections.forget(name)
                 return was_led
             with self._broker.open(name) as (partitions, client):
-                fences = [each for each in partitions if number(client.hget(each.keys.state, "epoch"))]
-                if not was_led and not fences:
+                if not was_led and not any(fencing_token(each, client) for each in partitions):
                     return False
                 with self._broker.audit.change(client, "leadership_forgotten", name):
                     for partition in partitions:
@@ -97,6 +98,25 @@ class Leaders:
                 redis_client = lambda: channel.client  # noqa: E731 - one line
             elections = Elections(self._broker.options, "celery dq", redis_client, "celery dq leaders")
             yield stack.enter_context(closing(elections))
+
+
+def refuse_singleton(first: Partition, client: Client, reason: str) -> None:
+    """Refuse a change that only an ordinary queue allows.
+
+    Args:
+        first: The first partition of the queue; a singleton queue has no other one.
+        client: A redis client.
+        reason: A clause that says why.
+
+    Raises:
+        InvalidRequest: The queue has had a leader, whatever the settings of this program say.
+    """
+    if fencing_token(first, client):
+        queue = first.keys.queue
+        raise InvalidRequest(
+            f"{queue!r} is a singleton queue, {reason}: stop its workers, and make it an ordinary queue with "
+            f"celery dq leaders {shell_word(queue)} --forget"
+        )
 
 
 def _end_fence(partition: Partition, client: Client) -> None:

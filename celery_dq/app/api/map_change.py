@@ -13,6 +13,7 @@ from itertools import chain
 
 from celery_dq.app.api.audit import OnProgress, ignore_progress
 from celery_dq.app.api.broker import BrokerAccess, MapChanged, follow, partitions_of, stored_maps
+from celery_dq.app.api.leaders import refuse_singleton
 from celery_dq.app.api.tenant_moves import TenantMoves
 from celery_dq.app.api.tenant_settings import (
     align_settings,
@@ -82,9 +83,12 @@ def set_partitions(
             resources.
         TenantMoving: Tasks still run after the time. The same call goes on with the change.
     """
+    # The module is a worker's, and most programs with an app do not need it.
+    from celery_dq.worker.singleton import singleton_queues
+
     check_count("partitions", count, most=MAX_PARTITIONS)
     check_seconds("timeout", timeout_s)
-    if count > 1 and any(each.name == queue for each in options.singletons):
+    if count > 1 and queue in singleton_queues(broker.app, options):
         raise InvalidRequest(f"{queue!r} is a singleton queue, which has one partition")
     with (
         broker.channel() as channel,
@@ -110,7 +114,10 @@ def set_partitions(
         # The same number may complete the end of an interrupted change, and changes nothing else.
         is_change = homes.count != count or homes.before is not None
         if homes.before is None:
-            _check_no_sets(queue, count, partitions_of(channel, queue, homes)[0], client)
+            if count > 1:
+                first = partitions_of(channel, queue, homes)[0]
+                refuse_singleton(first, client, "which has one partition")
+                _check_no_sets(first, client)
             now = homes.begin(count)
             begin_change(partitions_of(channel, queue, now), client, options, homes)
             homes = now
@@ -120,12 +127,12 @@ def set_partitions(
     return PartitionsChange(queue, before, count, moved)
 
 
-def _check_no_sets(queue: str, count: int, first: Partition, client: Client) -> None:
-    found = _some_set(first, client) if count > 1 else None
+def _check_no_sets(first: Partition, client: Client) -> None:
+    found = _some_set(first, client)
     if found is not None:
         raise InvalidRequest(
-            f"Messages of {queue!r} wait or run for {found!r}, whose resources must be in one partition: "
-            f"let workers end them, or move them to another queue, and publish no others"
+            f"Messages of {first.keys.queue!r} wait or run for {found!r}, whose resources must be in one "
+            "partition: let workers end them, or move them to another queue, and publish no others"
         )
 
 

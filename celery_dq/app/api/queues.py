@@ -18,7 +18,7 @@ from celery_dq.app.api.cancel import (
     cancellable_of_tenant,
     purge_all,
 )
-from celery_dq.app.api.leaders import Leaders
+from celery_dq.app.api.leaders import Leaders, refuse_singleton
 from celery_dq.app.api.map_change import PartitionsChange, set_partitions
 from celery_dq.app.api.message_edits import check_changes
 from celery_dq.app.api.move import movable, move_chosen
@@ -328,7 +328,8 @@ class QueueApi(OfQueue):
             on_progress: Called with the number of messages that were moved.
 
         Raises:
-            InvalidRequest: Another change is not complete, or the number is out of range.
+            InvalidRequest: Another change is not complete, the number is out of range, or the queue is a
+                singleton queue and gets several.
             TenantMoving: Tasks still run after the time. The same call goes on with the change.
         """
         options = self._broker.options
@@ -437,7 +438,8 @@ class QueueApi(OfQueue):
             How many messages moved. A message that a worker has claimed by then stays.
 
         Raises:
-            InvalidRequest: Not exactly one of `task_id` and `tenant` is given, or `to` is this queue.
+            InvalidRequest: Not exactly one of `task_id` and `tenant` is given, `to` is this queue, or this is
+                a singleton queue.
         """
         if (task_id is None) == (tenant is None):
             raise InvalidRequest("move: give exactly one of task_id=… and tenant=…")
@@ -449,6 +451,7 @@ class QueueApi(OfQueue):
         head_start = self._broker.options.queue(to).head_start_us
         name = None if tenant is None else check_tenant(tenant)
         with self._broker.open_all([self.name, to], declare=not dry_run) as (source, destination):
+            refuse_singleton(source.partitions[0], source.client, "of which only the leader takes messages")
             if dry_run:
                 return movable(source, task_id, name)
             self._broker.declare(source.client, to)
