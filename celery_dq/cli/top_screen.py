@@ -73,7 +73,7 @@ def _low_screen(state: TopState, height: int) -> RenderableType:
 def _title(state: TopState) -> Text:
     queues = state.reading.queues
     waiting, held = sum(each.waiting for each in queues), sum(each.held for each in queues)
-    consumers = {each.name for queue in queues for each in queue.consumers if each.is_alive}
+    consumers = {each.name for queue in queues for each in queue.workers if each.is_alive}
     clock = f"{datetime.now():%H:%M:%S}"
     text = f"celery dq top  {clock}  queues {len(queues)}  waiting {waiting:,}  held {held:,}"
     return Text(f"{text}  workers {len(consumers)}  sort {state.sort}", style="bold", no_wrap=True)
@@ -169,7 +169,7 @@ def _per_second(rate: float | None) -> str:
 def _workers(state: TopState) -> list[str]:
     """Return a line for each consumer of the chosen queue, those with most in-flight messages first."""
     chosen = [each for each in state.reading.queues if each.name == state.queue]
-    found = [each for queue in chosen for each in queue.consumers]
+    found = [each for queue in chosen for each in queue.workers]
     found.sort(key=lambda each: -each.held)
     return [
         f"worker {cell(each.worker)}  held {each.held:,}  "

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from celery_dq.inspector.dedup_locks import dedup_lock_of
 from celery_dq.inspector.messages import MessageSnapshot
-from celery_dq.inspector.queues import queue_pause
-from celery_dq.inspector.redis_values import Client, number, server_time_us, text
+from celery_dq.inspector.queues import fencing_token, is_worker, queue_pause
+from celery_dq.inspector.redis_values import Client, server_time_us, text
 from celery_dq.inspector.tenants import TenantSnapshot, stored_quota, tenant_snapshot, total_of
 from celery_dq.shown import shell_word
 from celery_dq.transport.redis.store.cluster_client import node_serving
@@ -170,9 +170,9 @@ def explain_cancelled(task_id: str) -> Explanation:
 def _eligible(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
     keys = partition.keys
     now = server_time_us(client)
-    if not client.zcount(keys.leases, now, "+inf"):
+    if not any(is_worker(text(name)) for name in client.zrangebyscore(keys.leases, now, "+inf")):
         which = f"-Q {keys.queue}" + (f" or -Q {partition.name}" if partition.homes.total > 1 else "")
-        if number(client.hget(keys.state, "epoch")):
+        if fencing_token(partition, client):
             former = f"make it an ordinary queue with: celery dq leaders {shell_word(keys.queue)} --forget"
             return (
                 "no-leader",

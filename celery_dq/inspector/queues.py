@@ -99,9 +99,18 @@ _TENANTS = ("eligible", "resource_sets", "throttled", "at_concurrency", "paused"
 _COUNTS = ("waiting", "delayed", "held", "discards", "dead", *_TENANTS)
 
 
+#: How the names of consumers begin that bring messages elsewhere, and run none.
+MOVE, MIGRATION = "move:", "migration:"
+
+
+def is_worker(consumer: str) -> bool:
+    """Return whether a consumer runs messages. A move, or a migration back, only takes them."""
+    return not consumer.startswith((MOVE, MIGRATION))
+
+
 @dataclass(frozen=True)
 class ConsumerSnapshot:
-    """A process that consumes a queue.
+    """A process that consumes a queue, or a move or migration that takes messages from it.
 
     Attributes:
         name: Name of the worker (of another consumer, its host), process id and a random part.
@@ -154,7 +163,7 @@ class QueueSnapshot:
         throttled: Tenants with a backlog that wait for their rate.
         limited: Tenants with a backlog that wait for their concurrency.
         paused: Tenants with a backlog that are paused.
-        consumers: The processes that consume the queue.
+        consumers: The processes that consume the queue, and moves and migrations that hold messages.
         counters: The numbers of messages that the broker has handled since the first one.
         oldest_waiting_s: How long its oldest waiting message has waited, in seconds; None without one.
             Delayed messages and those that wait for a dedup lock do not count. It is read after the counts,
@@ -198,9 +207,14 @@ class QueueSnapshot:
         return self.eligible + self.throttled + self.at_concurrency + self.paused
 
     @property
+    def workers(self) -> tuple[ConsumerSnapshot, ...]:
+        """The consumers without moves and migrations."""
+        return tuple(each for each in self.consumers if is_worker(each.name))
+
+    @property
     def living_consumers(self) -> int:
-        """Number of consumers whose lease has not expired."""
-        return sum(each.is_alive for each in self.consumers)
+        """Number of workers whose lease has not expired."""
+        return sum(each.is_alive for each in self.workers)
 
     @property
     def is_paused(self) -> bool:

@@ -45,7 +45,7 @@ def workers_of(
     queues: Iterable[QueueSnapshot], sharing: Iterable[WorkerSnapshot] = ()
 ) -> list[WorkerSnapshot]:
     """Return the workers that have a lease on these queues, and those that share partitions."""
-    pairs = [(each, queue.name) for queue in queues for each in queue.consumers]
+    pairs = [(each, queue.name) for queue in queues for each in queue.workers]
     shared = {each.name: each for each in sharing}
     workers = []
     for consumer in merged(each for each, _ in pairs):

@@ -25,6 +25,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_dq.compat.celery_calls import arguments_of
 from celery_dq.errors import ConfigurationError, DQError, InvalidMessage, InvalidRequest, described
+from celery_dq.inspector.queues import MIGRATION
 from celery_dq.keys import MigrationKeys
 from celery_dq.protocols import DEDUP_HEADER, DEDUP_PROPERTY, DELIVERIES_HEADER, QUEUE_HEADER, TOKEN_HEADER
 from celery_dq.scripts.loader import ScriptSet
@@ -409,7 +410,7 @@ class StockBroker:
     def begin_return(self, ttl_ms: int) -> str:
         """Name the consumer of migrations to here, unless it has a name; return it."""
         pipeline = self.client.pipeline(transaction=True)
-        pipeline.hsetnx(self._keys.arrived, "consumer", f"migration:{uuid.uuid4().hex}")
+        pipeline.hsetnx(self._keys.arrived, "consumer", f"{MIGRATION}{uuid.uuid4().hex}")
         pipeline.pexpire(self._keys.arrived, ttl_ms)
         pipeline.hget(self._keys.arrived, "consumer")
         return _text(pipeline.execute()[-1])

@@ -19,7 +19,7 @@ from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.testing.processes import dead_port
 from celery_dq.testing.waiting import wait_until
 from tests.dq_command import run_dq
-from tests.integration.shop import dead_letter
+from tests.integration.shop import dead_letter, send
 from tests.workers import WorkerProcess
 
 Status = Callable[..., str]
@@ -54,6 +54,21 @@ def test_messages_with_and_without_a_worker(status: Status, shop: Any) -> None:
         while client.zscore(partition.keys.leases, "w") > int(client.time()[0]) * 1e6 + client.time()[1]:
             pass
     assert "living consumers: 0" in status(status=1)
+
+
+@pytest.mark.parametrize("consumer", ["move:other:", "migration:5f0e"])
+def test_an_interrupted_move_is_no_worker_in_any_view(status: Status, shop: Any, consumer: str) -> None:
+    taken, waits = send(shop, "acme", "acme")
+    with shop.dq._broker.open_home("push") as (partition, client):
+        partition.take(consumer, [taken], lease_ms=60_000).run(client)
+    assert "Messages wait in 'push' (1), and no living worker consumes it." in (text := status(status=1))
+    assert "living consumers: 0" in text
+    found = shop.dq.queues["push"].snapshot()
+    assert (found.living_consumers, found.health) == (0, "no-worker")
+    assert [each.name for each in found.consumers] == [consumer], "it is shown where all leases are"
+    assert shop.dq.explain(task_id=waits).reason == "no-worker"
+    assert shop.dq.workers() == []
+    assert "workers 0 " in run_dq(shop, "top", "--once", status=None).output
 
 
 def test_one_worker_is_one_worker_in_every_view(broker_url: str, shop: Any) -> None:

@@ -13,6 +13,7 @@ from celery_dq.dedup.rule import dedup
 from celery_dq.errors import InvalidRequest
 from celery_dq.migration.tenant_source import TenantSource
 from tests.dq_command import run_dq
+from tests.integration.partitioned_shop import killed
 from tests.migration.conftest import Migrate, migration_of
 from tests.migration.test_migrate import send
 
@@ -224,6 +225,17 @@ def test_the_end_of_a_migration_leaves_another_one_its_batch(shop: Any) -> None:
         assert one.finish(batch) == 2
         one.end()
         assert client.zcard(partitions[0].keys.leases) == 0
+
+
+def test_an_interruption_between_two_batches_leaves_no_lease(
+    shop: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(shop, "a")
+    with shop.dq.migration(shop.conf.broker_url, redis_url, MigrationOptions(priorities="same")) as migration:
+        monkeypatch.setattr(TenantSource, "pages", killed)
+        with pytest.raises(KeyboardInterrupt):
+            migration.run()
+    assert shop.dq.queues["push"].snapshot().consumers == ()
 
 
 def test_an_interrupted_migration_there_is_completed_before_the_way_back(

@@ -12,6 +12,7 @@ import redis
 from celery_dq.app.api.audit import AuditedChange, OnProgress, ignore_progress
 from celery_dq.app.api.broker import OpenQueue
 from celery_dq.inspector.messages import find, waiting_of
+from celery_dq.inspector.queues import MOVE
 from celery_dq.inspector.redis_values import Client, text
 from celery_dq.inspector.tenants import tenant_snapshot
 from celery_dq.migration.tenant_source import BATCH, Batch, TenantSource
@@ -46,7 +47,7 @@ class Mover:
         self, source: Partition, destination: Sequence[Partition], client: Client, head_start_us: int
     ) -> None:
         # The name does not end with that of the queue, whose end might look like a fencing token.
-        consumer = f"move:{destination[0].keys.queue}:"
+        consumer = f"{MOVE}{destination[0].keys.queue}:"
         self._source = TenantSource(source, client, consumer, LEASE_MS)
         self._destination = destination
         self._client = client

@@ -18,7 +18,7 @@ from celery_dq.app.api.migration import (
     not_migrated,
 )
 from celery_dq.errors import InvalidMessage, InvalidRequest
-from celery_dq.inspector.queues import QueueSnapshot, queue_snapshot
+from celery_dq.inspector.queues import QueueSnapshot, fencing_token, queue_snapshot
 from celery_dq.inspector.redis_values import scan, text
 from celery_dq.migration.stock_broker import StockBroker, as_stock_message
 from celery_dq.migration.tenant_source import Batch, TenantSource
@@ -190,17 +190,19 @@ class ReturnMigration:
         """Move the messages of a partition, until none waits."""
         queue = partition.keys.queue
         # The scripts read the fencing token of a singleton queue from the name.
-        epoch = _epoch(partition, client)
-        source = TenantSource(partition, client, f"{consumer}@{epoch}" if epoch else consumer, LEASE_MS)
+        token = fencing_token(partition, client)
+        source = TenantSource(partition, client, f"{consumer}@{token}" if token else consumer, LEASE_MS)
         source.reap(self._broker.options.queue(queue).max_deliveries)
         left = self._left.setdefault(queue, {})
-        for batch in source.interrupted():
-            self._move(source, queue, batch, moved)
-        has_moved = True
-        while has_moved:
-            pages = takewhile(lambda _: len(left) < MOST_LEFT, source.pages(left.keys()))
-            has_moved = sum(self._move(source, queue, source.take(ids), moved) for ids in pages) > 0
-        source.end()
+        try:
+            for batch in source.interrupted():
+                self._move(source, queue, batch, moved)
+            has_moved = True
+            while has_moved:
+                pages = takewhile(lambda _: len(left) < MOST_LEFT, source.pages(left.keys()))
+                has_moved = sum(self._move(source, queue, source.take(ids), moved) for ids in pages) > 0
+        finally:
+            source.end()
 
     def _move(self, source: TenantSource, queue: str, batch: Batch, moved: OnProgress) -> bool:
         """Move a batch; return whether any of its messages was understood.
@@ -221,19 +223,14 @@ class ReturnMigration:
         return True
 
 
-def _epoch(partition: Partition, client: Any) -> int:
-    return int(client.hget(partition.keys.state, "epoch") or 0)
-
-
 def _leads(partition: Partition, opened: OpenQueue) -> bool:
     """Return whether a living worker leads this partition of a singleton queue.
 
     A new term would return a batch to its place, which the target may have by then.
     """
-    if not _epoch(partition, opened.client):
+    if not fencing_token(partition, opened.client):
         return False
-    consumers = queue_snapshot([partition], opened.client, ages=False).consumers
-    return any(each.is_alive and not each.name.startswith("migration:") for each in consumers)
+    return queue_snapshot([partition], opened.client, ages=False).living_consumers > 0
 
 
 def _staying(queue: str, opened: OpenQueue, found: QueueSnapshot) -> Sequence[NotMigrated]:

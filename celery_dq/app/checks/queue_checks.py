@@ -265,7 +265,7 @@ def _paused_in_part(name: str, found: Sequence[QueueSnapshot]) -> Iterator[Findi
 
 def _unconsumed(name: str, found: Sequence[QueueSnapshot], lease_us: int) -> Iterator[Finding]:
     # A worker that reconnects, as after a failover, may be late by less than a lease.
-    consumed = [any(consumer.lease_s > -lease_us / 1e6 for consumer in each.consumers) for each in found]
+    consumed = [any(consumer.lease_s > -lease_us / 1e6 for consumer in each.workers) for each in found]
     left = [
         number
         for number, (each, is_consumed) in enumerate(zip(found, consumed, strict=True))
