@@ -10,6 +10,8 @@ from celery.contrib.testing.worker import start_worker
 
 from celery_dq.app.checks.doctor import check_server
 from celery_dq.errors import InvalidRequest
+from celery_dq.keys import PartitionKeys
+from celery_dq.leadership.redis_election import RedisElection
 from celery_dq.worker.start_checks import MOST_TYPED
 from tests.dq_command import Run
 from tests.integration.shop import claim, dead_letter, send
@@ -127,3 +129,13 @@ def test_a_queue_in_use_is_not_forgotten(run: Run, shop: Any, monkeypatch: pytes
         shop.dq.queues["late"].forget()
     del shop.amqp.queues["late"]  # the call has put it there, too
     assert "late" in shop.dq.queues
+    assert [each.action for each in shop.dq.audit()] == []
+
+
+def test_a_queue_that_a_worker_is_about_to_lead_is_not_forgotten(run: Run, shop: Any) -> None:
+    declare(shop, "pusch")
+    with shop.dq._broker.channel() as channel:
+        RedisElection(channel.client, PartitionKeys("online", "pusch"), "w1").accept(0, 60.0)
+    assert "a worker leads 'pusch'" in run("queues", "pusch", "--forget", status=1)
+    assert "pusch" in shop.dq.queues
+    assert [each.action for each in shop.dq.audit()] == []

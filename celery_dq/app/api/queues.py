@@ -307,11 +307,13 @@ class QueueApi(OfQueue):
                 change.count = int(self._broker.withdraw(client, self.name))
                 try:
                     _refuse_used(queues.queue_snapshot(partitions, client, ages=False))
-                except InvalidRequest:
-                    # A message or a consumer has come meanwhile.
-                    self._broker.declare(client, self.name)
+                    Leaders(self._broker).forget(self.name)
+                except BaseException:
+                    # A message, a consumer or a candidate has come meanwhile, or a server is away.
+                    if change.count:
+                        self._broker.declare(client, self.name)
+                        change.count = 0
                     raise
-        Leaders(self._broker).forget(self.name)
         return bool(change.count)
 
     # Partitions.
