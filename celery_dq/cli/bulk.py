@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import click
 
 from celery_dq.app.api.audit import OnProgress, ignore_progress
-from celery_dq.cli.output import show
+from celery_dq.cli.output import print_line, show, show_before_error
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class BulkCall(Protocol):
@@ -92,6 +93,63 @@ def change_many(
     show(as_json, data, f"{text} {reason}".rstrip())
     if reason:
         raise SystemExit(1)
+
+
+def change_each(
+    as_json: bool,
+    names: Iterable[str],
+    change: Callable[[str], T],
+    report: Callable[[dict[str, T]], tuple[Any, str | Sequence[str]]],
+    *,
+    word: str,
+    noun: str,
+) -> dict[str, T]:
+    """Change one name after the other, and print the outcomes, also if Ctrl-C or an error ends the loop.
+
+    Args:
+        as_json: Whether to print JSON.
+        names: The names.
+        change: Changes one of them.
+        report: Returns outcomes by name as JSON and as text.
+        word: Past participle that names the change.
+        noun: The things that are changed, in the singular.
+
+    Returns:
+        The outcomes.
+    """
+    chosen, outcomes = dict.fromkeys(names), dict[str, T]()
+    try:
+        for name in chosen:
+            outcomes[name] = change(name)
+    except KeyboardInterrupt:
+        show(as_json, *report(outcomes))
+        rest = counted(len(chosen) - len(outcomes), noun)
+        print_line(f"Interrupted: {rest} not {word}, or not known to be.", err=True)
+        raise SystemExit(INTERRUPTED) from None
+    except Exception:
+        if outcomes:
+            show_before_error(as_json, *report(outcomes))
+        raise
+    show(as_json, *report(outcomes))
+    return outcomes
+
+
+def forget_each(
+    as_json: bool, names: Sequence[str], forget: Callable[[str], bool], noun: str, otherwise: str
+) -> None:
+    """Forget one name after the other, and print `otherwise` about those that were not there.
+
+    Raises:
+        click.UsageError: There are no names.
+    """
+    if not names:
+        raise click.UsageError("--forget needs NAMES.")
+
+    def report(forgotten: dict[str, bool]) -> tuple[Any, Sequence[str]]:
+        lines = [f"{name!r}: {'forgotten' if done else otherwise}" for name, done in forgotten.items()]
+        return {"forgotten": [name for name, done in forgotten.items() if done]}, lines
+
+    change_each(as_json, names, forget, report, word="forgotten", noun=noun)
 
 
 #: Seconds between two updates.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -22,7 +22,7 @@ from celery_dq.cli.arguments import (
     time,
     unknown_tenant,
 )
-from celery_dq.cli.bulk import INTERRUPTED, bulk, change_many, counted
+from celery_dq.cli.bulk import bulk, change_each, change_many, counted
 from celery_dq.cli.output import COUNT, command, print_line, show, show_table
 from celery_dq.duration import format_duration
 from celery_dq.errors import InvalidRequest
@@ -97,24 +97,24 @@ def cancel(
         raise InvalidRequest("--in-advance needs tombstones, which this broker does not have; leave it out.")
     api = dq.queues[queue]
     if task_ids:
-        outcomes: dict[str, str] = {}
-        is_interrupted = False
-        try:
-            for task_id in task_ids:
-                outcomes[task_id] = _cancel_one(dq, queue, task_id, in_advance)
-        except KeyboardInterrupt:
-            is_interrupted = True
         # Other brokers have no tombstones.
         texts = dict(_OUTCOMES) if dq.serves_queues() else {**_OUTCOMES, "unknown": _NOT_HERE}
-        lines = [f"{task_id}: {texts.get(each, each)}" for task_id, each in outcomes.items()]
-        if "tombstone" in outcomes.values():
-            ttl = format_duration(dq.options.tombstone_ttl_us)
-            lines.append(f"A task that is not in {queue!r} will not run if it is published within {ttl}.")
-        show(as_json, outcomes, lines)
-        if is_interrupted:
-            rest = counted(len(task_ids) - len(outcomes), "task")
-            print_line(f"Interrupted: {rest} not cancelled, or not known to be.", err=True)
-            raise SystemExit(INTERRUPTED)
+
+        def report(outcomes: dict[str, str]) -> tuple[dict[str, str], Sequence[str]]:
+            lines = [f"{task_id}: {texts.get(each, each)}" for task_id, each in outcomes.items()]
+            if "tombstone" in outcomes.values():
+                ttl = format_duration(dq.options.tombstone_ttl_us)
+                lines.append(f"A task that is not in {queue!r} will not run if it is published within {ttl}.")
+            return outcomes, lines
+
+        outcomes = change_each(
+            as_json,
+            task_ids,
+            lambda task_id: _cancel_one(dq, queue, task_id, in_advance),
+            report,
+            word="cancelled",
+            noun="task",
+        )
         if not {*outcomes.values()} <= _CANCELLED:
             raise SystemExit(1)
         return

@@ -25,6 +25,9 @@ from celery_dq.inspector.redis_values import MOST
 from celery_dq.shown import plain, shown_json, shown_name
 from celery_dq.transport.redis.store.server_checks import refuses_login
 
+#: The part of an error in JSON that has the outcomes before it.
+_DONE = f"{__name__}.done"
+
 
 class ErrorsAsJson(click.Group):
     """A group whose commands print an error as JSON, too, if --json is among their words."""
@@ -43,7 +46,7 @@ class ErrorsAsJson(click.Group):
                 raise
             kind = type(exc.__cause__ or exc).__name__
             message = exc.format_message() if isinstance(exc, click.ClickException) else "Nothing was changed"
-            show(True, {"error": message, "type": kind})
+            show(True, {"error": message, "type": kind, **ctx.meta.get(_DONE, {})})
             ctx.exit(exc.exit_code if isinstance(exc, click.ClickException) else 1)
 
 
@@ -132,16 +135,12 @@ def print_line(text: str, *, err: bool = False) -> None:
     click.echo(shown_name(text), err=err)
 
 
-def show_forgotten(as_json: bool, forgotten: dict[str, bool], otherwise: str) -> None:
-    """Print which names were forgotten, and `otherwise` about those that were not there.
-
-    Raises:
-        click.UsageError: There are no names.
-    """
-    if not forgotten:
-        raise click.UsageError("--forget needs NAMES.")
-    lines = [f"{name!r}: {'forgotten' if done else otherwise}" for name, done in forgotten.items()]
-    show(as_json, {"forgotten": [name for name, done in forgotten.items() if done]}, lines)
+def show_before_error(as_json: bool, data: Any, text: str | Sequence[str]) -> None:
+    """Print what was done before an error; in JSON it is ``done`` in the object of the error."""
+    if as_json:
+        click.get_current_context().meta[_DONE] = {"done": data}
+    else:
+        show(False, data, text)
 
 
 def show_table(as_json: bool, rows: Sequence[Any], columns: Iterable[str], nothing: str) -> None:

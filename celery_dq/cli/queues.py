@@ -12,8 +12,8 @@ import click
 
 from celery_dq.app.api.api import DQ
 from celery_dq.cli.arguments import UP_TO_A_DAY, duration, require_queue, seconds_option, time, unknown_tenant
-from celery_dq.cli.bulk import bulk, change_many, counted, reported_progress
-from celery_dq.cli.output import COUNT, command, print_line, show, show_forgotten, show_table
+from celery_dq.cli.bulk import bulk, change_many, counted, forget_each, reported_progress
+from celery_dq.cli.output import COUNT, command, print_line, show, show_table
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queues import QueueSnapshot
 from celery_dq.inspector.tenants import BACKLOG_STATES, TenantState
@@ -47,7 +47,7 @@ def queues(dq: DQ, as_json: bool, names: tuple[str, ...], forget: bool) -> None:
     for name in names:
         require_queue(name, known)
     if forget:
-        show_forgotten(as_json, {name: dq.queues[name].forget() for name in names}, _OF_SETTINGS)
+        forget_each(as_json, names, lambda name: dq.queues[name].forget(), "queue", _OF_SETTINGS)
         return
     # The table has no ages, and each costs a look at the tenants.
     rows = list(dq.queues.snapshots(*(names or known), ages=as_json))

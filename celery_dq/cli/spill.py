@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 import click
@@ -11,7 +12,7 @@ from celery_dq.app.api.api import DQ
 from celery_dq.app.api.audit import OnProgress
 from celery_dq.app.api.buffer import QuarantinedFile
 from celery_dq.cli.arguments import nearest, seconds_option
-from celery_dq.cli.bulk import INTERRUPTED, bulk, change_many, confirm, counted
+from celery_dq.cli.bulk import INTERRUPTED, bulk, change_each, change_many, confirm, counted
 from celery_dq.cli.output import command, print_line, show, show_table
 from celery_dq.errors import ConfigurationError, InvalidRequest
 
@@ -114,16 +115,26 @@ def quarantine_remove(
 ) -> None:
     """Remove the files NAMES, with their messages."""
     chosen = _chosen(dq, names, everything)
-    count = sum(len(each.messages) for each in chosen)
-    files = f"{counted(len(chosen), 'file')} with {counted(count, 'readable message')}"
+    messages = {each.name: len(each.messages) for each in chosen}
+
+    def files(removed: Iterable[str]) -> str:
+        counts = [messages[name] for name in removed]
+        return f"{counted(len(counts), 'file')} with {counted(sum(counts), 'readable message')}"
+
     if dry_run:
-        show(as_json, {"found": len(chosen), "removed": 0}, f"{files} would be removed; none was.")
+        text = f"{files(messages)} would be removed; none was."
+        show(as_json, {"found": len(chosen), "removed": 0}, text)
         return
     if chosen and not yes:
-        confirm(f"Remove {files} for good?")
-    for each in chosen:
-        dq.buffer.remove_quarantined(each.name)
-    show(as_json, {"removed": len(chosen)}, f"Removed {files}.")
+        confirm(f"Remove {files(messages)} for good?")
+    change_each(
+        as_json,
+        messages,
+        dq.buffer.remove_quarantined,
+        lambda removed: ({"removed": len(removed)}, f"Removed {files(removed)}."),
+        word="removed",
+        noun="file",
+    )
 
 
 def _quarantined(dq: DQ) -> list[QuarantinedFile]:
@@ -141,7 +152,7 @@ def _chosen(dq: DQ, names: tuple[str, ...], everything: bool) -> list[Quarantine
         if name not in found:
             listed = nearest(name, found) or " 'celery dq spill quarantine list' shows all."
             raise InvalidRequest(f"No file {name!r} is in the quarantine.{listed}")
-    return [found[name] for name in names] if names else list(found.values())
+    return [found[name] for name in dict.fromkeys(names)] if names else list(found.values())
 
 
 @spill.command()

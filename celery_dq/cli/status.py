@@ -20,7 +20,8 @@ from celery_dq.cli.arguments import (
     seconds_option,
     since as since_type,
 )
-from celery_dq.cli.output import COUNT, command, print_line, show, show_forgotten, show_table
+from celery_dq.cli.bulk import forget_each
+from celery_dq.cli.output import COUNT, command, print_line, show, show_table
 from celery_dq.cli.queues import with_pauses
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queues import QueueSnapshot
@@ -102,7 +103,7 @@ def leaders(dq: DQ, as_json: bool, names: tuple[str, ...], forget: bool) -> None
     worker leads one that is to be forgotten.
     """
     if forget:
-        show_forgotten(as_json, {name: dq.leaders.forget(name) for name in names}, "never had a leader")
+        forget_each(as_json, names, dq.leaders.forget, "leadership", "never had a leader")
         return
     rows = dq.leaders(*names)
     if names and any(not row.candidates and not row.leader for row in rows):

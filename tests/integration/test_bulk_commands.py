@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from celery_dq.app.api.queues import QueueApi
+from celery_dq.keys import PartitionKeys
+from celery_dq.leadership.redis_election import RedisElection
 from tests.dq_command import Run
+from tests.integration.partitioned_shop import killed
 from tests.integration.shop import claim, dead_letter, send
 
 
@@ -77,6 +80,49 @@ def test_a_dedup_lock_is_released_after_a_question(run: Run, shop: Any) -> None:
     assert [each.head for each in shop.dq.dedup["push"].list()] == [head]
     assert f"Task {head} no longer holds" in run(words, answer="y\n")
     assert shop.dq.dedup["push"].list() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "done", "shown"),
+    [
+        ("queues pusch push --forget", {"forgotten": ["pusch"]}, "'pusch': forgotten\n"),
+        ("leaders pusch push --forget", {"forgotten": ["pusch"]}, "'pusch': forgotten\n"),
+        (("cancel", "push", "t", ""), {"t": "waiting"}, "t: cancelled; it was waiting\n"),
+    ],
+)
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_error_after_some_names_comes_with_the_outcomes_before_it(
+    run: Run, shop: Any, words: Any, done: Any, shown: str, as_json: bool
+) -> None:
+    with shop.dq._broker.channel() as channel:
+        channel.queue_declare("pusch")
+        RedisElection(channel.client, PartitionKeys("online", "push"), "w1").accept(0, 60.0)
+        with shop.dq._broker.open_home("pusch") as (partition, client):
+            partition.fence(1).run(client)
+    shop.tasks["notify"].apply_async(("a",), task_id="t")
+    line = words.split() if isinstance(words, str) else words
+    text = run(*line, *(["--json"] if as_json else []), status=1)
+    if as_json:
+        found = json.loads(text)
+        assert (found["type"], found["done"]) == ("InvalidRequest", done)
+    else:
+        assert text.startswith(f"{shown}Error: ")
+
+
+def test_ctrl_c_after_some_names_comes_with_the_outcomes_before_it(
+    run: Run, shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop.dq._broker.channel() as channel:
+        channel.queue_declare("pusch")
+    shop.tasks["notify"].apply_async(("a",), task_id="t")
+    forget, cancel = QueueApi.forget, QueueApi.cancel
+    monkeypatch.setattr(QueueApi, "forget", lambda api: forget(api) if api.name == "pusch" else killed())
+    monkeypatch.setattr(QueueApi, "cancel", lambda api, each: cancel(api, each) if each == "t" else killed())
+    for words, outcome, rest in (
+        ("queues pusch push --forget", "'pusch': forgotten", "1 queue not forgotten"),
+        ("cancel push t u --in-advance", "t: cancelled; it was waiting", "1 task not cancelled"),
+    ):
+        assert run(words, status=130) == f"{outcome}\nInterrupted: {rest}, or not known to be.\n"
 
 
 @pytest.mark.parametrize(

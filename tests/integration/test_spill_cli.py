@@ -186,6 +186,28 @@ def test_the_quarantine_is_shown_replayed_and_emptied(tmp_path: Path) -> None:
         app.close()
 
 
+def test_an_error_reports_the_files_that_were_removed_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app("dq-redis://127.0.0.1:1/0", str(tmp_path / "spill"))
+    quarantine = app.dq.buffer.folder / "quarantine"
+    quarantine.mkdir(parents=True)
+    for name in ("a.bad", "b.bad"):
+        (quarantine / name).write_bytes(b"xyz")
+    remove = type(app.dq.buffer).remove_quarantined
+
+    def refuse_b(buffer: Any, name: str) -> None:
+        if name == "b.bad":
+            raise PermissionError(13, "Permission denied", name)
+        remove(buffer, name)
+
+    monkeypatch.setattr(type(app.dq.buffer), "remove_quarantined", refuse_b)
+    text = run(app, "quarantine", "rm", "--all", "-y", status=1).output
+    assert text.startswith("Removed 1 file with 0 readable messages.\nError: A file cannot be used")
+    assert [each.name for each in quarantine.iterdir()] == ["b.bad"]
+    app.close()
+
+
 def test_ones_own_folder_keeps_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flusher, "ADOPT_S", 600.0)  # this process adopts nothing while a busy machine kills
     app = make_app("dq-redis://127.0.0.1:1/0", str(tmp_path / "spill"))
