@@ -84,7 +84,8 @@ def cancel(
 ) -> None:
     """Cancel the tasks TASK_IDS in QUEUE, or all tasks of a tenant or of a task name.
 
-    Exit status 1: a task was not cancelled, because it is not in QUEUE, or a worker has it.
+    Exit status 1: a task was not cancelled, because it is not in QUEUE, a worker has it, or it is a dead
+    letter.
     """
     if sum((bool(task_ids), tenant is not None, task_name is not None)) != 1:
         raise click.UsageError("Give exactly one of TASK_IDS, --tenant and --task-name.")
@@ -145,6 +146,7 @@ _OUTCOMES = {
     "delayed": "cancelled; it was waiting for its ETA",
     "discarded": "cancelled or expired already",
     "claimed": "claimed: a worker has it; use 'celery control revoke'",
+    "dead": "dead: it is a dead letter; 'celery dq dead purge' removes it",
     "tombstone": "tombstone: it is not in the queue",
     "none": "none: it does not wait in the queue",
     "unknown": f"{_NOT_HERE}; --in-advance cancels it when it is published",
@@ -153,7 +155,10 @@ _CANCELLED = {"waiting", "delayed", "discarded", "tombstone"}
 
 
 def _cancel_one(dq: DQ, queue: str, task_id: str, in_advance: bool) -> str:
-    if in_advance or dq.queues[queue].find(task_id) is not None:
+    found = None if in_advance else dq.queues[queue].find(task_id)
+    if found is not None and found.state == "dead":
+        return "dead"
+    if in_advance or found is not None:
         return dq.queues[queue].cancel(task_id)
     elsewhere = [found.queue for found in dq.find(task_id)]
     return f"unknown: it is in {elsewhere[0]!r}, not in {queue!r}" if elsewhere else "unknown"

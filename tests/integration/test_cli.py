@@ -17,7 +17,7 @@ from click.testing import Result
 from celery_dq.cli import dq
 from celery_dq.testing.processes import dead_port
 from tests.dq_command import run_dq
-from tests.integration.shop import send
+from tests.integration.shop import dead_letter, send
 
 Run = Callable[..., Result]
 
@@ -116,6 +116,19 @@ def test_cancel_move_and_purge(run: Run, shop: Any, ids: list[str]) -> None:
     ids[2] = shop.tasks["notify"].delay("b").id
     assert run("move", "push", "other", "--task-id", ids[2], "--create").output == "Moved 1.\n"
     assert data(run("purge", "other", "--yes", "--json")) == {"purged": 1}
+
+
+def test_a_dead_letter_is_not_cancelled(run: Run, shop: Any) -> None:
+    task_id = dead_letter(shop)
+    assert "it is a dead letter; 'celery dq dead purge'" in run("cancel", "push", task_id, status=1).output
+    assert data(run("cancel", "push", task_id, "--json", status=1)) == {task_id: "dead"}
+    assert len(shop.dq.dead_letters["push"]) == 1
+    with shop.dq._broker.open_home("push") as (partition, client):
+        assert client.zcard(partition.keys.tombstones) == 0
+
+
+def test_a_name_that_is_given_twice_has_the_outcome_of_its_change(run: Run, ids: list[str]) -> None:
+    assert data(run("cancel", "push", ids[0], ids[0], "--json")) == {ids[0]: "waiting"}
 
 
 def test_quotas(run: Run, ids: list[str]) -> None:
