@@ -177,6 +177,21 @@ def test_priorities_are_asked_for_and_inverted(
     assert [message.priority for message in shop.dq.queues["push"].peek(3)] == [9, 3, 0]
 
 
+def test_the_report_of_a_run_after_a_survey_names_each_message_that_stays_once(
+    stock: Any, shop: Any, redis_url: str, raw: Any
+) -> None:
+    send(stock, "a")
+    raw.lpush("push", "noise")
+    raw.sadd("_kombu.binding.other", b"other\x06\x16\x06\x16\xff")
+    raw.lpush(b"\xff", "noise")
+    raw.hset("unacked", "foreign", "[]")
+    with shop.dq.migration(redis_url) as migration:
+        assert len(migration.survey(read=True).left) == 3
+        report = migration.run()
+    assert sorted(each.place for each in report.left) == ["\\xff", "push", "unacked foreign"]
+    assert (report.migrated, report.queues[0].left) == (1, 1)
+
+
 def test_other_queues_other_names(stock: Any, shop: Any, migrate: Migrate, raw: Any) -> None:
     stock.conf.broker_transport_options = {
         "global_keyprefix": "shop:",

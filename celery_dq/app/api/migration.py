@@ -162,6 +162,8 @@ class BrokerMigration:
         self._packer = Packer(broker.options, SystemClock())
         self._report = MigrationReport()
         self._queues: dict[str, QueueMigration] = {}
+        #: The messages that stay, but for those in the lists.
+        self._staying: list[NotMigrated] = []
         #: The delivery tags of unacknowledged messages, by queue.
         self._tags: dict[str, list[bytes]] = {}
 
@@ -196,6 +198,7 @@ class BrokerMigration:
             report.require_priorities()
         if self._tags and not self._options.take_unacked:
             report.held_by = self._stock.live_workers(self._app)
+        self._staying = [*report.left]
         if read:
             for queue in self._queues:
                 for key in self._stock.lists(queue):
@@ -224,6 +227,8 @@ class BrokerMigration:
         target = f"{channel.context.address} {options.environment} {options.key_prefix}".rstrip()
         producer = self._stock.begin(target)
         source = shown_url(self._stock.connection.as_uri())
+        # The lists are read again.
+        self._report.left = [*self._staying]
         for queue in self._queues.values():
             queue.left = 0
             with self._broker.audit.change(channel.client, "migrated", queue.queue, details=source) as change:
