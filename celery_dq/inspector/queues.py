@@ -75,8 +75,11 @@ def fencing_token(partition: Partition, client: Client) -> int:
 
 def paused_tenants(partitions: Sequence[Partition], client: Client) -> dict[str, Pause]:
     """Return the tenants that were paused by a call, the earliest pause first. Read in chunks."""
-    now = server_time_us(client)
-    found = [row for rows in run_rounds(client, [_pauses_in(each) for each in partitions]) for row in rows]
+    now, homes = server_time_us(client), partitions[0].homes
+    stored = zip(partitions, run_rounds(client, [_pauses_in(each) for each in partitions]), strict=True)
+    found = [
+        row for partition, rows in stored for row in rows if homes.concerns(partition.keys.partition, row[1])
+    ]
     pauses = {name: pause_of(since, until, now) for since, name, until in sorted(found)}
     return {name: pause for name, pause in pauses.items() if pause is not None}
 

@@ -312,14 +312,15 @@ def _author_and_time(info: bytes | None) -> tuple[str, datetime | None]:
 
 def own_quotas(partitions: Sequence[Partition], client: Client) -> dict[str, Quota]:
     """Return the own quotas of tenants. Read in chunks."""
-    prefix = quota_field("")
+    prefix, homes = quota_field(""), partitions[0].homes
     found = {}
-    for stored in run_rounds(client, [scan_all("hash", each.keys.quotas) for each in partitions]):
-        for member, packed in stored.items():
-            name = text(member)
-            quota = quota_of_bytes(packed)
-            if name.startswith(prefix) and quota is not None:
-                found[name[len(prefix) :]] = quota
+    stored = run_rounds(client, [scan_all("hash", each.keys.quotas) for each in partitions])
+    for partition, quotas in zip(partitions, stored, strict=True):
+        for member, packed in quotas.items():
+            tenant, quota = text(member).removeprefix(prefix), quota_of_bytes(packed)
+            is_own = tenant != text(member) and homes.concerns(partition.keys.partition, tenant)
+            if is_own and quota is not None:
+                found[tenant] = quota
     return found
 
 

@@ -15,6 +15,7 @@ from celery_dq.app.api import map_change, tenant_moves
 from celery_dq.app.checks.doctor import check_server, read_status
 from celery_dq.app.checks.finding import Finding
 from celery_dq.errors import InvalidRequest
+from celery_dq.inspector.live_quotas import LiveQuotas
 from celery_dq.options import Quota
 from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.partition_map import PartitionMap
@@ -84,6 +85,26 @@ def test_the_number_is_changed_with_quotas_pauses_and_tombstones(wide: Any, queu
             client.zadd(home.keys.pause_ends, {tenant: 1})
             client.hset(home.keys.state, "resume_at", 1)
     assert [len(claim_in(wide, tenant)) for tenant in TENANTS] == [1, 1, 1, 1], "pauses end in the new homes"
+
+
+def test_the_copies_that_a_killed_change_has_left_do_not_count(
+    wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quotas = wide.dq.quotas
+    for tenant in TENANTS:
+        quotas.set("push", tenant, rate=5)
+        quotas.pause("push", tenant)
+    monkeypatch.setattr(map_change, "remove_former_settings", killed)
+    with pytest.raises(KeyboardInterrupt):
+        queue.set_partitions(9)
+    for tenant in TENANTS:
+        quotas.remove("push", tenant)
+        quotas.resume("push", tenant)
+    with opened(wide) as (partitions, client):
+        assert sum(client.hlen(each.keys.quotas) for each in partitions) > 0
+        assert sum(client.zcard(each.keys.pauses) for each in partitions) > 0
+    assert (quotas.list("push"), quotas.paused("push")) == ({}, {})
+    assert quotas.live("push") == LiveQuotas()
 
 
 def test_a_partition_that_goes_leaves_no_key_for_ever_and_keeps_all_when_it_returns(

@@ -143,6 +143,13 @@ class PartitionMap:
             found.setdefault(number, share)
         return found
 
+    def concerns(self, number: int, tenant: str) -> bool:
+        """Return whether a tenant has a share in a partition, now or before the present change.
+
+        An interrupted change may have left quotas and pauses elsewhere.
+        """
+        return number in self.shares_by_partition(tenant)
+
     def widest(self, tenant: str) -> int:
         """Return the larger one of a tenant's numbers of shares before and after the present change."""
         return max(len(self.partitions(tenant)), len(self.old_partitions(tenant)))
