@@ -440,19 +440,14 @@ class Options:
         return next((each for each in self.singletons if each.name == name), SingletonOptions(name))
 
     def is_allocated(self, name: str, partitions: int) -> bool:
-        """Return whether the partitions of a queue are allocated to workers.
+        """Return whether the partitions of an ordinary queue are allocated to workers.
 
         Args:
             name: Name of the queue.
             partitions: Its number of partitions, as the broker has it.
         """
         allocated = self.queue(name).allocated
-        is_singleton = any(each.name == name for each in self.singletons)
-        return (
-            self.allocation.enabled
-            and not is_singleton
-            and (partitions > 1 if allocated is None else allocated)
-        )
+        return self.allocation.enabled and (partitions > 1 if allocated is None else allocated)
 
     def queue(self, name: str) -> QueueOptions:
         """Return the section of queue `name`; the defaults without a section."""
