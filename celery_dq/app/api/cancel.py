@@ -1,4 +1,4 @@
-"""Cancel tasks whose queue or partition is not known, many tasks of one partition, or purge a queue."""
+"""Cancel tasks whose queue or partition is not known, or many tasks of one partition."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import OpenQueue
 from celery_dq.inspector import messages, tenants
 from celery_dq.inspector.redis_values import Client
-from celery_dq.transport.redis.store.partition import MAX_CHUNK, Cancellation, Partition
-from celery_dq.transport.redis.store.script_calls import run_all, share
+from celery_dq.transport.redis.store.partition import Cancellation, Partition
+from celery_dq.transport.redis.store.script_calls import run_all
 
 #: Ids in one call of the ``cancel`` script.
 MOST_CANCELLED = 100
@@ -143,15 +143,3 @@ def cancel_all_of_tenant(partition: Partition, client: Client, tenant: str, chan
         if not moved:
             break
     cancel_found(partition, client, delayed, change)
-
-
-def purge_all(partitions: Sequence[Partition], client: Client, change: AuditedChange) -> None:
-    """Remove all waiting and delayed messages and discards of a queue, and count them in `change`."""
-    left = list(partitions)
-    while left:
-        limit = share(MAX_CHUNK, len(left))
-        replies = run_all([partition.purge(limit=limit) for partition in left], client)
-        change.add(sum(reply.removed for reply in replies))
-        left = [
-            partition for partition, reply in zip(left, replies, strict=True) if reply.more and reply.removed
-        ]

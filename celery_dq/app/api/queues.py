@@ -16,7 +16,6 @@ from celery_dq.app.api.cancel import (
     cancel_everywhere,
     cancel_found,
     cancellable_of_tenant,
-    purge_all,
 )
 from celery_dq.app.api.leaders import Leaders, refuse_singleton
 from celery_dq.app.api.map_change import PartitionsChange, set_partitions
@@ -33,6 +32,7 @@ from celery_dq.inspector.redis_values import check_count, check_moment, check_se
 from celery_dq.inspector.tenants import TenantPage, TenantSnapshot, TenantState, tenant_page
 from celery_dq.keys import quota_field
 from celery_dq.transport.redis.store.partition import Cancellation, Edited
+from celery_dq.transport.redis.store.whole_queue import purge
 from celery_dq.transport.tenant import check_priority, check_single_tenant, check_tenant
 
 
@@ -250,7 +250,8 @@ class QueueApi(OfQueue):
             self._broker.open(self.name) as opened,
             self._change(opened, "purged", on_progress=on_progress) as change,
         ):
-            purge_all(*opened, change)
+            for removed in purge(*opened):
+                change.add(removed)
             return change.count
 
     @contextmanager

@@ -795,7 +795,7 @@ class Channel(ConsumingChannel):
         self.ahead.forget(queue)  # its size is another one now
         if self.transients.exists(self.client, queue):
             return self.transients.purge(self.client, queue)
-        return purge(self.queues(queue), self.client)
+        return sum(purge(self.partitions(queue), self.client))
 
     # -- publishing ------------------------------------------------------------
 

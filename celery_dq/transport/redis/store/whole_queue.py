@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis
@@ -20,14 +20,13 @@ def waiting_count(queue: PartitionedQueue, client: Any) -> int:
     return sum(call.parse([next(answers) for _ in call.commands]) for call in calls)
 
 
-def purge(queue: PartitionedQueue, client: Any) -> int:
-    """Remove the waiting and delayed messages and the discards; return how many there were."""
-    removed, left = 0, [each.partition for each in queue.partitions]
+def purge(partitions: Sequence[Partition], client: Any) -> Iterator[int]:
+    """Remove the waiting and delayed messages and the discards; yield how many each step has removed."""
+    left = list(partitions)
     while left:
         purged = run_all([each.purge(limit=share(MAX_CHUNK, len(left))) for each in left], client)
-        removed += sum(each.removed for each in purged)
-        left = [each for each, reply in zip(left, purged, strict=True) if reply.more]
-    return removed
+        yield sum(each.removed for each in purged)
+        left = [each for each, reply in zip(left, purged, strict=True) if reply.more and reply.removed]
 
 
 def namesake_of(name: str, count: int, registry: str, client: Any) -> str | None:
