@@ -122,7 +122,6 @@ ROLES = (
                 "XADD",
                 "XDEL",
                 "XREVRANGE",
-                "ZCOUNT",
                 "ZRANGE",
                 "ZRANGEBYSCORE",
                 "ZRANK",
