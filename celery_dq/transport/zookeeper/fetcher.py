@@ -206,8 +206,9 @@ class ZooKeeperFetcher(Fetcher[ZooKeeperSubscription]):
         is_clear = had_suspect and not self._in_flight.has_suspect
         returned = {held.nodes for verb, held in outcomes if verb in RETURNING}
         for subscription in (*self.subscriptions, *self.visited.values()):
-            if is_clear or subscription.nodes in returned:
-                # No watch fires for the locks of this connection.
+            if subscription.nodes in returned:
+                subscription.item_returned()
+            elif is_clear:
                 subscription.look_again()
 
     def _send_outcome(self, verb: ItemOutcome, held: ClaimedItem) -> None:

@@ -248,6 +248,15 @@ class ZooKeeperSubscription(QueueSubscription):
         self._wanted_now = True
         self.look_again()
 
+    def item_returned(self) -> None:
+        """List the queue again, at once if it is in order: an item of this connection is in its place again.
+
+        No watch fires for the locks of this connection.
+        """
+        if self._in_order:
+            self._wanted_now = True
+        self.look_again()
+
     def release(self, claimed: ClaimedItem) -> None:
         """Requeue an item that was not delivered."""
         self._in_flight.release(claimed.tag)
@@ -275,7 +284,7 @@ class ZooKeeperSubscription(QueueSubscription):
             room -= self._recover(locks)
         if self._delays.move_due(locks):
             self._changed = True
-        if room <= 0:
+        if room <= 0 or (self._in_order and self._in_flight.has_returning):
             return False
         if self._should_list():
             self._list(locks)
@@ -317,10 +326,10 @@ class ZooKeeperSubscription(QueueSubscription):
         except NoNodeError:
             # The queue was deleted.
             restore(locks, self.nodes)
-            self._changed = True
+            self._changed = self._wanted_now = True
             return
         except BaseException:
-            self._changed = True
+            self._changed = self._wanted_now = True
             raise
         self._others = {name for name in locked if not self._in_flight.has_locked(self.nodes.lock(name))}
         self._others.intersection_update(names)
@@ -341,12 +350,15 @@ class ZooKeeperSubscription(QueueSubscription):
     def _next(self, room: int) -> list[str]:
         names: list[str] = []
         while self._backlog and len(names) < room:
-            if self._backlog[-1] in self._suspects and not self._in_flight.has_suspect:
+            if self._backlog[-1] not in self._suspects:
+                names.append(self._backlog.pop())
+            elif not self._in_flight.has_suspect:
                 # Delivered alone, so that a crash loses no other messages.
                 return names or [self._backlog.pop()]
-            name = self._backlog.pop()
-            if name not in self._suspects:
-                names.append(name)
+            elif self._in_order:
+                break
+            else:
+                self._backlog.pop()
         return names
 
     def _watch_others(self, locks: ItemLocks) -> None:
@@ -385,7 +397,7 @@ class ZooKeeperSubscription(QueueSubscription):
         for held in recovered:
             self._add_taken(locks, held, alone=False)
         del self._doubtful[:]
-        self._changed = True
+        self._changed = self._wanted_now = True
         return len(recovered)
 
     def _pass_over(self, item: str) -> None:
