@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import pytest
 from kazoo.security import ACL, make_acl, make_digest_acl
 
+from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.zookeeper import fetcher as fetcher_module
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.conformance.kombu_queue import KombuQueue, drain_idle, drain_until
@@ -69,6 +71,38 @@ def test_a_delayed_item_whose_acl_keeps_us_out_is_passed_over(
     room.publish("now")
     assert room.drain(2, deadline=30) == ["ours", "now"]
     assert [record.getMessage() for record in caplog.records if theirs in record.getMessage()]
+
+
+@pytest.mark.parametrize("is_consumed", [True, False], ids=["consumed", "fetched one by one"])
+def test_an_item_is_tried_again_when_its_acl_is_mended(
+    connect: Connect, looker: Session, monkeypatch: pytest.MonkeyPatch, is_consumed: bool
+) -> None:
+    monkeypatch.setattr(fetcher_module, "LOOK_AROUND_S", 0.2)
+    room = KombuQueue(connect(), "q")
+    room.publish("theirs", "ours")
+    theirs = protect(looker, NODES.ready, HIDDEN)
+
+    def fetch() -> bool:
+        message = room.bound.get()
+        if message is not None:
+            room.received.append(message)
+        return message is not None
+
+    if is_consumed:
+        room.consume(ack=True)
+        room.drain(1)
+    else:
+        wait_until(fetch)
+        assert not fetch()
+    # No watch fires when an ACL changes.
+    owner = Session(looker.hosts, auth=[("digest", "boss:secret")])
+    owner.open().set_acls(theirs, [make_acl("world", "anyone", all=True)])
+    owner.close()
+    if is_consumed:
+        room.drain(2)
+    else:
+        wait_until(fetch)
+    assert room.bodies == ["ours", "theirs"]
 
 
 def test_an_item_that_may_not_be_written_comes_back_all_the_same(connect: Connect, looker: Session) -> None:

@@ -148,7 +148,7 @@ class ZooKeeperFetcher(Fetcher[ZooKeeperSubscription]):
         now = self._clock.monotonic()
         if now - self._looked_at > LOOK_AROUND_S:
             self._looked_at = now
-            for subscription in self.subscriptions:
+            for subscription in (*self.subscriptions, *self.visited.values()):
                 subscription.look_around()
         if now - self._swept_at > SWEEP_S:
             self._swept_at = now
