@@ -77,9 +77,6 @@ class Listing:
         self._strangers: set[str] = set()
         self._watch_number = 0
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def forget(self) -> None:
         """Read the names at the next call: the connection was lost, and its watches with it."""
         self._forgotten = True

@@ -96,9 +96,6 @@ class ZooKeeperInFlight:
         self._returning: set[str] = set()
         self._outcomes: deque[tuple[ItemOutcome, ClaimedItem]] = deque()
 
-    def __len__(self) -> int:
-        return len(self._items)
-
     def has_locked(self, lock: str) -> bool:
         """Whether this connection holds the lock at this path, as far as it knows."""
         return lock in self._locked
