@@ -64,7 +64,8 @@ Queue = TypeVar("Queue", bound="CuratorQueue")
 class LeasedItem:
     """The items of a node that :meth:`CuratorQueue.poll` or :meth:`CuratorQueue.get` has taken.
 
-    The node is held until :meth:`finish`, :meth:`requeue` or :meth:`release` is called.
+    The node is held until :meth:`finish`, :meth:`requeue` or :meth:`release` is called. A later call of any
+    of them does nothing, and returns the result of the first one.
 
     As a context manager, it finishes the node at the end of the block. If the block raises, it finishes or
     requeues the node according to the queue's ``on_failure``.
@@ -80,6 +81,8 @@ class LeasedItem:
         self._ownership = holding
         self._item_taker = item_taker
         self._requeues = requeues
+        #: The result of the call that has ended the ownership of the node.
+        self._result: bool | None = None
         self._raw = decoder.raw(node.data)
         self.items: list[Any] = decoder.items(node.data)
 
@@ -102,7 +105,7 @@ class LeasedItem:
         Raises:
             ZooKeeperUnreachable: ZooKeeper did not answer; the call may be repeated.
         """
-        return self._settle(self._ownership.finish([self._node])[0])
+        return self._end(lambda: self._ownership.finish([self._node])[0])
 
     def requeue(self) -> bool:
         """Move the node to the end of the queue, with its id, priority or due time.
@@ -113,7 +116,7 @@ class LeasedItem:
         Raises:
             ZooKeeperUnreachable: ZooKeeper did not answer; the call may be repeated.
         """
-        return self._settle(self._ownership.requeue(self._node, frame(self._raw)))
+        return self._end(lambda: self._ownership.requeue(self._node, frame(self._raw)))
 
     def release(self) -> None:
         """Return the node to its old place, or without locks to the end of the queue.
@@ -121,12 +124,17 @@ class LeasedItem:
         Raises:
             ZooKeeperUnreachable: ZooKeeper did not answer; the call may be repeated.
         """
-        self._ownership.release([self._node])
-        self._item_taker.release([self._node])
+        if self._result is None:
+            self._ownership.release([self._node])
+            self._result = True
+            self._item_taker.release([self._node])
 
-    def _settle(self, outcome: FinishOutcome) -> bool:
-        self._item_taker.settle([self._node], [outcome])
-        return outcome is not FinishOutcome.LOST
+    def _end(self, request: Callable[[], FinishOutcome]) -> bool:
+        if self._result is None:
+            outcome = request()
+            self._result = outcome is not FinishOutcome.LOST
+            self._item_taker.settle([self._node], [outcome])
+        return self._result
 
     def __enter__(self) -> LeasedItem:
         return self
@@ -392,7 +400,8 @@ class CuratorQueue:
     def _next(self, timeout_s: float | None) -> LeasedItem | None:
         own = self._state.get()
         deadline = math.inf if timeout_s is None else self.clock.monotonic() + timeout_s
-        if not own.turn.acquire(timeout=-1 if timeout_s is None else timeout_s):
+        # A negative timeout would wait without a limit, or be refused.
+        if not own.turn.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0)):
             return None
         try:
             left = None if timeout_s is None else max(0.0, deadline - self.clock.monotonic())

@@ -219,6 +219,34 @@ def test_taking_by_hand(make: Make, lock_path: str | None) -> None:
     waiting.join()
 
 
+@both
+@pytest.mark.parametrize("first", ["release", "requeue", "finish"])
+@pytest.mark.parametrize("then", ["release", "requeue", "finish", "leave"])
+def test_an_item_ends_once(make: Make, lock_path: str | None, first: str, then: str) -> None:
+    queue = make(DistributedQueue, lock_path=lock_path)
+    queue.put("x")
+    with queue.get(30) as received:
+        getattr(received, first)()
+        if then != "leave":
+            getattr(received, then)()
+    assert queue.size() == (0 if first == "finish" else 1)
+    queue.put("y")
+    rest = ["y"] if first == "finish" else ["x", "y"]
+    assert [queue.get(30).item for _ in rest] == rest
+
+
+def test_a_negative_timeout_waits_for_no_other_caller(make: Make) -> None:
+    queue = make(DistributedQueue)
+    waiting = threading.Thread(target=queue.poll, args=(30,))
+    waiting.start()
+    wait_until(queue._state.get().turn.locked)
+    for timeout_s in (-1, -2):
+        assert queue.poll(timeout_s) is None
+        assert waiting.is_alive()
+    queue.put("x")
+    waiting.join(30)
+
+
 def test_a_slow_item_does_not_delay_the_ones_behind_it(make: Make) -> None:
     slow, quick = Collector(), Collector()
     make(DistributedQueue).put_each(list(range(100)))
