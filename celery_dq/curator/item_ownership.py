@@ -15,11 +15,19 @@ from celery_dq.curator.names import Grammar
 from celery_dq.errors import DQError, ZooKeeperUnreachable
 from celery_dq.shown import shown_logger
 from celery_dq.znodes import PRESENCES
-from celery_dq.zookeeper.idempotent_writer import IdempotentWriter
+from celery_dq.zookeeper.idempotent_writer import IdempotentWriter, Stamp
 from celery_dq.zookeeper.item_locks import FinishOutcome, ItemLocks, LockedItem, WantedItem
 from celery_dq.zookeeper.multi_read import read_all
 from celery_dq.zookeeper.session import Session
-from celery_dq.zookeeper.transaction import Step, TransactionRefused, ask_all, create, delete, failure_of
+from celery_dq.zookeeper.transaction import (
+    MAX_REQUEST,
+    Step,
+    TransactionRefused,
+    ask_all,
+    create,
+    delete,
+    failure_of,
+)
 
 __all__ = ["DeletedOwnership", "OwnedItems", "ItemOwnership", "LockedOwnership", "Node", "QueueFolder"]
 
@@ -38,11 +46,14 @@ class Node(NamedTuple):
         name: Name of the node.
         data: Data of the node.
         held: The lock on the node; None without locks.
+        stamps: Receives the stamp of the request that requeues or releases the node without locks, so that a
+            repeated request does not create it twice.
     """
 
     name: str
     data: bytes
     held: LockedItem | None
+    stamps: dict[str, Stamp]
 
 
 class OwnedItems(NamedTuple):
@@ -163,7 +174,7 @@ class LockedOwnership(ItemOwnership):
     def take(self, names: Sequence[str]) -> OwnedItems:
         """Lock and read as many of `names` as are free."""
         taken = self._item_locks.take([self._wanted(name) for name in names])
-        nodes = [Node(held.name, held.data, held) for held in taken.held]
+        nodes = [Node(held.name, held.data, held, {}) for held in taken.held]
         left = [node for node in nodes if not self._folder.decoder.readable(node.name, node.data)]
         if left:
             self.release(left)
@@ -213,7 +224,7 @@ class LockedOwnership(ItemOwnership):
         locked, answer = self._ask_all(lambda client: [client.exists_async(lock), client.get_async(path)])
         if locked is not None or isinstance(answer, KazooException):
             return None
-        return Node(name, answer[0], None)
+        return Node(name, answer[0], None, {})
 
     def remove(self, name: str) -> bool:
         """Lock and delete a node; return False if another consumer has locked it, or it is gone."""
@@ -261,7 +272,7 @@ class DeletedOwnership(ItemOwnership):
             if not self._folder.decoder.readable(name, answer[0]):
                 left.append(name)
                 continue
-            nodes.append((Node(name, answer[0], None), delete(self._path(name), answer[1].version)))
+            nodes.append((Node(name, answer[0], None, {}), delete(self._path(name), answer[1].version)))
         deleted: list[Node] = []
         if nodes:
             # A long timeout: a node that was deleted by a request without an answer would be lost.
@@ -281,7 +292,9 @@ class DeletedOwnership(ItemOwnership):
 
     def requeue(self, node: Node, data: bytes) -> FinishOutcome:
         """Create the node again at the end of the queue."""
-        self._writer.commit([self._copy(node, data)], self._folder.timeout_s)
+        self._writer.commit_stamped(
+            [self._copy(node, data)], self._folder.timeout_s, node.stamps, "requeue", limit=MAX_REQUEST
+        )
         return FinishOutcome.DONE
 
     def release(self, nodes: Sequence[Node]) -> None:
@@ -293,7 +306,7 @@ class DeletedOwnership(ItemOwnership):
         """Read the node."""
         path = self._path(name)
         (answer,) = self._ask_all(lambda client: [client.get_async(path)])
-        return None if isinstance(answer, KazooException) else Node(name, answer[0], None)
+        return None if isinstance(answer, KazooException) else Node(name, answer[0], None, {})
 
     def remove(self, name: str) -> bool:
         """Delete a node; return False if it is gone."""

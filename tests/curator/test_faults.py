@@ -13,6 +13,7 @@ from celery_dq.curator.queue import (
     DistributedIdQueue,
     DistributedPriorityQueue,
     DistributedQueue,
+    LeasedItem,
     SimpleDistributedQueue,
 )
 from celery_dq.errors import AccessDenied, ZooKeeperUnreachable
@@ -182,6 +183,56 @@ def test_lost_answers_of_a_consumer_neither_lose_nor_strand(
         seen.wait(number + 2)
     wait_until(lambda: producer.size() == 0)
     assert set(seen.items) == {"first", *range(6)}
+
+
+@both
+@pytest.mark.parametrize("way", ["requeue", "release"])
+def test_an_item_that_is_requeued_or_released_again_after_an_outage_exists_once(
+    proxy: Proxy, through_proxy: str, make: Make, lock_path: str | None, way: str
+) -> None:
+    queue = make(DistributedQueue, hosts=through_proxy, lock_path=lock_path, timeout_s=0.3)
+    queue.put("first", timeout_s=30)
+    received = queue.get(30)
+    # The answers to all requests are lost until the caller gets an error.
+    proxy.drop_answers_to, proxy.drops_left = b"/", 1_000_000
+    wait_until(lambda: not ends(received, way) and proxy.dropped > 0)
+    proxy.drops_left = 0
+    queue.session.open(30)
+    wait_until(lambda: ends(received, way))
+    reader = make(DistributedQueue, lock_path=lock_path)
+    assert reader.size() == 1
+    assert reader.get(30).item == "first"
+
+
+def ends(received: LeasedItem, way: str) -> bool:
+    """Requeue or release an item; return False if ZooKeeper did not answer in time."""
+    try:
+        getattr(received, way)()
+    except ZooKeeperUnreachable:
+        return False
+    return True
+
+
+@pytest.mark.logged_error("The consumer of queue")
+def test_a_failed_item_that_is_requeued_in_an_outage_exists_once(
+    proxy: Proxy, through_proxy: str, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = Collector(fail=lambda _item: not seen.failed)
+    producer = make(DistributedQueue)
+    producer.put("unique item")
+    seen.gate.clear()
+    with caplog.at_level("INFO", logger="celery_dq"):
+        consumer = make(DistributedQueue, hosts=through_proxy, timeout_s=0.3, consumer=seen).start()
+        assert seen.waiting.wait(30)
+        # The answers to the creation of the item are lost until the consumer has given up twice.
+        proxy.drop_answers_to, proxy.drops_left = b"unique item", 1_000_000
+        seen.gate.set()
+        wait_until(lambda: caplog.text.count("cannot finish nodes") >= 2)
+        proxy.drops_left = 0
+        seen.wait(1)
+        wait_until(lambda: producer.size() == 0)
+    consumer.close()
+    assert (seen.failed, seen.items) == (["unique item"], ["unique item"])
 
 
 def test_a_background_producer_waits_for_zookeeper_to_come_back(own_zookeeper: ZooKeeperServer) -> None:
