@@ -16,6 +16,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
@@ -164,12 +165,15 @@ class Members:
             names = session.ask(
                 lambda client: client.get_children_async(folder, self._on_children), timeout_s
             )
-        unknown = [name for name in names if name not in self._known]
+        # A watch may fire at any time, and remove a member from the known ones.
         found = dict(self._known)
+        unknown = [name for name in names if name not in found]
         self._changed.difference_update(unknown)
         answers = ask_all(
             session,
-            lambda client: [client.get_async(f"{folder}/{name}", self._on_node) for name in unknown],
+            lambda client: [
+                client.get_async(f"{folder}/{name}", partial(self._on_node, name)) for name in unknown
+            ],
             timeout_s,
         )
         for name, (data, stat) in existing(unknown, answers):
@@ -197,8 +201,8 @@ class Members:
     def _on_children(self, _event: Any) -> None:
         self._on_change()
 
-    def _on_node(self, event: Any) -> None:
-        name = str(event.path or "").rpartition("/")[2]
+    def _on_node(self, name: str, _event: Any) -> None:
+        # The event has no path if the watch has ended with its connection.
         self._changed.add(name)
         self._known.pop(name, None)
         self._on_change()

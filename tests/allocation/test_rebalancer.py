@@ -17,6 +17,7 @@ from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import AllocationNodes
 from celery_dq.zookeeper.session import Session
 from celery_dq.zookeeper.transaction import ask_all, create, transact
+from tests.curator.expiry import break_connection
 from tests.doubles.jumping_clock import JumpingClock
 
 NODES = AllocationNodes("online")
@@ -259,6 +260,16 @@ def test_a_node_that_changes_before_its_answer_is_read_is_read_again(
         patched.setattr(nodes, "ask_all", changes_meanwhile)
         assert reader.read() == [RunningWorker("a", {"push": 16})]
     assert reader.read() == [RunningWorker("a", {"push": 32})]
+
+
+def test_a_node_that_changes_after_a_broken_connection_is_read_again(team: Team) -> None:
+    worker = team.worker("a")
+    assert team.published_after() == {"a": {"push": tuple(range(16))}}
+    session = team.session.id
+    break_connection(team.session)
+    worker.write(RunningWorker("a", {"push": 32}))
+    wait_until(lambda: team.published_after() == {"a": {"push": tuple(range(32))}})
+    assert team.session.id == session
 
 
 def test_foreign_nodes_disturb_no_one(team: Team) -> None:
