@@ -334,6 +334,9 @@ class PublishedAssignment:
         )
         steps = [create(nodes.lists(number))]
         steps += [create(nodes.list_of(number, worker), pack(served)) for worker, served in lists.items()]
+        chroot = session.open(session.timeout_s).chroot
+        for step in steps:
+            check_size([step], chroot)
         for batch in batches(steps):
             transact(session, batch, session.timeout_s)
         data = json.dumps(asdict(generation)).encode()

@@ -241,6 +241,7 @@ def test_an_assignment_that_is_too_large_is_not_published(
         patched.setattr(nodes, "pack", lambda value: b"x" * 2_000_000)
         assert set(team.published_after()) == {"a"}
     assert "start more workers, or give the queues fewer partitions" in caplog.text
+    assert team.folders() == ["0000000001"], "nothing stays of the refused assignment"
     assert set(team.published_after()) == {"a", "b"}
 
 
