@@ -7,7 +7,8 @@ its consumers when :attr:`Follower.version` has changed.
   come are served :data:`GAIN_DELAY_S` later, when their former workers have released them. Claims are atomic,
   so two workers may serve one partition for a moment.
 * Without an answer of ZooKeeper, the last assignment stays. A worker that has read no assignment since its
-  start serves all of its partitions after one session.
+  start serves all of its partitions after one session. A queue that got more partitions keeps its first one
+  until a generation assigns them.
 * A worker whose broker does not answer withdraws: it removes its node, so that other workers get its
   partitions. It registers again after the next answer.
 """
@@ -73,7 +74,9 @@ class Follower:
         self._outage = Outage(logger, "allocation_outage", self._clock)
         self._listeners: list[Callable[[], None]] = []
         self._counts: dict[str, int] = {}
-        #: What the worker serves; None before the first assignment.
+        #: What the worker served of a queue before its partitions were allocated.
+        self._before: dict[str, frozenset[int]] = {}
+        #: What the worker serves of each queue that a generation has assigned; None before the first one.
         self._served: dict[str, frozenset[int]] | None = None
         self._version = 0
         self._wake = threading.Event()
@@ -84,7 +87,7 @@ class Follower:
         #: The assignment whose new partitions are served from a monotonic time on.
         self._coming: tuple[float, dict[str, frozenset[int]]] | None = None
         self._answered_at = self._read_at = self._clock.monotonic()
-        #: Since when the worker consumes; None before.
+        #: Since when the worker consumes an allocated queue; None before.
         self._started_at: float | None = None
         self._serves_all = False
         self._withdrawn = False
@@ -103,9 +106,13 @@ class Follower:
     def consumes(self, queue: str, count: int) -> None:
         """Note the number of partitions of a queue, as the broker has it."""
         self._answered_at = self._clock.monotonic()
-        if self._started_at is None:
+        if self._started_at is None and self._is_allocated(queue, count):
             self._started_at = self._answered_at
-        if self._counts.get(queue) != count:
+        former = self._counts.get(queue)
+        if former != count:
+            if former is not None and not self._is_allocated(queue, former):
+                self._before = {**self._before, queue: frozenset(range(former))}
+                self._flipped = True
             self._counts = {**self._counts, queue: count}
         self._wake.set()
 
@@ -113,7 +120,7 @@ class Follower:
         """Return the numbers of the partitions to serve; None means all of them."""
         if self._serves_all or not self._is_allocated(queue, self._counts.get(queue, 1)):
             return None
-        return (self._served or {}).get(queue, frozenset())
+        return self._known().get(queue, frozenset())
 
     def broker_answered(self) -> None:
         """Note that the broker has answered a heartbeat."""
@@ -154,7 +161,7 @@ class Follower:
 
     def report(self) -> dict[str, Any]:
         """Return what the worker serves, for remote control."""
-        served = {queue: sorted(numbers) for queue, numbers in (self._served or {}).items()}
+        served = {queue: sorted(numbers) for queue, numbers in (self._served or {}).items() if numbers}
         return {
             "generation": self.generation.number if self.generation else 0,
             "draining": self.draining,
@@ -230,6 +237,10 @@ class Follower:
         self._flipped = True
         self._wake.set()
 
+    def _known(self) -> dict[str, frozenset[int]]:
+        """What the worker serves of each allocated queue, by assignment or as before."""
+        return {**self._before, **(self._served or {})}
+
     # -- the thread
 
     def _take_part(self) -> None:
@@ -275,21 +286,29 @@ class Follower:
 
     def _read(self) -> None:
         generation = self._published.generation(self._look_soon)
-        if generation is None or generation == self.generation:
+        served = self._served or {}
+        waiting = self._before.keys() - served.keys()
+        if generation is None or (generation == self.generation and not waiting):
             return
         lists = self._published.served_by(self.worker, generation.number)
+        assigned = self._before.keys() & served.keys()
+        if waiting - lists.keys():
+            # The generation is older than the partitions of these queues, or gives them to other workers.
+            assigned |= waiting & {queue for queue, _ in self._published.read(generation.number).servers}
         self.generation = generation
-        self._follow({queue: frozenset(numbers) for queue, numbers in lists.items()})
+        nothing = dict.fromkeys(assigned, frozenset[int]())
+        self._follow({**nothing, **{queue: frozenset(numbers) for queue, numbers in lists.items()}})
 
     def _follow(self, target: Mapping[str, frozenset[int]]) -> None:
         """Release what goes, and plan what comes."""
         assert self.generation is not None
-        former = self._served or {}
+        former = self._known()
         kept = {queue: former.get(queue, frozenset()) & numbers for queue, numbers in target.items()}
-        released, gained = _size(former) - _size(kept), _size(target) - _size(kept)
+        gained = _size(target) - _size(kept)
         self._coming = (self._clock.monotonic() + GAIN_DELAY_S, dict(target)) if gained else None
         self._serves_all = False
         self._serve(kept)
+        released = _size(former) - _size(self._known())
         logger.log(
             logging.INFO if released or gained else logging.DEBUG,
             "Worker %s serves %d partitions from generation %d of the allocation on: %d come, %d go.",
