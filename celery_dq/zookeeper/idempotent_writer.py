@@ -16,6 +16,7 @@ Other writers delete the node of a crashed writer a day later.
 
 from __future__ import annotations
 
+import random
 import threading
 import uuid
 from collections import deque
@@ -357,7 +358,9 @@ class IdempotentWriter:
         """Delete nodes of writers that crashed long ago, by the clock of the servers."""
         try:
             names = self._session.ask(lambda client: client.get_children_async(self._folder), CLEANUP_S)
-            paths = [own_path, *[f"{self._folder}/{name}" for name in names[:LOOKED_AT]]]
+            # ZooKeeper returns the names in the same order each time.
+            some = random.sample(names, min(LOOKED_AT, len(names)))
+            paths = [own_path, *[f"{self._folder}/{name}" for name in some]]
             stats = ask_all(
                 self._session, lambda client: [client.exists_async(path) for path in paths], CLEANUP_S
             )

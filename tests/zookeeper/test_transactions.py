@@ -347,6 +347,26 @@ def test_nodes_of_crashed_writers_are_deleted_in_time(
     crashed.commit([check("/items")], 30)
 
 
+def test_the_node_of_a_crashed_writer_is_found_among_many(
+    session: Session, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "CLEANUP_S", 30.0)
+    monkeypatch.setattr(journal_module, "LOOKED_AT", 12)
+    for number in range(16):
+        client.create(f"{JOURNALS}/{number}", makepath=True)
+    # The server returns the names in an order of its own. The crashed writer's node is the last one.
+    *others, crashed = [f"{JOURNALS}/{name}" for name in client.get_children(JOURNALS)]
+    born = client.exists(crashed).mtime
+    wait_until(lambda: client.set("/items", b"").mtime > born + 1000)
+    for _ in range(10):
+        for path in others:
+            client.set(path, b"")
+        writer = IdempotentWriter(session, JOURNALS, abandoned_s=1.0)
+        writer.commit([check("/items")], 30)
+        writer.close()
+    assert client.exists(crashed) is None
+
+
 def test_a_writer_that_has_written_lately_is_not_taken_for_crashed(
     session: Session, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
