@@ -67,22 +67,42 @@ class Stamp(NamedTuple):
 
 
 class _PendingSteps:
-    """The steps of one caller, and their result."""
+    """The steps of one caller, its deadline, and their result."""
 
-    def __init__(self, steps: Sequence[Step], size: int) -> None:
+    def __init__(self, steps: Sequence[Step], size: int, deadline: float) -> None:
         self.steps = steps
         self.size = size
+        self.deadline = deadline
         self.answers: list[Any] | None = None
         self.error: BaseException | None = None
         self.done = False
+
+    def fail(self, error: BaseException) -> None:
+        """End the wait of the caller, who gets the error."""
+        self.error, self.done = error, True
+
+
+class _Batch:
+    """Steps of several callers in one transaction, and its stamp unless none of them was done."""
+
+    def __init__(self, entries: Sequence[_PendingSteps]) -> None:
+        self.entries = entries
+        self.stamps: dict[str, Stamp] = {}
+
+
+class _NoAnswerInTime(ZooKeeperUnreachable):
+    """The deadline has passed; another attempt with the same stamp may still find out the outcome."""
 
 
 class _WriterState:
     """The state of one process."""
 
     def __init__(self) -> None:
+        #: Held by the thread that sends.
         self.lock = threading.Lock()
         self.waiting: deque[_PendingSteps] = deque()
+        #: Transactions whose sender has given up before other callers have. The next sender continues them.
+        self.unanswered: deque[_Batch] = deque()
         #: The stamp of the next transaction; None without a node, and while a transaction has the stamp.
         self.stamp: Stamp | None = None
         self.given_up = False
@@ -156,8 +176,13 @@ class IdempotentWriter:
         """
         check_size([*steps, self._longest_write()], self._chroot(), limit=limit)
         own = self._state.get()
-        with own.lock:
-            self._write(own, steps, self._clock.monotonic() + timeout_s, stamps, key)
+        deadline = self._clock.monotonic() + timeout_s
+        if not own.lock.acquire(timeout=_wait_s(timeout_s)):
+            raise self._no_answer()
+        try:
+            self._write(own, steps, deadline, stamps, key)
+        finally:
+            own.lock.release()
 
     def commit_each(
         self, transactions: Sequence[Sequence[Step]], timeout_s: float
@@ -212,18 +237,32 @@ class IdempotentWriter:
 
     def _commit(self, transactions: Sequence[Sequence[Step]], timeout_s: float) -> list[_PendingSteps]:
         own = self._state.get()
+        deadline = self._clock.monotonic() + timeout_s
         entries = []
         for steps in transactions:
             # Each transaction must fit into a request together with the write of this writer's node.
             check_size([*steps, self._longest_write()], self._chroot())
-            entries.append(_PendingSteps(steps, size_of(steps)))
-        deadline = self._clock.monotonic() + timeout_s
+            entries.append(_PendingSteps(steps, size_of(steps), deadline))
         own.waiting.extend(entries)
-        with own.lock:
-            # The thread that had the lock before may have sent these entries too.
-            while not all(entry.done for entry in entries):
-                self._send(own, self._batch(own), deadline)
+        if own.lock.acquire(timeout=_wait_s(timeout_s)):
+            try:
+                # The thread that had the lock before may have sent these entries too.
+                while not all(entry.done for entry in entries):
+                    self._send(own, self._next_batch(own), deadline)
+                    self._give_up_late(own, entries)
+            finally:
+                own.lock.release()
+        for entry in entries:
+            if not entry.done:
+                entry.fail(self._no_answer())
         return entries
+
+    def _give_up_late(self, own: _WriterState, entries: Sequence[_PendingSteps]) -> None:
+        """End the waits whose deadline has passed. Entries that were not sent are not sent later."""
+        now = self._clock.monotonic()
+        for entry in entries:
+            if not entry.done and (entry.deadline <= now or own.given_up):
+                entry.fail(self._no_answer())
 
     def _longest_write(self) -> Step:
         return set_data(f"{self._folder}/{'-' * 32}", b"-" * 20)
@@ -232,40 +271,59 @@ class IdempotentWriter:
         slash, chroot = self._session.hosts.partition("/")[1:]
         return slash + chroot
 
-    def _batch(self, own: _WriterState) -> list[_PendingSteps]:
+    def _next_batch(self, own: _WriterState) -> _Batch:
+        while own.unanswered:
+            batch = own.unanswered.popleft()
+            if not all(entry.done for entry in batch.entries):
+                return batch
+        return self._batch(own)
+
+    def _batch(self, own: _WriterState) -> _Batch:
         """Take the entries that are sent together: always the first, and those that fit behind it."""
+        while own.waiting[0].done:
+            own.waiting.popleft()
         batch = [own.waiting.popleft()]
         room = MAX_REQUEST - size_of([set_data("-" * 256, b"-" * 20)]) - batch[0].size
         count = len(batch[0].steps)
         chroot = len(self._chroot().encode())
         while own.waiting:
             following = own.waiting[0]
+            if following.done:
+                own.waiting.popleft()
+                continue
             size = following.size + chroot * len(following.steps)
             count += len(following.steps)
             if size > room - chroot * MAX_STEPS or count > MAX_STEPS:
                 break
             room -= size
             batch.append(own.waiting.popleft())
-        return batch
+        return _Batch(batch)
 
-    def _send(self, own: _WriterState, batch: list[_PendingSteps], deadline: float) -> None:
-        stamps: dict[str, Stamp] = {}
+    def _send(self, own: _WriterState, batch: _Batch, deadline: float) -> None:
+        entries = batch.entries
         try:
-            steps = [step for entry in batch for step in entry.steps]
-            answers = self._write(own, steps, deadline, stamps, "")
+            steps = [step for entry in entries for step in entry.steps]
+            answers = self._write(own, steps, deadline, batch.stamps, "")
+        except _NoAnswerInTime:
+            self._give_up_late(own, entries)
+            if not all(entry.done for entry in entries):
+                own.unanswered.append(batch)
+            return
         except BaseException as error:
             # Without a stamp, no step was done.
-            if isinstance(error, (TransactionRefused, AccessDenied)) and not stamps and len(batch) > 1:
+            is_refused = isinstance(error, (TransactionRefused, AccessDenied)) and not batch.stamps
+            if is_refused and len(entries) > 1:
                 # One of them was refused and the others with it: send each alone.
-                for entry in batch:
-                    self._send(own, [entry], deadline)
+                for entry in entries:
+                    if not entry.done:
+                        self._send(own, _Batch([entry]), deadline)
                 return
-            for entry in batch:
-                entry.error, entry.done = error, True
+            for entry in entries:
+                entry.fail(error)
             if not isinstance(error, Exception):
                 raise
             return
-        for entry in batch:
+        for entry in entries:
             if answers is not None:
                 entry.answers, answers = answers[: len(entry.steps)], answers[len(entry.steps) :]
             entry.done = True
@@ -375,13 +433,21 @@ class IdempotentWriter:
 
     def _left(self, own: _WriterState, deadline: float) -> None:
         if self._clock.monotonic() >= deadline or own.given_up:
-            raise ZooKeeperUnreachable(
-                f"ZooKeeper at {self._session.hosts} did not answer in time; the request may "
-                "have been carried out"
-            )
+            raise self._no_answer()
+
+    def _no_answer(self) -> ZooKeeperUnreachable:
+        return _NoAnswerInTime(
+            f"ZooKeeper at {self._session.hosts} did not answer in time; the request may "
+            "have been carried out"
+        )
 
     def _try(self, deadline: float) -> float:
         return min(TRY_S, max(0.001, deadline - self._clock.monotonic()))
+
+
+def _wait_s(timeout_s: float) -> float:
+    """Return the seconds to wait for a lock."""
+    return -1 if timeout_s > threading.TIMEOUT_MAX else max(timeout_s, 0)
 
 
 def _creation(path: str) -> Callable[[Any], Any]:

@@ -297,6 +297,65 @@ def test_a_writer_gives_up_in_time(own_zookeeper: ZooKeeperServer) -> None:
     session.close()
 
 
+@pytest.mark.parametrize("lost", ["requests", "answers"])
+@pytest.mark.parametrize("names", [("short", "long"), ("long", "short")], ids=" ".join)
+def test_callers_whose_transactions_are_sent_together_wait_each_for_its_own_time(
+    zookeeper: ZooKeeperServer, hosts: str, client: Any, names: tuple[str, str], lost: str
+) -> None:
+    timeouts_s, ends = {"short": 0.3, "long": 60.0}, dict[str, ZooKeeperUnreachable | None]()
+
+    def commit(name: str) -> None:
+        try:
+            writer.commit([create(f"/items/{name}-", sequence=True)], timeouts_s[name])
+        except ZooKeeperUnreachable as error:
+            ends[name] = error
+        else:
+            ends[name] = None
+
+    with Proxy(zookeeper.port) as proxy:
+        session = Session(f"127.0.0.1:{proxy.port}/{hosts.partition('/')[2]}", timeout_s=30)
+        writer = IdempotentWriter(session, JOURNALS)
+        writer.commit([check("/items")], 30)
+        own, threads = writer._state.get(), [threading.Thread(target=commit, args=(name,)) for name in names]
+        # Given two transactions that are sent together while ZooKeeper does not answer
+        if lost == "requests":
+            proxy.black_hole.set()
+        else:
+            proxy.drop_answers_to, proxy.drops_left = JOURNALS.encode(), 1_000_000
+        with own.lock:
+            for waiting, thread in enumerate(threads, 1):
+                thread.start()
+                wait_until(lambda count=waiting: len(own.waiting) == count)  # type: ignore[misc]
+        # When the time of one caller is over, only this one gives up, and so does a third one.
+        wait_until(lambda: "short" in ends)
+        with pytest.raises(ZooKeeperUnreachable, match="did not answer in time"):
+            writer.commit_stamped([create("/items/third")], 0.1, {}, "x", limit=MAX_REQUEST)
+        assert isinstance(ends.pop("short"), ZooKeeperUnreachable)
+        assert ends == {}
+        # Then the other one continues with the same transaction.
+        proxy.black_hole.clear()
+        proxy.drops_left = 0
+        proxy.cut_all()
+        for thread in threads:
+            thread.join(60)
+        assert ends == {"long": None}
+        session.close()
+    found = [name.partition("-")[0] for name in client.get_children("/items")]
+    assert found.count("long") == 1
+    assert found.count("short") <= 1
+
+
+def test_a_transaction_whose_caller_has_given_up_is_not_sent_later(session: Session, client: Any) -> None:
+    writer = IdempotentWriter(session, JOURNALS)
+    late = threading.Thread(target=writer.commit_each, args=([[create("/items/late")]], 0.05))
+    with writer._state.get().lock:
+        late.start()
+        late.join(10)
+        assert not late.is_alive()
+    writer.commit([create("/items/next")], 30)
+    assert client.get_children("/items") == ["next"]
+
+
 def test_closing_a_writer_does_not_wait_for_a_commit_without_answer(
     zookeeper: ZooKeeperServer, hosts: str
 ) -> None:
