@@ -11,9 +11,11 @@ from celery_dq.context import APP_CONTEXT, AppContext
 from celery_dq.errors import MessageTooLarge
 from celery_dq.options import resolve
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.zookeeper.fetcher import ZooKeeperFetcher
 from celery_dq.znodes import BrokerNodes
 from celery_dq.zookeeper.session import Session
 from tests.conformance.kombu_queue import KombuQueue, drain_until
+from tests.doubles.jumping_clock import JumpingClock
 from tests.zookeeper_transport.expiry import expire
 from tests.zookeeper_transport.kinds import Connect, stored, transport_of
 
@@ -71,6 +73,29 @@ def test_an_item_that_is_too_large_leaves_all_others_as_they_were(connect: Conne
     room.consume(ack=True)
     assert room.drain(2, deadline=60) == ["before", "after"]
     assert transport_of(room.connection).session.id == session
+
+
+def test_many_messages_of_a_queue_with_a_long_name_are_moved_and_released_together(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The paths of so many nodes need more room than the data of the messages leave in a request.
+    room = KombuQueue(connect(), "長" * 85)
+    bodies = [f"{number:09000}" for number in range(100)]
+    later = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)
+    room.publish(*bodies, headers={"eta": later.isoformat()})
+    # All of them are due when they are consumed.
+    clock = transport_of(room.connection).clock = JumpingClock()
+    clock.set_wall_ahead(3600.0)
+    room.consume(prefetch_count=len(bodies))
+    assert sorted(room.drain(len(bodies))) == bodies
+    # All are requeued before the fetcher sends a request.
+    with monkeypatch.context() as patched:
+        patched.setattr(ZooKeeperFetcher, "_may_ask", lambda _fetcher: False)
+        for message in room.received:
+            message.requeue()
+    room.received.clear()
+    room.channel.send_acks_now()
+    assert sorted(room.drain(len(bodies))) == bodies
 
 
 def test_counting_and_purging(connect: Connect, looker: Session) -> None:

@@ -21,7 +21,7 @@ from celery_dq.transport.zookeeper.record import BATCH_BYTES
 from celery_dq.transport.zookeeper.subscription import ZooKeeperSubscription
 from celery_dq.zookeeper.item_locks import ItemLocks, PendingTransaction
 from celery_dq.zookeeper.session import PinnedSession
-from celery_dq.zookeeper.transaction import Step, create, delete, set_data
+from celery_dq.zookeeper.transaction import Step, create, delete, set_data, size_of
 
 logger = shown_logger(__name__)
 
@@ -173,7 +173,9 @@ class ZooKeeperFetcher(Fetcher[ZooKeeperSubscription]):
     # -- acknowledgements --------------------------------------------------------------
 
     def _begin_outcomes(self) -> tuple[Sequence[tuple[ItemOutcome, ClaimedItem]], PendingTransaction | None]:
-        outcomes = self._in_flight.take_outcomes(MAX_OUTCOMES_PER_CALL, BATCH_BYTES)
+        outcomes = self._in_flight.take_outcomes(
+            MAX_OUTCOMES_PER_CALL, BATCH_BYTES, lambda verb, held: size_of(_outcome_steps(verb, held))
+        )
         if not outcomes or outcomes[0][1].doubtful:
             return outcomes, None
         return outcomes, self._locks.begin(

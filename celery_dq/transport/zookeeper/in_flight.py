@@ -33,8 +33,6 @@ class ItemOutcome(Enum):
 
 #: Verbs that make the item available to other consumers.
 RETURNING = frozenset((ItemOutcome.REQUEUE, ItemOutcome.CRASHED))
-#: Verbs whose requests carry the data of the item.
-WRITING = frozenset((ItemOutcome.REQUEUE, ItemOutcome.DEAD_LETTER, ItemOutcome.GIVE_UP))
 
 
 @dataclass(eq=False)
@@ -153,18 +151,25 @@ class ZooKeeperInFlight:
             held.doubtful = True
         self._outcomes.extendleft(reversed(outcomes))
 
-    def take_outcomes(self, limit: int, limit_bytes: int) -> list[tuple[ItemOutcome, ClaimedItem]]:
-        """Remove queued ends, oldest first, to send them together. An end in doubt is returned alone."""
+    def take_outcomes(
+        self, limit: int, limit_bytes: int, size_of: Callable[[ItemOutcome, ClaimedItem], int]
+    ) -> list[tuple[ItemOutcome, ClaimedItem]]:
+        """Remove queued ends, oldest first, to send them together. An end in doubt is returned alone.
+
+        Args:
+            limit: Maximum number of ends.
+            limit_bytes: Maximum bytes of their request; a single end may be larger.
+            size_of: Returns the bytes of the request of one end.
+        """
         taken: list[tuple[ItemOutcome, ClaimedItem]] = []
         size = 0
         with contextlib.suppress(IndexError):
             while len(taken) < limit and size < limit_bytes:
                 verb, held = self._outcomes[0]
-                carries = len(held.letter[1] or held.data) if verb in WRITING else 0
-                if taken and (held.doubtful or size + carries > limit_bytes):
+                size += size_of(verb, held)
+                if taken and (held.doubtful or size > limit_bytes):
                     break
                 taken.append(self._outcomes.popleft())
-                size += carries
                 if held.doubtful:
                     break
         return taken

@@ -22,7 +22,8 @@ from celery_dq.zookeeper.transaction import Step, create, delete
 VERSION = 1
 TEXT = 1
 _HEADER = struct.Struct(">BBBqI")
-#: Maximum bytes of data in one transaction. The rest of ZooKeeper's limit is left for paths and headers.
+#: Maximum bytes of one transaction of several messages. The rest of ZooKeeper's limit is left for the chroot,
+#: which is part of every path.
 BATCH_BYTES = 900_000
 #: Name of the child that is created and deleted in one transaction.
 MARK = "taken"

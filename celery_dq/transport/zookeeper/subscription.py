@@ -29,7 +29,7 @@ from celery_dq.transport.zookeeper.in_flight import ClaimedItem, ZooKeeperInFlig
 from celery_dq.transport.zookeeper.record import BATCH_BYTES, DeliveryCount, ZooKeeperRecord, count_of
 from celery_dq.znodes import QueueNodes, due_ms_of, served_in_order
 from celery_dq.zookeeper.item_locks import ItemLocks, LockedItem, WantedItem
-from celery_dq.zookeeper.transaction import Step, create, delete, set_data
+from celery_dq.zookeeper.transaction import Step, create, delete, set_data, size_of
 
 logger = shown_logger(__name__)
 
@@ -130,23 +130,22 @@ class Delays:
 
     def _move(self, locks: ItemLocks, names: Sequence[str]) -> None:
         paths = [f"{self._nodes.delayed}/{name}" for name in names]
-        waiting: list[tuple[str, bytes]] = []
+        moves: list[list[Step]] = []
         for path, found in zip(paths, locks.read(paths), strict=True):
             if isinstance(found, NoAuthError):
                 self._pass_over(path)
             elif isinstance(found, tuple):
-                waiting.append((path, found[0]))
+                moves.append(_move_of(self._nodes, path, found[0]))
             elif not isinstance(found, NoNodeError):
                 raise found
-        while waiting:
-            batch: list[tuple[str, bytes]] = []
-            size = 0
-            while waiting and (not batch or size + len(waiting[0][1]) < BATCH_BYTES):
-                size += len(waiting[0][1])
-                batch.append(waiting.pop(0))
-            if locks.refused(locks.begin(_moving(self._nodes, batch))) is not None:
+        while moves:
+            batch = [moves.pop(0)]
+            size = size_of(batch[0])
+            while moves and (size := size + size_of(moves[0])) < BATCH_BYTES:
+                batch.append(moves.pop(0))
+            if locks.refused(locks.begin([step for move in batch for step in move])) is not None:
                 # Another consumer has moved one of these items: move each in its own transaction.
-                for begun in [locks.begin(_moving(self._nodes, [each])) for each in batch]:
+                for begun in [locks.begin(move) for move in batch]:
                     locks.refused(begun)
 
 
@@ -170,16 +169,13 @@ def _due(names: Sequence[str]) -> list[tuple[int, str]]:
     return due
 
 
-def _moving(nodes: QueueNodes, batch: Sequence[tuple[str, bytes]]) -> list[Step]:
-    steps = []
-    for path, data in batch:
-        try:
-            priority = ZooKeeperRecord.unpack(data).priority
-        except CorruptRecord:
-            # The consumer that takes the item moves it to the unreadable items.
-            priority = 0
-        steps += [delete(path), create(nodes.ready_prefix(priority), data, sequence=True)]
-    return steps
+def _move_of(nodes: QueueNodes, path: str, data: bytes) -> list[Step]:
+    try:
+        priority = ZooKeeperRecord.unpack(data).priority
+    except CorruptRecord:
+        # The consumer that takes the item moves it to the unreadable items.
+        priority = 0
+    return [delete(path), create(nodes.ready_prefix(priority), data, sequence=True)]
 
 
 class ZooKeeperSubscription(QueueSubscription):
