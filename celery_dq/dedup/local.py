@@ -254,7 +254,7 @@ class LocalCoordinator:
         call: str | None = None,
         **options: Unpack[DedupOptions],
     ) -> Iterator[DedupResult]:
-        """Hold the key in a ``with`` block: the tail waits here until it is the head.
+        """Hold the key in a ``with`` block: the heir or the tail waits here until it is the head.
 
         If the thread ends without leaving the block, the key is free.
 
@@ -267,14 +267,15 @@ class LocalCoordinator:
             options: see :class:`~celery_dq.dedup.machine.DedupOptions`.
 
         Yields:
-            The answer to the request, after the wait of a tail.
+            The answer to the request, after the wait of an heir or a tail.
 
         Raises:
-            ClaimLost: the call waited, and a later call took its place or an operator freed the key.
+            DedupLockLost: the call waited, and a later call took its place or an operator freed the key.
         """
         call = call or f"{threading.get_ident()}.{next(self._tokens)}"
         result = self._enqueue(key, call, threading.current_thread(), options)
-        if result.verdict is Verdict.BLOCK:
+        # An heir is accepted without a token: it waits for the end of the run that it repeats.
+        if result.verdict is not Verdict.DECLINE and not result.token:
             try:
                 token = self._wait(key, call)
             except BaseException:

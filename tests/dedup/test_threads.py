@@ -65,6 +65,30 @@ def test_the_tail_waits_for_the_end_of_the_block_and_the_others_are_covered(
     assert coordinator.keys() == []
 
 
+def wait_for_heir(coordinator: LocalCoordinator, call: str) -> None:
+    def waits() -> bool:
+        heir = now(coordinator).heir
+        return heir is not None and heir.call == call
+
+    wait_until(waits, DEADLINE_S, what=f"{call} to wait")
+
+
+def test_another_delivery_of_the_task_that_runs_waits_for_the_end_of_the_block(
+    coordinator: LocalCoordinator, threads: ThreadPoolExecutor
+) -> None:
+    with coordinator.claim(KEY, "a", task="t") as result:
+        tail = threads.submit(enter, coordinator, "b")
+        wait_for_tail(coordinator, "b")
+        heir = threads.submit(enter, coordinator, "c", task="t")
+        wait_for_heir(coordinator, "c")
+        assert not heir.done()
+        assert not tail.done()
+    verdict, token = heir.result(DEADLINE_S)
+    assert verdict is Verdict.ACCEPT
+    assert tail.result(DEADLINE_S)[1] > token > result.token
+    assert coordinator.keys() == []
+
+
 def test_a_block_that_raises_gives_its_key_back(coordinator: LocalCoordinator) -> None:
     with pytest.raises(ZeroDivisionError), coordinator.claim(KEY):
         raise ZeroDivisionError
