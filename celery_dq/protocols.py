@@ -147,9 +147,6 @@ class Leaderships(Protocol):
     def term_token(self, queue: str) -> int:
         """Return the fencing token of this process's term, once its messages may run; else 0."""
 
-    def is_firm(self, queue: str) -> bool:
-        """Return whether the next message may start now."""
-
     def is_current(self, queue: str, token: int) -> bool:
         """Return whether the next message may start now, in the term with this token."""
 

@@ -435,10 +435,6 @@ class Options:
     def _queues_by_name(self) -> Mapping[str, QueueOptions]:
         return {each.name: each for each in self.queues}
 
-    def singleton(self, name: str) -> SingletonOptions:
-        """Return the options of singleton queue `name`; the defaults without a section."""
-        return next((each for each in self.singletons if each.name == name), SingletonOptions(name))
-
     def is_allocated(self, name: str, partitions: int) -> bool:
         """Return whether the partitions of an ordinary queue are allocated to workers.
 

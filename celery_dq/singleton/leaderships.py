@@ -369,11 +369,6 @@ class WorkerLeaderships:
         term = self._term(queue)
         return term.token if term is not None and term.phase is Phase.EXECUTING else 0
 
-    def is_firm(self, queue: str) -> bool:
-        """Whether the next message may start now."""
-        term = self._term(queue)
-        return term is not None and term.is_firm
-
     def is_current(self, queue: str, token: int) -> bool:
         """Whether the next message may start now, in the term with this token."""
         permit = self.permit(queue, token)

@@ -29,8 +29,7 @@ def test_every_part_is_read() -> None:
             "dq_beat_name": "shop",
         }
     )
-    assert options.singleton("a") == SingletonOptions("a", "abort", 2_000_000, "shop:Career")
-    assert options.singleton("b") == SingletonOptions("b")
+    assert options.singletons == (SingletonOptions("a", "abort", 2_000_000, "shop:Career"),)
     assert options.election_session_us == 6_000_000
     assert dict(options.election_options) == {"auth": [("digest", "a:b")]}
     assert (options.beat_scheduler, options.beat_name) == ("shop:Scheduler", "shop")

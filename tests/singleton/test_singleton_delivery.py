@@ -43,7 +43,7 @@ class Channel(ClaimsHarness):
         self.messages: list[Message] = []
         self.delivery = SingletonDelivery(
             self.process,
-            FirmTerm(),  # type: ignore[arg-type]  # as much of it as is asked for
+            FirmTerm(),
             claims=self.claims,
             clients=lambda: lambda: redis.Redis.from_url(url),
             deliver=self.messages.append,
