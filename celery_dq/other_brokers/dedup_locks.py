@@ -17,11 +17,12 @@ import os
 import threading
 import uuid
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from celery import states
 from celery.exceptions import Retry
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker import state
 
 from celery_dq.clock import Clock, SystemClock
@@ -440,10 +441,12 @@ def _raised(info: Any) -> BaseException | None:
 
 
 def _seconds_until(exc: Retry) -> float:
-    """Seconds until a retry is due."""
+    """Seconds until a retry is due. Its ETA may be a text; without a time zone it is UTC, as for Celery."""
     when: Any = exc.when
+    if isinstance(when, str):
+        when = maybe_iso8601(when)
     if isinstance(when, datetime):
-        return max((when - datetime.now(when.tzinfo)).total_seconds(), 0.0)
+        return max((maybe_make_aware(when) - datetime.now(timezone.utc)).total_seconds(), 0.0)
     return float(when or 0.0)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 
@@ -17,6 +19,7 @@ from celery_dq.dedup import dedup
 from celery_dq.dedup.machine import Verdict
 from celery_dq.errors import ConfigurationError, CoveringRunUnknown, InvalidKey, InvalidRequest
 from celery_dq.keys import DedupKeys
+from celery_dq.other_brokers import dedup_locks
 from celery_dq.other_brokers.dedup_locks import DedupLocksStep
 from celery_dq.testing import waiting
 from tests.dedup.conftest import redis_coordinator
@@ -163,32 +166,55 @@ def test_retries_keep_the_key(shop: Shop, verdicts: list[Verdict], countdown: fl
         assert [each for each, _ in shop.runs] == [first.id] * 3 + [tail.id] * 3
 
 
-@pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
-def test_the_key_of_a_retry_is_renewed_until_it_is_due(shop: Shop, redis_url: str) -> None:
-    coordinator, key = redis_coordinator(redis.Redis.from_url(redis_url)), f"{shop.queue}|failing(sku=1)"
-    leases: list[float] = []
+@pytest.fixture
+def in_shanghai() -> Iterator[None]:
+    """The zone of this machine is eight hours ahead of UTC."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "Asia/Shanghai")
+        time.tzset()
+        yield
+    time.tzset()
 
-    def waits() -> bool:
-        now = coordinator.inspect(key)
+
+@pytest.mark.usefixtures("in_shanghai")
+@pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
+def test_the_key_of_a_retry_is_renewed_until_it_is_due(
+    shop: Shop, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Far less than the difference between the two zones.
+    monkeypatch.setattr(dedup_locks, "RETRY_GRACE", 0.5)
+    coordinator = redis_coordinator(redis.Redis.from_url(redis_url))
+    leases: dict[int, list[float]] = {sku: [] for sku in range(4)}
+
+    def waits(sku: int) -> bool:
+        now = coordinator.inspect(f"{shop.queue}|failing(sku={sku})")
         return now is not None and now.head is not None and not now.head.token
 
-    def renewed() -> bool:
-        now = coordinator.inspect(key)
+    def renewed(sku: int) -> bool:
+        now = coordinator.inspect(f"{shop.queue}|failing(sku={sku})")
         assert now is not None
         assert now.head is not None
         assert not now.head.token
-        leases.append(now.head.lease)
-        return leases[-1] > min(leases)
+        leases[sku].append(now.head.lease)
+        return leases[sku][-1] > min(leases[sku])
 
     with shop.working():
-        shop.open(1, 3)
-        result = shop.task("failing").delay(1, countdown=7)
-        wait_until(waits)
-        wait_until(renewed)
+        due = datetime.now(timezone.utc) + timedelta(seconds=7)
+        naive = due.replace(tzinfo=None)  # Celery takes it as UTC
+        times: list[dict[str, Any]] = [
+            {"countdown": 7},
+            *({"countdown": None, "eta": eta} for eta in (naive, naive.isoformat(), due)),
+        ]
+        results = [shop.task("failing").delay(sku, **when) for sku, when in enumerate(times)]
+        for sku in leases:
+            shop.open(sku, 3)
+        wait_until(lambda: all(waits(sku) for sku in leases), what=lambda: f"{times} to wait")
+        # Each is checked in each turn.
+        wait_until(lambda: sum(map(renewed, leases)) == len(leases))
         # The test need not wait for the retries that are left.
-        shop.app.control.revoke(result.id)
-        wait_until(lambda: result.state == "REVOKED")
-    assert shop.ran() == [0]
+        shop.app.control.revoke([result.id for result in results])
+        wait_until(lambda: all(result.state == "REVOKED" for result in results))
+    assert shop.ran() == [0] * len(leases)
 
 
 def test_a_revoked_task_that_waits_leaves_its_place(

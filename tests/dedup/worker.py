@@ -56,10 +56,10 @@ class Shop:
 
         @self.app.task(shared=False, name="failing", bind=True, max_retries=2)
         @dedup(key="{sku}")
-        def failing(task: Any, sku: Any, countdown: float = 0.0) -> Any:
+        def failing(task: Any, sku: Any, countdown: float | None = 0.0, eta: Any = None) -> Any:
             shop.work(task, sku, task.request.retries)
             if task.request.retries < 2:
-                raise task.retry(countdown=countdown)
+                raise task.retry(countdown=countdown, eta=eta)
             return "done"
 
         @self.app.task(
