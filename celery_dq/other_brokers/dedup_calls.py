@@ -22,7 +22,7 @@ from celery_dq.dedup.machine import Coordinator, CoordinatorLockSnapshot, DedupR
 from celery_dq.dedup.rule import rule_of
 from celery_dq.dedup.signals import verdict_given
 from celery_dq.errors import InvalidKey
-from celery_dq.other_brokers.redis_coordinator import SILENCE
+from celery_dq.other_brokers.redis_coordinator import REQUEST_ERRORS, SILENCE
 from celery_dq.other_brokers.singleton_sequencer import CoveringRun, SingletonMessage
 from celery_dq.outage import Outage
 from celery_dq.protocols import DEDUP_HEADER
@@ -264,6 +264,7 @@ class DeclinedCalls:
         followers: ends a call with the result of another one.
         run: Celery's handler of a request.
         outside: keeps requests outside the prefetch.
+        not_answered: logs a failed request to the coordinator, and schedules another check.
         clock: monotonic time.
         look_after: schedules another check after that many seconds.
     """
@@ -274,6 +275,7 @@ class DeclinedCalls:
         followers: Followers,
         run: Callable[[Any], Any],
         outside: OutsidePrefetch,
+        not_answered: Callable[[Exception, Any], None],
         clock: Clock,
         look_after: Callable[[float], None],
     ) -> None:
@@ -281,6 +283,7 @@ class DeclinedCalls:
         self._followers = followers
         self._run = run
         self._outside = outside
+        self._not_answered = not_answered
         self._clock = clock
         self._look_after = look_after
         self._covered: list[_Covered] = []
@@ -320,7 +323,7 @@ class DeclinedCalls:
     def remember(self, request: Any, covering: str) -> None:
         """Remember the covering call of a call that is declined after a wait, for another delivery of it."""
         if wants_result(request):
-            with contextlib.suppress(*SILENCE):  # without it another delivery counts as a new call
+            with contextlib.suppress(*REQUEST_ERRORS):  # without it another delivery counts as a new call
                 self._coordinator.remember_covered(request.id, covering.partition("/")[0])
 
     def has_result(self, request: Any, by: str) -> bool:
@@ -332,7 +335,7 @@ class DeclinedCalls:
         self._covered = []
 
     def settle(self) -> None:
-        """End the calls for which there is a result. Errors of the coordinator are raised."""
+        """End the calls for which there is a result. Raises when the server does not answer."""
         covered, self._covered = self._covered, []
         while covered:
             try:
@@ -350,7 +353,14 @@ class DeclinedCalls:
             self._run(request)
             return
         # Read the lock before the result: a run stores its result before it releases its lock.
-        now = self._coordinator.inspect(each.key)
+        try:
+            now = self._coordinator.inspect(each.key)
+        except SILENCE:
+            raise
+        except redis.ResponseError as error:
+            self._not_answered(error, request)
+            self._covered.append(each)
+            return
         outcome = self._outcome(each)
         if outcome is None:
             self._covered.append(each)
@@ -366,7 +376,7 @@ class DeclinedCalls:
             self._followers.give(request, outcome, each.by)
         finally:
             request.acknowledge()
-            with contextlib.suppress(*SILENCE):  # it expires
+            with contextlib.suppress(*REQUEST_ERRORS):  # it expires
                 self._coordinator.forget_covered(request.id)
 
     def _outcome(self, each: _Covered) -> dict[str, Any] | None:
@@ -501,7 +511,7 @@ class UnansweredCalls:
         self._answered = True
 
     def over(self) -> None:
-        """Note that all requests of a check were answered."""
+        """Note that the server serves requests."""
         self._outage.over(
             "Worker %s gets answers from the Redis of its dedup locks again; %d calls request their locks.",
             self._hostname,
@@ -514,6 +524,9 @@ class UnansweredCalls:
         obey: Callable[[UnansweredCall, DedupResult, str], Any],
     ) -> None:
         """Request the locks of some of the calls, in their order. Raises when the server does not answer."""
+        if not self._calls:
+            self.over()
+        is_refused = False
         for _ in range(min(len(self._calls), ASKED_AT_A_TIME)):
             unasked = self._calls[0]
             try:
@@ -521,12 +534,15 @@ class UnansweredCalls:
             except SILENCE:
                 raise
             except Exception as error:
+                is_refused = True
                 self.not_answered(error, unasked.request)
                 self._calls.append(self._calls.pop(0))
                 continue
+            # Only now: a server that refuses writes may have answered all other requests.
+            self.over()
             self._calls.pop(0)
             self._refused.discard(unasked.request.id)
             self._outside.remove(unasked.request)
             obey(unasked, *answer)
         if self._calls:
-            self._look_after(ASK_AGAIN_S if self._refused else 0)
+            self._look_after(ASK_AGAIN_S if is_refused else 0)

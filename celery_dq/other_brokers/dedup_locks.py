@@ -49,7 +49,13 @@ from celery_dq.other_brokers.dedup_calls import (
     announce,
     wants_result,
 )
-from celery_dq.other_brokers.redis_coordinator import SILENCE, DedupLockHeartbeat, OwnRedis, redis_of
+from celery_dq.other_brokers.redis_coordinator import (
+    REQUEST_ERRORS,
+    SILENCE,
+    DedupLockHeartbeat,
+    OwnRedis,
+    redis_of,
+)
 from celery_dq.other_brokers.singleton_sequencer import SingletonMessage
 from celery_dq.shown import shown_logger
 from celery_dq.transport.aliases import TENANT_SCHEMES
@@ -67,7 +73,7 @@ RETRY_GRACE = 30.0
 class _WaitingRequest(NamedTuple):
     """A waiting call. The call `ahead` had begun to run before this one requested the lock."""
 
-    request: Any
+    asked: UnansweredCall
     ahead: str
 
 
@@ -106,10 +112,16 @@ class WorkerDedupLocks(TaskSubscriber):
         self._followers = Followers(consumer)
         self._queued = QueuedCalls()
         self._outside = OutsidePrefetch(consumer)
-        self._declined = DeclinedCalls(
-            coordinator, self._followers, self._run, self._outside, clock, self._look_after
-        )
         self._unasked = UnansweredCalls(consumer.hostname, self._outside, clock, self._look_after)
+        self._declined = DeclinedCalls(
+            coordinator,
+            self._followers,
+            self._run,
+            self._outside,
+            self._unasked.not_answered,
+            clock,
+            self._look_after,
+        )
         #: Runs that ended during an outage: the lock, the error of the run, whether a release got no answer.
         self._ended: list[tuple[HeldDedupLock, BaseException | None, bool]] = []
         subscriber = coordinator.new_client if isinstance(coordinator, OwnRedis) else None
@@ -152,7 +164,7 @@ class WorkerDedupLocks(TaskSubscriber):
     def _cover(self, request: Any, wanted: WorkerDedupRequest, covering: str) -> None:
         """Decline a call of a singleton queue that another call of the queue covers."""
         announce(request, wanted, DedupResult(Verdict.DECLINE, covering, 0))
-        with contextlib.suppress(*SILENCE):  # a count
+        with contextlib.suppress(*REQUEST_ERRORS):  # a count
             self._coordinator.count_decline(wanted.key)
         self._declined.remember(request, covering)
         self._decline(request, wanted.key, covering)
@@ -205,7 +217,7 @@ class WorkerDedupLocks(TaskSubscriber):
         if result.token:
             return self._start(request, holding)
         self._outside.add(request)
-        self._waiting[holding] = _WaitingRequest(request, ahead)
+        self._waiting[holding] = _WaitingRequest(unasked, ahead)
         self.heartbeat.hold(holding)
         return None
 
@@ -287,22 +299,28 @@ class WorkerDedupLocks(TaskSubscriber):
         except SILENCE as error:
             self._unasked.silent(error)
             self._ended.append((holding, exc, True))
-        except Exception:
-            logger.exception(
-                "The dedup lock of %s was not released; it ends with its lease.",
-                holding,
-                extra={"event": "dedup_lock_release_failed"},
-            )
         self._check_soon()
 
     def _leave(self, holding: HeldDedupLock, exc: BaseException | None, again: bool = False) -> None:
-        """Release the dedup lock of a run that has ended.
+        """Release the dedup lock of a run that has ended. Raises when the server does not answer.
 
         Args:
             holding: the lock.
             exc: the error of the run.
             again: an earlier attempt got no answer, and may have released the lock.
         """
+        try:
+            self._finish_or_keep(holding, exc, again)
+        except SILENCE:
+            raise
+        except Exception:
+            logger.exception(
+                "The dedup lock of %s was not released; it ends with its lease.",
+                holding,
+                extra={"event": "dedup_lock_release_failed"},
+            )
+
+    def _finish_or_keep(self, holding: HeldDedupLock, exc: BaseException | None, again: bool) -> None:
         key, call, token = holding
         if isinstance(exc, Retry):
             # Keep the place at the head for the retry, so that no other call runs before it.
@@ -337,21 +355,26 @@ class WorkerDedupLocks(TaskSubscriber):
             self._leave(holding, exc, again)
             self._ended.pop(0)
         self._look_at_waiting()
-        self._unasked.over()
         self._unasked.ask(self._request_verdict, self._obey)
         self._declined.settle()
+        self._forget_late_retries()
 
     def _look_at_waiting(self) -> None:
-        for holding, (request, ahead) in list(self._waiting.items()):
+        for holding, (asked, ahead) in list(self._waiting.items()):
+            request = asked.request
             revoked = request.id in state.revoked
-            if revoked:
-                self._coordinator.withdraw(holding.key, holding.call)
-            token = None if revoked else self._coordinator.start(holding.key, holding.call)
-            if token == 0:
+            try:
+                token, now = self._turn_of(holding, revoked)
+            except SILENCE:
+                raise
+            except Exception as error:
+                # The error concerns this key only: request its lock again, and go on with the others.
+                if self._waiting.pop(holding, None) is not None:
+                    self.heartbeat.drop(holding)
+                    self._unasked.not_answered(error, request)
+                    self._unasked.add(asked)
                 continue
-            # Inspect before the call is forgotten here, because the request may fail.
-            now = self._coordinator.inspect(holding.key) if token is None and not revoked else None
-            if self._waiting.pop(holding, None) is None:
+            if token == 0 or self._waiting.pop(holding, None) is None:
                 continue
             self.heartbeat.drop(holding)
             self._outside.remove(request)
@@ -362,10 +385,22 @@ class WorkerDedupLocks(TaskSubscriber):
                 self._on_displaced(request, holding.key, ahead, now)
             else:
                 self._start(request, HeldDedupLock(holding.key, holding.call, token))
+
+    def _turn_of(
+        self, holding: HeldDedupLock, revoked: bool
+    ) -> tuple[int | None, CoordinatorLockSnapshot | None]:
+        """Return the token of a waiting call, as ``start`` does; for a call without a place also its key."""
+        if revoked:
+            self._coordinator.withdraw(holding.key, holding.call)
+            return None, None
+        token = self._coordinator.start(holding.key, holding.call)
+        return token, self._coordinator.inspect(holding.key) if token is None else None
+
+    def _forget_late_retries(self) -> None:
         moment = self._clock.monotonic()
         for holding, until in list(self._retried.items()):
-            if until < moment:
-                self._forget_retried(holding)
+            if until < moment and self._retried.pop(holding, None) is not None:
+                self._release_message(holding, self._coordinator.withdraw, holding.key, holding.call)
 
     def _forget_retried(self, holding: HeldDedupLock) -> None:
         if self._retried.pop(holding, None) is not None:

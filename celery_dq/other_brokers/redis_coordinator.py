@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -44,9 +45,23 @@ from celery_dq.shown import shown_logger, shown_url
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["OwnRedis", "RedisCoordinator", "SILENCE", "load_scripts", "redis_of", "DedupLockHeartbeat"]
+__all__ = [
+    "DedupLockHeartbeat",
+    "OwnRedis",
+    "REQUEST_ERRORS",
+    "RedisCoordinator",
+    "RedisRefused",
+    "SILENCE",
+    "load_scripts",
+    "redis_of",
+]
 
 logger = shown_logger(__name__)
+
+
+class RedisRefused(redis.ResponseError):
+    """Redis refuses all writes, or all requests, for now."""
+
 
 #: Errors of a server that serves no request, so that no dedup lock can be requested.
 SILENCE = (
@@ -54,8 +69,15 @@ SILENCE = (
     redis.TimeoutError,
     redis.exceptions.OutOfMemoryError,
     redis.exceptions.ReadOnlyError,
+    redis.exceptions.MasterDownError,
+    RedisRefused,
     OSError,
 )
+#: All errors of a request: those of the server, and those that concern one key.
+REQUEST_ERRORS = (redis.RedisError, OSError)
+#: The codes of such refusals that have no class in redis-py. Before Redis 7 an error inside a script is
+#: wrapped in another.
+_REFUSES_ALL = re.compile(r"(^|-)(MISCONF|NOREPLICAS|BUSY|OOM|READONLY) ")
 
 #: Seconds for which a declined call is remembered, as in ``enqueue.lua``: a broker may deliver it again.
 DECLINED_S = 86_400
@@ -156,7 +178,7 @@ class RedisCoordinator:
         for (key, call, token), reply in zip(holdings, replies, strict=True):
             if isinstance(reply, Exception):
                 if not is_noscript(reply):
-                    raise reply
+                    raise _recognised(reply)
                 reply = self._run("heartbeat", key, call, token, self._lease_ms)
             alive.append(int(reply) == 1)
         return alive
@@ -224,6 +246,21 @@ def _glob(text: str) -> str:
     return "".join(f"\\{each}" if each in "*?[]\\" else each for each in text)
 
 
+def _recognised(error: Exception) -> Exception:
+    """Return *error*, or a :class:`RedisRefused` where its class does not show that it concerns all keys."""
+    return RedisRefused(str(error)) if _REFUSES_ALL.search(str(error)) else error
+
+
+class _OwnClient(redis.Redis):
+    """A client whose errors show whether the server serves no request."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        except redis.ResponseError as error:
+            raise _recognised(error) from None
+
+
 class OwnRedis(RedisCoordinator):
     """A coordinator with a client of its own.
 
@@ -245,7 +282,7 @@ class OwnRedis(RedisCoordinator):
 
         It reconnects at once, and only once, because pauses between attempts would stop the event loop.
         """
-        return redis.Redis.from_url(
+        return _OwnClient.from_url(
             self._url,
             socket_timeout=self._patience_s,
             socket_connect_timeout=self._patience_s,
@@ -365,6 +402,9 @@ class DedupLockHeartbeat:
                     error,
                     exc_info=None if isinstance(error, redis.ResponseError) else error,
                 )
+                # The server answers: only the waiting calls of some keys cannot be checked.
+                self._on_answer()
+                self._on_turn()
             if listening is not None:
                 with contextlib.suppress(Exception):
                     listening.close()

@@ -151,7 +151,7 @@ EVENTS: Final[dict[str, str]] = {
     "dedup_key_invalid": "No dedup key can be made of the arguments of a task, which fails.",
     "dedup_lock_lost": "A run lost its dedup lock; another run of the same key may begin.",
     "dedup_lock_release_failed": "A dedup lock was not released; it ends with its lease.",
-    "dedup_outage_began": "The Redis of the dedup locks gives no answer; calls with a dedup key wait.",
+    "dedup_outage_began": "The Redis of the dedup locks gives no answer or refuses writes; keyed calls wait.",
     "dedup_outage_over": "The Redis of the dedup locks answers again; waiting calls request their locks.",
     "dedup_redelivery_dropped": "A task was delivered twice; one delivery ends, and the other continues.",
     "dedup_renewal_began": "The dedup locks of a process are not renewed; they end with their leases.",

@@ -342,6 +342,32 @@ def test_a_coordinator_that_does_not_answer_is_asked_again(
         assert first.get(timeout=40) == [1, 1]
 
 
+@pytest.mark.logged_error("was not released; it ends with its lease")
+@pytest.mark.logged_error("its dedup lock cannot be requested")
+@pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
+def test_a_key_with_another_value_stops_neither_other_keys_nor_the_worker(
+    shop: Shop, redis_url: str, verdicts: list[Verdict], caplog: pytest.LogCaptureFixture
+) -> None:
+    refresh = shop.task("refresh")
+    with redis.Redis.from_url(redis_url) as client, shop.working():
+        heads = [refresh.delay(sku, version=1) for sku in (1, 2)]
+        running(shop, 2)
+        # Of each key, one call waits behind the head, and one wants the result of that call.
+        waiting = [[refresh.delay(sku, version=version) for version in (2, 3)] for sku in (1, 2)]
+        wait_until(lambda: has(verdicts, 6))
+        damaged = DedupKeys("online").dedup_lock(f"{shop.queue}|refresh(sku=1)")
+        client.set(damaged, "not a claim")
+        shop.open(1)
+        assert heads[0].get(timeout=40) == [1, 1]
+        wait_until(lambda: "cannot be requested (ResponseError: WRONGTYPE" in caplog.text)
+        shop.open(2, 2)
+        assert [each.get(timeout=40) for each in (heads[1], *waiting[1])] == [[2, 1], [2, 2], [2, 2]]
+        client.delete(damaged)
+        shop.open(1, 2)
+        assert waiting[0][0].get(timeout=40) == [1, 2]
+        assert waiting[0][1].get(timeout=40) in ([1, 2], [1, 3])
+
+
 def test_arguments_without_a_key_fail_their_task(shop: Shop) -> None:
     # An app without the task sends no key.
     with shop.working(), Celery("other", broker=shop.app.conf.broker_url, set_as_current=False) as other:

@@ -20,6 +20,21 @@ wait_until = partial(waiting.wait_until, timeout_s=60)
 
 CALLS = 30
 
+#: Settings with which Redis refuses all writes, and those with which it accepts them.
+REFUSALS = {"full": ("maxmemory", 1, 0), "no replicas": ("min-replicas-to-write", 1, 0)}
+
+
+def refuse(server: RedisServer, how: str) -> None:
+    name, refuses, _ = REFUSALS[how]
+    with redis.Redis.from_url(server.url()) as client:
+        client.config_set(name, refuses)
+
+
+def accept(server: RedisServer, how: str) -> None:
+    name, _, accepts = REFUSALS[how]
+    with redis.Redis.from_url(server.url()) as client:
+        client.config_set(name, accepts)
+
 
 @pytest.fixture(scope="module")
 def claims_server() -> Iterator[RedisServer]:
@@ -92,7 +107,7 @@ def test_calls_wait_outside_the_prefetch_and_go_on(
 
 
 @pytest.mark.parametrize("shop", ["redis"], indirect=True)
-@pytest.mark.parametrize("how", ["known", "hung", "full"])
+@pytest.mark.parametrize("how", ["known", "hung", "full", "no replicas"])
 def test_a_run_that_ends_during_an_outage_gives_its_key_back_after_it(
     how: str,
     shop: Shop,
@@ -107,9 +122,8 @@ def test_a_run_that_ends_during_an_outage_gives_its_key_back_after_it(
         second = refresh.delay(1, version=2)
         third = refresh.delay(1, version=3)
         wait_until(lambda: len(verdicts) == 3)
-        if how == "full":
-            with redis.Redis.from_url(claims_server.url()) as client:
-                client.config_set("maxmemory", 1)
+        if how in REFUSALS:
+            refuse(claims_server, how)
         else:
             claims_server.pause()
         if how == "known":
@@ -117,10 +131,11 @@ def test_a_run_that_ends_during_an_outage_gives_its_key_back_after_it(
         shop.open(1)
         assert first.get(timeout=40) == [1, 1]
         wait_until(lambda: lines(caplog))
-        if how != "full":
+        if how in REFUSALS:
+            accept(claims_server, how)
+        else:
             claims_server.resume()
         with redis.Redis.from_url(claims_server.url()) as client:
-            client.config_set("maxmemory", 0)
             wait_until(lambda: "gets answers" in caplog.text)
             # The end of the run has released the lock, not the end of its lease.
             now = redis_coordinator(client).inspect(f"{shop.queue}|refresh(sku=1)")
@@ -132,3 +147,25 @@ def test_a_run_that_ends_during_an_outage_gives_its_key_back_after_it(
     assert shop.ran() == [1, 2]
     assert shop.overlaps == []
     assert len(lines(caplog)) == 2
+
+
+@pytest.mark.parametrize("shop", ["redis"], indirect=True)
+@pytest.mark.parametrize("how", REFUSALS)
+def test_calls_wait_while_redis_answers_and_refuses_writes(
+    how: str, shop: Shop, claims_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    refresh, note = shop.task("refresh"), shop.task("note")
+    with redis.Redis.from_url(claims_server.url()) as client, shop.working(concurrency=2):
+        refuse(claims_server, how)
+        client.config_resetstat()
+        shop.open(1)
+        first = refresh.delay(1)
+        # It is requested again after each heartbeat, a ping, which Redis answers.
+        wait_until(lambda: client.info("commandstats").get("cmdstat_ping", {}).get("calls", 0) > 1)
+        assert note.delay("plain").get(timeout=60) == "plain"
+        accept(claims_server, how)
+        assert first.get(timeout=60) == [1, 0]
+    shown = lines(caplog)
+    assert len(shown) == 2, shown
+    assert "gets no answer" in shown[0]
+    assert "gets answers" in shown[1]
