@@ -240,6 +240,7 @@ class SequencedQueue:
         token: the fencing token of the term in which it is, or was, consumed.
         held: messages that were received, and have not begun.
         running: the message that may run now: its task runs, or waits, e.g. for a slot.
+        is_releasing: held messages are being requeued.
         advancing: the next message is being started.
         looks: a check of the queue is scheduled, as the timer's entry `alarm`.
         asked_at: monotonic seconds since which the broker has not answered; None without an open request.
@@ -255,6 +256,7 @@ class SequencedQueue:
         self.token = 0
         self.held: deque[Any] = deque()
         self.running: SingletonMessage | None = None
+        self.is_releasing = False
         self.advancing = False
         self.looks = False
         self.outage = Outage(logger, "singleton_queue_outage")
@@ -266,6 +268,12 @@ class SequencedQueue:
         # The last term that was checked for being cut off, and the time of its first check.
         self.judged = 0
         self.judged_at = 0.0
+
+    def has_unconfirmed_acks(self) -> bool:
+        """Whether a message has ended, and a broker whose acks another thread sends may still confirm it."""
+        source = self.source
+        read = getattr(self.spent if source is None else source.channel, "has_unconfirmed_acks", None)
+        return read is not None and bool(read(self.name))
 
 
 class SingletonSequencer(TaskSubscriber):
@@ -306,9 +314,15 @@ class SingletonSequencer(TaskSubscriber):
     # -- called by the leaderships, from any thread
 
     def is_busy(self, name: str, token: int) -> bool:
-        """Whether a message of that term is held or runs."""
+        """Whether a message of that term is held or runs, or the broker has not confirmed its end."""
         queue = self._queues[name]
-        return queue.token == token and (queue.running is not None or bool(queue.held))
+        # Each look is at the next place of a message.
+        return queue.token == token and (
+            bool(queue.held)
+            or queue.running is not None
+            or queue.is_releasing
+            or queue.has_unconfirmed_acks()
+        )
 
     def is_cut_off(self, name: str, token: int) -> bool:
         """Whether the broker has been silent for a whole lease, all of it in that term.
@@ -388,9 +402,12 @@ class SingletonSequencer(TaskSubscriber):
             queue.unanswered = [each for each in queue.unanswered if not each.message.acknowledged]
             is_used = queue.running is not None or queue.asked_at is not None or queue.unanswered
             if queue.spent is not None and not is_used:
-                spent, queue.spent = queue.spent, None
+                spent = queue.spent
                 with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
                     spent.close()
+                # Only now, because closing waits for the acks. Another greenlet may have replaced it.
+                if queue.spent is spent:
+                    queue.spent = None
             if token and queue.source is None and queue.running is None:
                 try:
                     self._open(queue, token)
@@ -431,12 +448,12 @@ class SingletonSequencer(TaskSubscriber):
 
     def _close(self, queue: SequencedQueue) -> None:
         """Cease to consume. The channel stays open for the ack of the running message."""
-        source, queue.source = queue.source, None
+        source = queue.source
         if source is not None:
+            queue.spent, queue.source = source.channel, None
             with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
                 if not queue.asks:
                     source.cancel()
-            queue.spent = source.channel
 
     def _release(self, queue: SequencedQueue, *, requeue: bool = True, paused: bool = False) -> None:
         errors = (*self._consumer.connection_errors, *self._consumer.channel_errors)
@@ -445,11 +462,15 @@ class SingletonSequencer(TaskSubscriber):
         if running is not None and (paused or not running.is_elsewhere):
             with contextlib.suppress(*errors):
                 running.release(self._events.refuse, requeue=requeue)
-        while queue.held:
-            message = queue.held.pop() if queue.asks else queue.held.popleft()
-            if requeue:
-                with contextlib.suppress(*errors):
-                    message.requeue()
+        queue.is_releasing = True
+        try:
+            while queue.held:
+                message = queue.held.pop() if queue.asks else queue.held.popleft()
+                if requeue:
+                    with contextlib.suppress(*errors):
+                        message.requeue()
+        finally:
+            queue.is_releasing = False
 
     # -- one message after the other
 
@@ -475,6 +496,7 @@ class SingletonSequencer(TaskSubscriber):
                     partial(self._over, queue),
                     partial(self._behind, queue),
                 )
+                queue.held.popleft()
                 self._consumer.task_consumer.on_message(message)
         except Exception as error:
             # An error in Celery's own handling of a message ends the worker in the same way.
@@ -492,7 +514,7 @@ class SingletonSequencer(TaskSubscriber):
         if queue.asks and not queue.held and self._leaderships.is_current(queue.name, queue.token):
             self._ask(queue)
         if queue.held and self._leaderships.is_current(queue.name, queue.token):
-            return queue.held.popleft()
+            return queue.held[0]
         if queue.source is not None and (queue.asks or queue.held):
             self._look_later(queue, LOOK_AGAIN_S)
         return None

@@ -154,6 +154,10 @@ class Fetcher(Generic[S]):
         """Whether an ack waits to be sent."""
         raise NotImplementedError
 
+    def has_unconfirmed_acks(self, queue: str) -> bool:
+        """Whether a message of a queue has ended and the broker has not confirmed it; from any thread."""
+        raise NotImplementedError
+
     def run_round(self) -> float:
         """Send acks and claim messages; return the seconds until the next round is due."""
         raise NotImplementedError

@@ -378,6 +378,10 @@ class ThreadedChannel(VirtualChannel):
         """Let the fetcher send the pending acks, and claim messages for which there is room now."""
         self._transport.look_again()
 
+    def has_unconfirmed_acks(self, queue: str) -> bool:
+        """Whether a message of a queue has ended, and the broker may still confirm it; from any thread."""
+        return self._transport.has_unconfirmed_acks(queue)
+
     # -- the end ---------------------------------------------------------------
 
     def close(self) -> None:

@@ -157,6 +157,12 @@ class ThreadedTransport(VirtualTransport):
         if self._fetcher is not None:
             self._fetcher.flush()
 
+    def has_unconfirmed_acks(self, queue: str) -> bool:
+        """Whether a message of a queue has ended, and the broker may still confirm it; from any thread."""
+        fetcher = self._fetcher
+        # A fetcher that has failed sends no more acks.
+        return fetcher is not None and fetcher.failure is None and fetcher.has_unconfirmed_acks(queue)
+
     def leave(self, queue: str) -> None:
         """End a channel's use of a transient queue; the queue is deleted with its last use."""
         used = any(channel.uses(queue) for channel in (*self.channels, *self._avail_channels))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +26,9 @@ from celery_dq.other_brokers.singleton_sequencer import (
 )
 from celery_dq.singleton.guard import Guard
 from celery_dq.singleton.leaderships import WorkerLeaderships
+from celery_dq.testing.sqlite_broker import SqlitePartition
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.zookeeper.fetcher import ZooKeeperFetcher
 from celery_dq.worker.singleton import BrokerFence
 
 QUEUE = "ledger"
@@ -91,9 +95,20 @@ def test_a_fence_that_is_refused_ends_the_term_before_it_is_inaugurated(app: Any
 
 
 @pytest.fixture
-def sequencer(redis_url: str) -> Iterator[SingletonSequencer]:
-    """The sequencer of a worker on Celery's own transport; the worker was not started."""
-    with Celery("posting", broker=redis_url, set_as_current=False) as app:
+def broker_url(request: pytest.FixtureRequest, redis_url: str, tmp_path: Path) -> str:
+    """The URL of a broker: by default with Celery's own transport, else one whose thread sends the acks."""
+    kind = getattr(request, "param", "redis")
+    if kind == "sqlite":
+        return f"dq-sqlite:///{tmp_path / 'queues.sqlite'}"
+    if kind == "zookeeper":
+        return f"dq-zookeeper://{request.getfixturevalue('zookeeper').hosts}/{tmp_path.name}"
+    return redis_url
+
+
+@pytest.fixture
+def sequencer(broker_url: str, redis_url: str) -> Iterator[SingletonSequencer]:
+    """The sequencer of a worker that was not started."""
+    with Celery("posting", broker=broker_url, set_as_current=False) as app:
         app.conf.update(
             dq_singleton_queues=[QUEUE], dq_election=redis_url, dq_lease=LEASE_S, task_default_queue=QUEUE
         )
@@ -141,6 +156,58 @@ def test_a_message_sent_after_the_end_of_the_term_is_released(
         sequencer._ask(queue)
         assert not queue.held
         assert client.llen(QUEUE) == 1
+    consumer.connection = None
+
+
+class LateAnswers:
+    """Keeps a fetcher's thread from answering: the acks are under way, and not pending any more."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.may_answer = threading.Event()
+
+    def delay(self, patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        method = getattr(owner, name)
+
+        def delayed(self: Any, first: Any, *args: Any, **options: Any) -> Any:
+            if first:  # acks, not a round without any
+                late.asked.set()
+                assert late.may_answer.wait(60)
+            return method(self, first, *args, **options)
+
+        late = self
+        patch.setattr(owner, name, delayed)
+
+
+@pytest.mark.parametrize("broker_url", ["sqlite", "zookeeper"], indirect=True)
+@pytest.mark.parametrize("end", ["released", "acknowledged"])
+def test_a_term_is_busy_until_the_broker_has_confirmed_the_end_of_its_message(
+    sequencer: SingletonSequencer, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, consumer = sequencer._queues[QUEUE], sequencer._consumer
+    late = LateAnswers()
+    for owner, name in (
+        (SqlitePartition, "release"),
+        (SqlitePartition, "ack"),
+        (ZooKeeperFetcher, "_end_outcomes"),
+    ):
+        late.delay(monkeypatch, owner, name)
+    consumer.app.send_task("post", (1,))
+    with consumer.app.connection_for_read() as consumer.connection:
+        sequencer._open(queue, 1)
+        message = wait_until(lambda: queue.source.get(), 30)
+        queue.held.append(message)
+        if end == "acknowledged":
+            queue.held.clear()
+            message.ack()
+        sequencer._close(queue)
+        sequencer._release(queue)
+        assert sequencer.is_busy(QUEUE, 1)
+        assert late.asked.wait(30)
+        assert sequencer.is_busy(QUEUE, 1)
+        assert not sequencer.is_busy(QUEUE, 2)
+        late.may_answer.set()
+        wait_until(lambda: not sequencer.is_busy(QUEUE, 1), 30)
     consumer.connection = None
 
 

@@ -110,6 +110,8 @@ class StoreFetcher(Fetcher[StoreSubscription]):
         self._renew_at = -math.inf
         #: Delivery tag of the suspect in flight; no other one is claimed beside it.
         self._suspect = ""
+        #: The queue whose acks are under way, and not pending any more.
+        self._sending = ""
         #: The version of the store before the last round.
         self._version: object = None
 
@@ -148,6 +150,12 @@ class StoreFetcher(Fetcher[StoreSubscription]):
         """Whether an ack is pending."""
         return bool(self._in_flight.queues_with_acks(self._leased))
 
+    def has_unconfirmed_acks(self, queue: str) -> bool:
+        """Whether a message of a queue has ended, and the store has not confirmed it."""
+        box = self._in_flight.pending_acks(queue)
+        # Each look is at the next place of an ack.
+        return bool(box.moves or box) or self._sending == queue
+
     def run_rounds(self) -> None:
         """Run rounds until the connection ends; then end the leases."""
         with closing(self._store.connect()) as self._client:
@@ -185,7 +193,9 @@ class StoreFetcher(Fetcher[StoreSubscription]):
     def _send_acks(self) -> None:
         for queue, box in self._in_flight.queues_with_acks(self._leased):
             while box:
+                self._sending = queue.key
                 self._in_flight.send_acks(self._consumer, queue, self._client)
+                self._sending = ""
 
     def _renew(self) -> float:
         """Renew all leases, if that is due; return the seconds until it is due again."""

@@ -100,6 +100,14 @@ class ZooKeeperFetcher(Fetcher[ZooKeeperSubscription]):
         """Whether an acknowledgement is queued."""
         return self._in_flight.has_outcomes
 
+    def has_unconfirmed_acks(self, queue: str) -> bool:
+        """Whether a message of a queue has ended, and ZooKeeper has not confirmed it."""
+        visited = self.visited.get(queue)
+        subscriptions = [*self.subscriptions, *([visited] if visited is not None else [])]
+        return any(
+            self._in_flight.has_unconfirmed(each.nodes) for each in subscriptions if each.queue == queue
+        )
+
     def run_round(self) -> float:
         """Send acknowledgements and take items; return the seconds until the next round is due."""
         try:

@@ -108,6 +108,13 @@ class ZooKeeperInFlight:
         """Whether a message is to be requeued and the broker has not confirmed it."""
         return bool(self._returning)
 
+    def has_unconfirmed(self, nodes: QueueNodes) -> bool:
+        """Whether a message of a queue has ended, and the broker has not confirmed it."""
+        # The locks are read first, because an item is in flight before its lock is known.
+        locks = [lock for lock in tuple(self._locked) if lock.startswith(nodes.lock(""))]
+        in_flight = {held.lock for held in tuple(self._items.values())}
+        return any(lock not in in_flight for lock in locks)
+
     def add(
         self, nodes: QueueNodes, name: str, data: bytes, returned: bool, deliveries: int = 0
     ) -> ClaimedItem:
