@@ -70,7 +70,9 @@ def forget_leadership(session: Session, nodes: LeadershipNodes) -> None:
     Raises:
         ZooKeeperUnreachable: ZooKeeper does not answer.
     """
-    steps = [delete(path) for path in (nodes.candidates, nodes.epoch, nodes.path)]
+    # A candidate that was never elected leaves no epoch.
+    children = session.children(nodes.path, session.timeout_s)
+    steps = [*(delete(f"{nodes.path}/{child}") for child in children), delete(nodes.path)]
     with contextlib.suppress(TransactionRefused):
         transact(session, steps, session.timeout_s)
 

@@ -11,7 +11,11 @@ import pytest
 
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.leadership.elector import LeaderElector
-from celery_dq.leadership.zookeeper_election import ZooKeeperElection
+from celery_dq.leadership.zookeeper_election import (
+    ZooKeeperElection,
+    forget_leadership,
+    leadership_names,
+)
 from celery_dq.testing.waiting import wait_until
 from celery_dq.znodes import LeadershipNodes
 from celery_dq.zookeeper.session import Session
@@ -111,6 +115,20 @@ def test_a_session_forgets_a_withdrawn_candidate(hosts: str) -> None:
             assert election.become_candidate()
             election.resign(clean=False)
         assert len(session._state.get().listeners) == before
+
+
+def test_a_leadership_without_a_leader_is_forgotten_once_its_candidates_are_gone(hosts: str) -> None:
+    """The candidate could not read the fence of its queue, so no epoch was ever written."""
+    with closing(Session(hosts, timeout_s=30)) as session:
+        election = ZooKeeperElection(session, NODES, "w")
+        assert election.become_candidate()
+        forget_leadership(session, NODES)
+        assert leadership_names(session, "online") == [NODES.name]
+        election.resign(clean=False)
+        forget_leadership(session, NODES)
+        assert leadership_names(session, "online") == []
+        # Once more, for a leadership that does not exist.
+        forget_leadership(session, NODES)
 
 
 def test_a_refused_login_is_logged_in_one_line(hosts: str, caplog: pytest.LogCaptureFixture) -> None:
