@@ -120,18 +120,30 @@ class _Flush:
 
     Args:
         own: The state of this process.
+        timeout: Seconds; None waits without a limit.
+
+    Attributes:
+        left: How many of the messages, or unread adopted files, were not confirmed at the last check.
     """
 
-    def __init__(self, own: _ProducerProcess) -> None:
+    def __init__(self, own: _ProducerProcess, timeout: float | None) -> None:
+        self.left = 0
         self._own = own
+        self._deadline = None if timeout is None else time.monotonic() + timeout
         self._marks = own.outbox.marks()
         #: Number of the search for folders of dead processes to wait for; 0 waits for none.
         self._look = own.flusher.look_for_orphans() if own.replays else 0
         self._look_again = False
         own.flusher.flush_soon()
 
-    def left(self) -> int:
-        """Return how many messages, or unread adopted files, are not confirmed."""
+    def waits(self) -> bool:
+        """Check the messages, and return whether to check again a little later."""
+        runs = self._own.flusher.runs  # before the check, because its last batch counts
+        self.left = self._unconfirmed()
+        is_late = self._deadline is not None and time.monotonic() >= self._deadline
+        return bool(self.left) and runs and not is_late
+
+    def _unconfirmed(self) -> int:
         outbox, flusher = self._own.outbox, self._own.flusher
         left = outbox.unsettled(self._marks)
         if not self._look:
@@ -291,7 +303,8 @@ class BufferedProducer:
     def flush(self, timeout: float | None = None) -> int:
         """Send all messages that were put so far, and wait until the broker has them.
 
-        After :meth:`start` this includes the messages of dead processes.
+        After :meth:`start` this includes the messages of dead processes. A :meth:`close` by another thread
+        ends the wait.
 
         Args:
             timeout: Seconds; None waits without a limit.
@@ -303,22 +316,20 @@ class BufferedProducer:
         own = self._mine()
         if own is None:
             return 0
-        waiting = _Flush(own)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (left := waiting.left()) and (deadline is None or time.monotonic() < deadline):
+        flush = _Flush(own, timeout)
+        while flush.waits():
             time.sleep(LOOK_S)
-        return left
+        return flush.left
 
     async def aflush(self, timeout: float | None = None) -> int:
         """Do the same as :meth:`flush`, in asyncio."""
         own = self._mine()
         if own is None:
             return 0
-        waiting = _Flush(own)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (left := waiting.left()) and (deadline is None or time.monotonic() < deadline):
+        flush = _Flush(own, timeout)
+        while flush.waits():
             await asyncio.sleep(LOOK_S)
-        return left
+        return flush.left
 
     def close(self, timeout: float | None = None) -> int:
         """Flush, end the thread, and unlock the files. The next message starts a new thread.

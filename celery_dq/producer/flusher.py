@@ -127,7 +127,9 @@ class Flusher:
         self._look_tried = 0
         self._adopted_at = self._tidied_at = float("-inf")
         self._busy_at = float("-inf")
+        #: Held until the thread has ended.
         self._ended: Any = unpatched("_thread", "allocate_lock")()
+        self._ended.acquire()
 
     def start(self) -> None:
         """Start the thread.
@@ -135,12 +137,16 @@ class Flusher:
         Raises:
             RuntimeError: No thread can start any more, because the interpreter ends.
         """
-        self._ended.acquire()
         try:
             start_thread(self._run)
         except BaseException:
             self._ended.release()
             raise
+
+    @property
+    def runs(self) -> bool:
+        """Whether the thread may still send; False once it has ended, or could not start."""
+        return bool(self._ended.locked())
 
     def flush_soon(self) -> None:
         """Send all messages in the buffer without linger. Does not wait."""

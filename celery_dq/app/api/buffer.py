@@ -113,6 +113,8 @@ class BufferApi:
     def flush(self, timeout: float | None = None) -> int:
         """Send the messages buffered so far, and wait until the broker has confirmed them.
 
+        A :meth:`close` by another thread ends the wait.
+
         Args:
             timeout: seconds; None waits without a limit.
 
