@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ class _ProducerProcess:
         self.syncer: SingularUpdateQueue[bool, None] = SingularUpdateQueue.grouped(
             self._sync, max_batch=100_000, capacity=100_000, name="celery-dq-sync"
         )
-        self.sync_asked = False
+        #: The request that waits for a sync: 0 is none, 1 waits for the interval, 2 is urgent.
+        self.sync_asked = 0
         #: Whether a flush waits for the files of dead processes as well.
         self.replays = False
 
@@ -108,9 +110,9 @@ class _ProducerProcess:
         """Do one sync for all requests in the queue; without an urgent one, wait for the interval first."""
         if not any(urgent):
             deadline = time.monotonic() + self.interval_s
-            while (left := deadline - time.monotonic()) > 0 and not len(self.syncer):
+            while (left := deadline - time.monotonic()) > 0 and not (len(self.syncer) or self.syncer.closed):
                 time.sleep(min(left, 0.005))
-        self.sync_asked = False
+        self.sync_asked = 0
         self.outbox.sync()
         return [None] * len(urgent)
 
@@ -240,12 +242,14 @@ class BufferedProducer:
             return
         unsynced = own.outbox.counters.accepted - own.outbox.synced
         half_full = bool(kept.sync_every) and unsynced * 2 >= kept.sync_every
+        urgency = 2 if half_full else 1 if kept.sync_interval_s else 0
         try:
             if half_full and unsynced >= kept.sync_every:
                 own.syncer.submit(True).result()
-            elif (half_full or kept.sync_interval_s) and not own.sync_asked:
-                own.sync_asked = True
-                own.syncer.submit(half_full, block=False)
+            elif urgency > own.sync_asked:
+                own.sync_asked = urgency
+                with suppress(QueueClosed):  # the close of the message store syncs its files
+                    own.syncer.submit(half_full, block=False)
         except (SpillFailed, QueueClosed) as error:
             raise NotOnDisk(
                 f"the message is buffered and may be sent, but dq_buffer_sync_every = {kept.sync_every} "

@@ -420,12 +420,17 @@ class MessageStore:
 
     def close(self) -> list[tuple[Lane, BufferedMessage]]:
         """Close the store. Return the messages that are neither delivered nor on disk."""
+        index = self.segment_index
         with self.lock:
             self.closed = True
+        if index is not None and index.sync_on_seal:
+            with contextlib.suppress(SpillFailed):  # it was logged, or the messages in memory are returned
+                self.sync()
+        with self.lock:
             left = self.buffer.clear()
             self._lanes.clear()
-            if self.segment_index is not None:
-                self.segment_index.close()
+            if index is not None:
+                index.close()
                 left = [(lane, each) for lane, each in left if (lane.producer, each.sequence) in self._unsafe]
             return left
 

@@ -169,6 +169,11 @@ class SingularUpdateQueue(Generic[Request, Result]):
         """Return how many requests wait, without those that the handler is applying."""
         return len(self._state.get().waiting)
 
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called in this process. A handler that waits ends its wait then."""
+        return self._state.get().closed
+
     def close(self, timeout: float | None = None) -> bool:
         """Accept no more requests, handle the waiting ones, and end the thread. Idempotent.
 

@@ -140,7 +140,9 @@ def test_a_full_disk_is_an_error_of_the_calls_that_the_disk_must_have(
     assert arrived(harness) == list(range(13))
 
 
-@pytest.mark.parametrize("kept", [{"sync_every": 50}, {"sync_interval_s": 0.02}])
+@pytest.mark.parametrize(
+    "kept", [{"sync_every": 50}, {"sync_interval_s": 0.02}, {"sync_every": 200, "sync_interval_s": 600.0}]
+)
 def test_the_disk_writes_after_a_number_or_a_time(harness: ProducerHarness, kept: dict[str, Any]) -> None:
     producer = harness.producer(**kept)
     harness.shelf.down = True

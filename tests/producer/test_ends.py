@@ -62,6 +62,15 @@ def test_the_end_of_a_multiprocessing_child_does_too(tmp_path: Path) -> None:
     assert run(program, tmp_path).split() == list("01234")
 
 
+def test_the_end_of_a_program_waits_for_no_sync_interval(tmp_path: Path) -> None:
+    program = (
+        f"kept = Persistence(Path({str(tmp_path)!r}), sync_interval_s=600)\n"
+        "producer = BufferedProducer(Printing, persistence=kept)\n"
+        "producer.put(Addressed('a', b'', b'0'))\n"
+    )
+    assert run(program, tmp_path) == "0\n"
+
+
 @pytest.mark.parametrize("patch", ["gevent.monkey.patch_all", "eventlet.monkey_patch"])
 def test_greenlets_put_and_flush_while_others_go_on(tmp_path: Path, patch: str) -> None:
     program = (

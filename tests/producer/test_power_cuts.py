@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from celery_dq.producer.segment import read_header, scan
 from celery_dq.producer.spill_log import SUFFIX
 from tests.children import in_threads
 from tests.producer.forgetful_disk import ForgetfulDisk
-from tests.producer.producer_harness import ProducerHarness, open_file, outbox, put
+from tests.producer.producer_harness import ProducerHarness, close_at_once, open_file, outbox, put
 from tests.producer.test_failed_syncs import break_syncs
 
 
@@ -84,6 +85,16 @@ def test_a_file_that_is_sealed_with_unsynced_messages_survives_a_power_cut(
     assert len(files) > 3
     sealed = [scan(data, *read_header(data)[1:]).messages for data in map(Path.read_bytes, files[:-1])]
     assert kept(disk) == {each.sequence for records in sealed for each in records}
+
+
+@pytest.mark.parametrize("options", [{"sync_every": 1000}, {"sync_interval_s": 600.0}])
+def test_the_messages_of_a_closed_buffer_survive_a_power_cut(
+    harness: ProducerHarness, disk: ForgetfulDisk, options: dict[str, Any]
+) -> None:
+    producer = harness.producer(**options)
+    put(producer, *range(30))
+    assert close_at_once(producer) == 30
+    assert kept(disk) == set(range(1, 31))
 
 
 def test_a_file_that_is_written_again_replaces_the_old_one_only_when_it_is_on_disk(
