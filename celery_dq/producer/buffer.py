@@ -303,15 +303,6 @@ class MessageBuffer:
         times = [lane.marks[0][1] for lane in self.active.values() if lane.marks]
         return now - min(times) if times else 0.0
 
-    def clear(self) -> list[tuple[Lane, BufferedMessage]]:
-        """Remove and return all messages in memory."""
-        left = [
-            (lane, message) for lane in self.active.values() for message in (*lane.in_flight, *lane.waiting)
-        ]
-        self.active.clear()
-        self.messages = self.bytes = self.stored = 0
-        return left
-
     def _activate(self, lane: Lane) -> None:
         self.active.setdefault(lane.producer, lane)
 

@@ -22,7 +22,7 @@ from celery_dq.producer.buffer import Limits
 from celery_dq.producer.flusher import DeliveryCallbacks, Flusher
 from celery_dq.producer.message_store import MessageStore
 from celery_dq.producer.segment_index import SegmentIndex
-from celery_dq.producer.sender import Addressed, BufferFull, NotOnDisk, Sender, State
+from celery_dq.producer.sender import Addressed, BufferFull, NotOnDisk, Sender
 from celery_dq.producer.singular_update_queue import SingularUpdateQueue
 from celery_dq.producer.spill_log import SpillLog
 from celery_dq.shown import shown_logger
@@ -350,22 +350,23 @@ class BufferedProducer:
             return 0
         deadline = time.monotonic() + (self._close_timeout_s if timeout is None else timeout)
         self.flush(max(deadline - time.monotonic(), 0.0))
-        ended = own.flusher.stop(max(deadline - time.monotonic(), 0.05))
         if self._own is own:
             self._own = None
-        pending = own.outbox.buffer.pending
+        is_first = own.outbox.refuse()
         own.syncer.close(max(deadline - time.monotonic(), 0.05))
-        if not ended:
-            # The thread is in a call to the broker, so the files stay locked until the process ends.
+        ended = own.flusher.stop(max(deadline - time.monotonic(), 0.05))
+        pending = own.outbox.buffer.pending
+        if ended:
+            own.outbox.close()  # a thread that could not start has not closed it
+        else:
+            # The thread is in a call to the broker, and unlocks the files after it.
             logger.warning(
-                "The flusher thread did not end in time; %d messages are not confirmed. Those in the spill "
-                "log are sent by a later process.",
+                "The flusher thread did not end in time; %d messages are not confirmed. Messages on disk are "
+                "sent later, other ones are reported to on_error.",
                 pending,
                 extra={"event": "buffer_flusher_not_stopped"},
             )
-            return pending
-        for lane, message in own.outbox.close():
-            state: State = "possibly_sent" if lane.failures and message in lane.in_flight else "not_sent"
+        for lane, message, state in own.outbox.left() if is_first else ():
             self.hooks.failed(BufferFull("the buffer was closed"), lane, message, state)
         return pending
 

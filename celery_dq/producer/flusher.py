@@ -196,6 +196,7 @@ class Flusher:
             try:
                 self._sender.close()
                 leave_green_hub()
+                self.outbox.close()
             finally:
                 self._ended.release()
 

@@ -18,6 +18,7 @@ from celery_dq.errors import SpillFailed
 from celery_dq.native import unpatched
 from celery_dq.producer.buffer import BufferedMessage, Lane, Limits, MessageBuffer
 from celery_dq.producer.segment_index import SegmentIndex
+from celery_dq.producer.sender import State
 from celery_dq.producer.spill_log import PendingSync
 from celery_dq.shown import shown_logger
 
@@ -201,7 +202,8 @@ class MessageStore:
             if lane is None or not self._load(lane):
                 break
         with self.lock:
-            return buffer.take(self._now())
+            # A message that was returned by `left` is not sent any more.
+            return None if self.closed else buffer.take(self._now())
 
     def _load(self, lane: Lane) -> bool:
         index = self.segment_index
@@ -312,6 +314,8 @@ class MessageStore:
 
     def _start_new_segment(self, index: SegmentIndex) -> None:
         lanes = [*self._lanes.values()]
+        held = [(lane, message) for lane in lanes for message in (*lane.in_flight, *lane.waiting)]
+        self._unsafe = {(lane.producer, message.sequence) for lane, message in held}
         for lane in lanes:
             index.drop(lane)
         index.forsake()
@@ -320,9 +324,9 @@ class MessageStore:
             index.log.unreadable += lane.stored
             self.buffer.load(lane, (), lane.stored, self._now())
         try:
-            for lane in lanes:
-                for message in (*lane.in_flight, *lane.waiting):
-                    index.append(lane, message, stored=False)
+            for lane, message in held:
+                index.append(lane, message, stored=False)
+                self._unsafe.discard((lane.producer, message.sequence))
         except SpillFailed as error:
             self._degrade(error)
 
@@ -418,21 +422,37 @@ class MessageStore:
 
     # -- the end
 
-    def close(self) -> list[tuple[Lane, BufferedMessage]]:
-        """Close the store. Return the messages that are neither delivered nor on disk."""
-        index = self.segment_index
+    def refuse(self) -> bool:
+        """Accept no message from now on, and begin no batch. Return False if that was so before."""
         with self.lock:
+            if self.closed:
+                return False
             self.closed = True
-        if index is not None and index.sync_on_seal:
-            with contextlib.suppress(SpillFailed):  # it was logged, or the messages in memory are returned
+            self._unstash()
+            return True
+
+    def left(self) -> list[tuple[Lane, BufferedMessage, State]]:
+        """Return the messages that are neither delivered nor on disk, each with its state."""
+        with self.lock:
+            states: tuple[State, State] = ("possibly_sent", "not_sent")
+            return [
+                (lane, message, state)
+                for lane in self.buffer.active.values()
+                for state, messages in zip(states, (lane.in_flight, lane.waiting), strict=True)
+                for message in messages
+                if self.segment_index is None or (lane.producer, message.sequence) in self._unsafe
+            ]
+
+    def close(self) -> None:
+        """Close the files. Those with messages stay for the process that adopts them. Idempotent."""
+        index = self.segment_index
+        if index is None:
+            return
+        if index.sync_on_seal:
+            with contextlib.suppress(SpillFailed):  # it was logged, or `left` returns the messages in memory
                 self.sync()
         with self.lock:
-            left = self.buffer.clear()
-            self._lanes.clear()
-            if index is not None:
-                index.close()
-                left = [(lane, each) for lane, each in left if (lane.producer, each.sequence) in self._unsafe]
-            return left
+            index.close()
 
     def abandon(self) -> None:
         """Close the descriptors that a forked child inherited. The lock may be held, and is not taken."""

@@ -176,8 +176,9 @@ EVENTS: Final[dict[str, str]] = {
         "disk are sent by a later process."
     ),
     "buffer_flusher_not_stopped": (
-        "The buffer was closed, but its thread is still in a call to the broker; the spill log stays locked "
-        "until the process ends."
+        "The buffer was closed, but its thread is still in a call to the broker; messages on disk are sent "
+        "later, by this process after the call or by another one, and the other ones are reported to "
+        "``on_error``."
     ),
     "buffer_flusher_error": (
         "The thread that sends buffered messages met an unexpected error; it continues, and a second error "

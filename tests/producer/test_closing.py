@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from celery_dq.producer import flusher
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.buffered_producer import BufferedProducer
+from celery_dq.producer.flusher import Undelivered
 from celery_dq.testing.waiting import wait_until
-from tests.producer.producer_harness import ProducerHarness, close_at_once, put
+from tests.producer.producer_harness import ProducerHarness, arrived, close_at_once, outbox, put
 
 
 def flush_in_asyncio(producer: BufferedProducer) -> int:
@@ -71,3 +74,111 @@ def test_a_flush_ends_where_no_thread_can_start(
     producer = harness.producer()
     put(producer, 1, 2)
     assert Waiting(wait, producer).left() == 2
+
+
+class Stalled:
+    """Lets the broker answer no batch until :meth:`end`."""
+
+    def __init__(self, harness: ProducerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = threading.Event()
+        self._answers = threading.Event()
+        send = harness.shelf.send
+
+        def wait_and_send(*batch: Any) -> None:
+            self.calls.set()
+            self._answers.wait(60)
+            send(*batch)
+
+        monkeypatch.setattr(harness.shelf, "send", wait_and_send)
+
+    def end(self) -> None:
+        self._answers.set()
+
+
+@pytest.fixture
+def stalled(harness: ProducerHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stalled]:
+    stalled = Stalled(harness, monkeypatch)
+    yield stalled
+    stalled.end()
+
+
+def reports_of(producer: BufferedProducer) -> list[tuple[int, str]]:
+    """Return a list that gets the number and the state of each message that is reported to `on_error`."""
+    reports: list[tuple[int, str]] = []
+
+    def report(error: BaseException, message: Undelivered, state: str) -> None:
+        reports.append((int(message.task_id), state))
+
+    producer.hooks.on_error.append(report)
+    return reports
+
+
+def test_a_close_during_a_call_to_the_broker_reports_the_messages_in_memory(
+    harness: ProducerHarness, stalled: Stalled
+) -> None:
+    producer = harness.producer(memory=True, limits=Limits(batch_size=1))
+    reports = reports_of(producer)
+    put(producer, 1)
+    assert stalled.calls.wait(30)
+    put(producer, 2, 3)
+    in_use = producer._own
+    waiting = Waiting(BufferedProducer.flush, producer)
+    assert producer.close(0.05) == 3
+    assert reports == [(1, "possibly_sent"), (2, "not_sent"), (3, "not_sent")]
+    stalled.end()
+    assert in_use is not None
+    assert in_use.flusher.stop(30)
+    assert waiting.left() == 2
+    # A message that was reported as not sent is not sent later.
+    assert arrived(harness) == [1]
+
+
+def test_a_call_that_meets_such_a_close_is_sent(harness: ProducerHarness, stalled: Stalled) -> None:
+    producer = harness.producer(memory=True, limits=Limits(batch_size=1))
+    put(producer, 1)
+    assert stalled.calls.wait(30)
+    found = outbox(producer)
+    really = found.put
+
+    def preempted(*message: Any) -> bool:
+        # Another thread closes the buffer between the check and the put.
+        producer.close(0.05)
+        stalled.end()
+        return bool(really(*message))
+
+    found.put = preempted
+    put(producer, 2)
+    assert producer.flush(30) == 0
+    assert 2 in arrived(harness)
+
+
+def test_the_files_of_such_a_close_are_unlocked_when_the_call_is_over(
+    harness: ProducerHarness, stalled: Stalled
+) -> None:
+    producer = harness.producer(limits=Limits(batch_size=1))
+    reports = reports_of(producer)
+    put(producer, 1)
+    assert stalled.calls.wait(30)
+    put(producer, 2, 3)
+    assert producer.close(0.05) == 3
+    assert reports == []
+    later = harness.producer()
+    later.start()
+    stalled.end()
+    wait_until(lambda: sorted(arrived(harness)) == [1, 2, 3])
+    assert later.flush(30) == 0
+    assert producer.snapshot().owners == ()
+
+
+def test_messages_that_a_new_folder_could_not_take_are_reported(harness: ProducerHarness) -> None:
+    producer = harness.producer()
+    reports = reports_of(producer)
+    harness.shelf.down = True
+    put(producer, 1, 2)
+    box = outbox(producer)
+    with box.lock:
+        shutil.rmtree(harness.folder)
+        harness.folder.touch()  # a file with the name of the folder
+    wait_until(lambda: producer.snapshot().degraded)
+    assert close_at_once(producer) == 2
+    assert [number for number, _ in reports] == [1, 2]
