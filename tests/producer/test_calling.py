@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
 import celery_dq
+from celery_dq.app.api.buffer import BufferApi
 from celery_dq.app.publishing.pipeline import PARAMETERS
 from celery_dq.errors import ConfigurationError, InvalidMessage, InvalidTenant
+from celery_dq.producer.buffered_producer import BufferedProducer
 from celery_dq.producer.flusher import Undelivered
 from celery_dq.producer.sender import Addressed, BufferFull
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.apps import DQCelery, task
-from tests.children import in_child
+from tests.children import in_child, in_threads
 from tests.producer.conftest import MakeApp, Stored
 from tests.producer.producer_harness import close_at_once
 
@@ -349,6 +352,22 @@ def test_a_forked_child_has_a_buffer_of_its_own(make_app: MakeApp, stored: Store
     assert app.dq.buffer.flush(30) == 0
     assert stored.count("push") == 2
     assert stored.ids("push")[1] == mine
+
+
+def test_threads_that_make_their_first_calls_together_share_a_buffer(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app(dq_buffer_linger="60s")
+    notify = tasks(app)
+    make, meeting = BufferApi._make, threading.Barrier(2)
+
+    def make_together(buffer: BufferApi) -> BufferedProducer:
+        meeting.wait(30)
+        return make(buffer)
+
+    monkeypatch.setattr(BufferApi, "_make", make_together)
+    in_threads(lambda: notify.delay(1), lambda: notify.delay(2))
+    assert app.dq.buffer.inspect().pending == 2
 
 
 def test_json_of_a_snapshot_is_no_surprise(make_app: MakeApp) -> None:

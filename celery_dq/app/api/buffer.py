@@ -44,11 +44,12 @@ class BufferApi:
         make_sender: makes the sender of a process.
     """
 
+    _made: BufferedProducer | None = None
+
     def __init__(self, app: Any, context: AppContext, make_sender: Callable[[Any], Sender]) -> None:
         self._app = app
         self._context = context
         self._make_sender = make_sender
-        self._made: BufferedProducer | None = None
         #: The choice of the innermost :meth:`buffered` block; not set outside of one.
         self.wanted: ContextVar[bool] = ContextVar("dq_buffered")
 
@@ -70,8 +71,8 @@ class BufferApi:
         """
         made = self._made
         if made is None:
-            # Two threads may each make one. An unused producer has started nothing, so either may be kept.
-            made = self.__dict__["_made"] = self._made or self._make()
+            # Two threads may each make one, and both use the first. The other one has started nothing.
+            made = self.__dict__.setdefault("_made", self._make())
         return made
 
     def _make(self) -> BufferedProducer:
