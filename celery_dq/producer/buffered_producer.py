@@ -421,7 +421,8 @@ def _call_at_exit(producer: BufferedProducer) -> None:
             found.close()
 
     atexit.register(close)
-    # A child of multiprocessing or billiard does not run atexit handlers.
+    # A process of multiprocessing or billiard does not run atexit handlers. A child of Celery's prefork pool
+    # does not run these either; app/api/buffer.py closes its buffer.
     for name in ("multiprocessing.util", "billiard.util"):
         module = sys.modules.get(name)
         if module is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 from celery import Celery
 
@@ -27,3 +28,10 @@ def publish() -> dict[str, int]:
     add.delay(1, 1)
     buffer = app.dq.buffer  # type: ignore[attr-defined]
     return {"buffered": buffer.inspect().counters.get("accepted", 0)}
+
+
+@app.task(name="publish_later", shared=False)
+def publish_later() -> None:
+    """Make a buffered call in a task, and do not wait for it."""
+    task: Any = add
+    task.apply_async((1, 1), queue="later", buffered=True)

@@ -27,11 +27,11 @@ def add(a: int, b: int) -> int:
 
 
 @contextmanager
-def worker(log: Path, conf: dict[str, Any], *, stock: bool = False) -> Iterator[None]:
+def worker(log: Path, conf: dict[str, Any], *, stock: bool = False, pool: str = "solo") -> Iterator[None]:
     environment = {**os.environ, "SHOP_CONF": json.dumps(conf), "PYTHONPATH": str(ROOT)}
     if stock:
         environment["SHOP_IS_STOCK"] = "1"
-    command = ["-m", "celery", "-A", "tests.producer.shop", "worker", "-P", "solo", "-l", "WARNING"]
+    command = ["-m", "celery", "-A", "tests.producer.shop", "worker", "-P", pool, "-l", "WARNING", "-c", "1"]
     WATCH.watch(log)
     process = PythonFork([*command, "--without-gossip", "--without-mingle"], environment, log)
     try:
@@ -73,6 +73,22 @@ def test_publishes_of_a_task_are_not_buffered_unless_asked_for(
     for expected in (0, 2):
         with worker(tmp_path / "log", {**conf, "dq_buffer_in_workers": bool(expected)}):
             assert app.send_task("publish").get(timeout=60) == {"buffered": expected}
+
+
+def test_the_end_of_a_pool_child_sends_the_calls_of_its_tasks(
+    make_app: MakeApp, dq_url: str, redis_url: str, tmp_path: Path, stored: Stored
+) -> None:
+    app = make_app(result_backend=redis_url)
+    conf = {
+        "broker_url": dq_url,
+        "result_backend": redis_url,
+        "dq_buffer_folder": "",
+        "dq_buffer_linger": "60s",
+    }
+    with worker(tmp_path / "log", conf, pool="prefork"):
+        app.send_task("publish_later").get(timeout=60)
+        assert stored.count("later") == 0
+    assert stored.count("later") == 1
 
 
 def test_in_django_a_call_after_the_commit_is_buffered(dq_url: str, tmp_path: Path, stored: Stored) -> None:

@@ -17,6 +17,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from celery import signals
+
 from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError, CorruptRecord, CorruptSegment, InvalidRequest
 from celery_dq.options.sections import BufferOptions
@@ -73,7 +75,12 @@ class BufferApi:
         if made is None:
             # Two threads may each make one, and both use the first. The other one has started nothing.
             made = self.__dict__.setdefault("_made", self._make())
+            # A child of a prefork pool ends without the handlers of Python, billiard and multiprocessing.
+            signals.worker_process_shutdown.connect(self._close_at_end_of_child)
         return made
+
+    def _close_at_end_of_child(self, **_: Any) -> None:
+        self.close()
 
     def _make(self) -> BufferedProducer:
         options = self.options
