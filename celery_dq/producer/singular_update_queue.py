@@ -26,7 +26,6 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -34,7 +33,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from celery_dq.errors import QueueClosed, QueueFull
-from celery_dq.per_process import OwnerProcess, PerProcess
+from celery_dq.per_process import PerProcess
 from celery_dq.shown import shown_logger
 
 __all__ = ["SingularUpdateQueue"]
@@ -104,6 +103,8 @@ class SingularUpdateQueue(Generic[Request, Result]):
         self._capacity = capacity
         self._block = block
         self._then = then
+        #: Number of the queues after this one in its chain.
+        self.following: int = 0 if then is None else then.following + 1
         self.name = name
         self._state: PerProcess[_QueueProcess[Request, Result]] = PerProcess(_QueueProcess)
 
@@ -218,19 +219,24 @@ class SingularUpdateQueue(Generic[Request, Result]):
     def _start(self, own: _QueueProcess[Request, Result]) -> None:
         # A daemon, because an interpreter joins other threads before it runs atexit handlers.
         own.thread = threading.Thread(target=self._run, args=(own,), name=self.name, daemon=True)
-        own.thread.start()
-        atexit.register(_close_at_exit, weakref.ref(self), OwnerProcess())
+        _running.get().add(self)
+        try:
+            own.thread.start()
+        except RuntimeError as error:  # the interpreter ends, or there are too many threads
+            own.thread = None
+            _running.get().discard(self)
+            while own.waiting:
+                refusal = QueueClosed(f"{self.name}: its thread cannot start ({error})")
+                own.waiting.popleft().future.set_exception(refusal)
 
     def _run(self, own: _QueueProcess[Request, Result]) -> None:
-        while True:
-            entries = self._next(own)
-            if entries is None:
-                return
+        while (entries := self._next(own)) is not None:
             running = [entry for entry in entries if entry.future.set_running_or_notify_cancel()]
             if running:
                 self._apply(running)
             # Only callers may keep requests and futures alive while this thread waits.
             del entries, running
+        _running.get().discard(self)
 
     def _next(self, own: _QueueProcess[Request, Result]) -> list[_QueuedRequest[Request, Result]] | None:
         with own.changed:
@@ -278,7 +284,19 @@ def _copy(done: Future[Any], to: Future[Any]) -> None:
         to.set_result(done.result())
 
 
-def _close_at_exit(queue: weakref.ref[SingularUpdateQueue[Any, Any]], owner: OwnerProcess) -> None:
-    found = queue()
-    if found is not None and owner.is_current:
-        found.close()
+def _begin_registry() -> set[SingularUpdateQueue[Any, Any]]:
+    # Not at the import, because the handlers may use objects that the program closes at exit.
+    atexit.register(_close_all)
+    return set()
+
+
+#: The queues whose threads run.
+_running = PerProcess(_begin_registry)
+
+
+def _close_all() -> None:
+    # A queue may start the thread of the next queue in its chain meanwhile.
+    while running := _running.peek():
+        queue = max(list(running), key=lambda each: each.following)
+        queue.close()
+        running.discard(queue)

@@ -260,6 +260,41 @@ def test_waiting_messages_are_handled_at_exit_and_the_program_ends() -> None:
     assert done.stdout.split() == ["0", "1", "2", "3", "4"]
 
 
+def test_a_chain_handles_waiting_messages_at_exit(tmp_path: Path) -> None:
+    program = (
+        "import time\n"
+        "from celery_dq.producer.singular_update_queue import SingularUpdateQueue\n"
+        "last = SingularUpdateQueue(lambda each: (time.sleep(0.02), print(each, flush=True)))\n"
+        "first = SingularUpdateQueue(lambda each: (time.sleep(0.02), each)[1], then=last)\n"
+        "ORDER\n"
+        "[first.submit(each) for each in range(5)]\n"
+    )
+    for order in ("", "last.submit('last')"):
+        done = subprocess.run(
+            [sys.executable, "-c", program.replace("ORDER", order)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+        assert done.stdout.split() == ["last"] * bool(order) + ["0", "1", "2", "3", "4"]
+
+
+def test_a_queue_whose_thread_cannot_start_refuses_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")  # of Python 3.12, in atexit
+
+    queue: SingularUpdateQueue[int, int] = SingularUpdateQueue(lambda each: each)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        for _ in range(2):
+            with pytest.raises(QueueClosed, match="cannot start"):
+                queue.submit(1).result(5)
+    assert queue.submit(2).result(5) == 2
+    assert queue.close()
+
+
 @pytest.mark.parametrize("patch", ["gevent.monkey.patch_all", "eventlet.monkey_patch"])
 def test_greenlets_take_turns_while_they_wait(patch: str) -> None:
     program = (
