@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,8 @@ class BufferedProducer:
         self._clock: Clock = clock or SystemClock()
         self._own: _ProducerProcess | None = None
         self._starting = PerProcess(threading.RLock)
+        #: Registered at the first message of a process.
+        self._exit_handlers = PerProcess(partial(_call_at_exit, self))
 
     # -- putting
 
@@ -278,7 +281,7 @@ class BufferedProducer:
                     error,
                     extra={"event": "buffer_flusher_not_started"},
                 )
-            _call_at_exit(self)
+            self._exit_handlers.get()
             return own
 
     def start(self) -> None:

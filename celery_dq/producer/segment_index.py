@@ -386,7 +386,10 @@ class SegmentIndex:
         for files in self._lanes.values():
             if files.open is not None:
                 files.open.seal()
+        for orphan in set(self._orphans.values()):
+            orphan.abandon()
         self._lanes.clear()
+        self._orphans.clear()
         self.log.forsake()
 
 

@@ -420,6 +420,10 @@ class Orphan:
             self._log.quarantine(self.folder / name, str(problem), 1)
             return None
 
+    def abandon(self) -> None:
+        """Close, in a forked child, the inherited descriptors. The parent keeps its lock."""
+        self._lock.release()
+
     def close(self) -> None:
         """Unlock the folder, and remove it if it holds no segment."""
         with contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ from celery_dq.producer.buffered_producer import BufferedProducer
 from celery_dq.producer.segment_index import SegmentIndex
 from celery_dq.producer.spill_log import Orphan, SpillLog
 from celery_dq.testing.waiting import wait_until
-from tests.children import in_threads
+from tests.children import in_child, in_threads
 from tests.producer.producer_harness import ProducerHarness, arrived, outbox, put
 from tests.producer.test_spill_log import PRODUCER, WRITER, Child, log_of, orphans_of_another_process
 
@@ -167,6 +168,27 @@ def test_a_folder_that_cannot_be_read_is_logged_once(
     ((orphan, (_,)),) = index.look_for_orphans()
     orphan.close()
     assert spill_events(caplog)[1:] == ["spill_unreadable_over"]
+
+
+def test_a_forked_child_closes_the_folders_that_its_parent_has_adopted(tmp_path: Path) -> None:
+    folder = abandoned(tmp_path)
+    index = SegmentIndex(SpillLog(tmp_path), 1_000_000)
+    ((orphan, segments),) = index.look_for_orphans()
+    index.take_over(orphan, segments, lambda key, producer: Lane(key, producer, adopted=True))
+
+    def open_below() -> list[str]:
+        open_files = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+        return sorted(each for each in open_files if each.startswith(str(folder)))
+
+    def child() -> list[str]:
+        index.abandon()
+        return open_below()
+
+    segment, mine = str(folder / "0000000000000001.seg"), [str(folder), str(folder / "lock")]
+    assert open_below() == sorted([*mine, segment])  # the writer has its segment open still
+    assert in_child(child) == [segment]
+    assert orphans_of_another_process(tmp_path) == 0  # the parent has its lock still
+    index.close()
 
 
 def test_a_damaged_file_that_cannot_be_quarantined_is_logged_once(

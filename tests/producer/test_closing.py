@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import multiprocessing.util
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import billiard.util
 import pytest
 
 from celery_dq.producer import flusher
@@ -182,3 +185,17 @@ def test_messages_that_a_new_folder_could_not_take_are_reported(harness: Produce
     wait_until(lambda: producer.snapshot().degraded)
     assert close_at_once(producer) == 2
     assert [number for number, _ in reports] == [1, 2]
+
+
+def test_buffers_that_are_closed_leave_no_handlers_for_the_end_of_the_process(
+    harness: ProducerHarness,
+) -> None:
+    producer = harness.producer(sync_interval_s=600.0)
+    handlers = []
+    modules: list[Any] = [multiprocessing.util, billiard.util]
+    for number in range(3):
+        put(producer, number)
+        assert producer.close(30) == 0
+        finalizers = [len(module._finalizer_registry) for module in modules]
+        handlers.append((atexit._ncallbacks(), *finalizers))
+    assert handlers[0] == handlers[1] == handlers[2]
