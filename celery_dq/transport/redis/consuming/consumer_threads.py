@@ -180,9 +180,10 @@ class ConsumerThreads:
             left_s = deadline - clock.monotonic()
             if not self.wait_for_all([thread.begin_flush(held) for thread in threads], left_s):
                 return False
-            waiting &= in_flight.pending_messages(held)
             if not waiting:
                 return True
+            # The thread that has taken a lease meanwhile may have these acks under way.
+            waiting &= in_flight.pending_messages(held)
 
     def has_acks_under_way(self, key: str) -> bool:
         """Return whether a trip has acks of the queue with this key; callable from any thread."""
