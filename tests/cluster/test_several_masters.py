@@ -21,8 +21,8 @@ from tests.conformance.celery_app import CeleryApp
 #: Seconds for which the messages in flight are counted.
 COUNTED_S = 2.0
 CONCURRENCY = 4
-#: Tasks of each queue that take turns.
-TASKS = 100
+#: Tasks of each queue that take turns. So many that a thread that begins late has its share.
+TASKS = 300
 
 
 @pytest.fixture
