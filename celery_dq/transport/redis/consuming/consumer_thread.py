@@ -690,6 +690,8 @@ class ConsumerThread:
         self._followed = 0
         self.leases = Leases(identity)
         self._members: tuple[ServedChannel, ...] = ()
+        #: Held while they change. The lock of the leases may be held while Redis is asked.
+        self._members_lock = unpatched("_thread", "allocate_lock")()
         self._checks = checks
         self._connect: Callable[[], redis.Redis] | None = None
         self._client: redis.Redis | None = None
@@ -808,17 +810,17 @@ class ConsumerThread:
         """Serve a channel from now on."""
         with self.leases.lock:
             self._start(clients)
-            self._members = (*self._members, member)
+            self.serve(member)
         self.wake()
 
     def serve(self, member: ServedChannel) -> None:
-        """Serve a channel from now on; for this thread only."""
-        with self.leases.lock:
+        """Serve a channel from now on. For this thread, or under the lock of the leases."""
+        with self._members_lock:
             self._members = (*self._members, member)
 
     def detach(self, member: ServedChannel) -> None:
         """Serve a channel no longer."""
-        with self.leases.lock:
+        with self._members_lock:
             self._members = tuple(each for each in self._members if each is not member)
         self.wake()
 
@@ -1212,7 +1214,7 @@ class ConsumerThread:
         self._waker.clear()
 
     def _fail_members(self, exc: Exception) -> None:
-        with self.leases.lock:
+        with self._members_lock:
             members, self._members = self._members, ()
         self.sockets_changed = True
         for member in members:
