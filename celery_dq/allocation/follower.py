@@ -238,7 +238,7 @@ class Follower:
         self._wake.set()
 
     def _known(self) -> dict[str, frozenset[int]]:
-        """What the worker serves of each allocated queue, by assignment or as before."""
+        """Return the partitions of each allocated queue that the worker serves, assigned or kept."""
         return {**self._before, **(self._served or {})}
 
     # -- the thread
