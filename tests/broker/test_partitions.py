@@ -319,6 +319,49 @@ def test_the_quota_of_the_settings_reaches_every_partition(kombu_client: KombuCl
     assert quotas == [quotas[0]] * 4
 
 
+# -- a client that knows the number of before
+
+
+@pytest.fixture
+def scattered(kombu_client: KombuClient, learned: Any) -> Any:
+    """A channel of the client that knows one partition; each of the four has a message."""
+    for tenant in AT_HOME:
+        kombu_client.publish(tenant, tenant=tenant)
+    assert stored(kombu_client) == [1, 1, 1, 1]
+    return learned.default_channel
+
+
+@pytest.mark.parametrize("empty", ["queue_purge", "queue_delete"])
+def test_purge_and_delete_empty_partitions_that_were_added(
+    kombu_client: KombuClient, scattered: Any, empty: str
+) -> None:
+    assert getattr(scattered, empty)("push") in (4, None)
+    assert stored(kombu_client) == [0, 0, 0, 0]
+
+
+def test_a_queue_with_a_message_in_a_partition_that_was_added_is_not_deleted_as_an_empty_one(
+    kombu_client: KombuClient, learned: Any
+) -> None:
+    kombu_client.publish("kept", tenant=AT_HOME[3])
+    learned.default_channel.queue_delete("push", if_empty=True)
+    assert stored(kombu_client) == [0, 0, 0, 1]
+    assert kombu_client.client.smembers(queue_registry("online")) == {b"push"}
+
+
+@pytest.mark.parametrize("passive", [True, False])
+def test_messages_in_partitions_that_were_added_count(scattered: Any, passive: bool) -> None:
+    assert scattered.queue_declare("push", passive=passive).message_count == 4
+
+
+def test_basic_get_finds_messages_in_partitions_that_were_added(
+    kombu_client: KombuClient, scattered: Any
+) -> None:
+    got = [scattered.basic_get("push", no_ack=True) for _ in range(5)]
+    assert got.pop() is None
+    assert sorted(message.payload for message in got) == sorted(AT_HOME)
+    assert stored(kombu_client) == [0, 0, 0, 0]
+
+
 # -- one partition
 
 

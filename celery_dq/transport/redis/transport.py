@@ -63,7 +63,7 @@ from celery_dq.transport.redis.store.server_errors import (
     refusals_named,
 )
 from celery_dq.transport.redis.store.transient import TransientQueues
-from celery_dq.transport.redis.store.whole_queue import purge, waiting_count, with_messages
+from celery_dq.transport.redis.store.whole_queue import is_current, purge, waiting_count, with_messages
 from celery_dq.transport.threaded_channel import handle_transient, queue_arguments, warn_of_ignored
 from celery_dq.transport.threaded_transport import ThreadedTransport
 
@@ -789,13 +789,16 @@ class Channel(ConsumingChannel):
         if self.transients.exists(self.client, queue):
             return self.transients.size(self.client, queue)
         ahead = self.ahead.size(queue)
-        return waiting_count(self.queues(queue), self.client) if ahead is None else ahead
+        if ahead is not None:
+            return ahead
+        return waiting_count(self.queues(queue, refresh=True), self.client)
 
     def _purge(self, queue: str) -> int:
         self.ahead.forget(queue)  # its size is another one now
         if self.transients.exists(self.client, queue):
             return self.transients.purge(self.client, queue)
-        return sum(purge(self.partitions(queue), self.client))
+        queues = self.queues(queue, refresh=True)
+        return sum(purge([each.partition for each in queues.partitions], self.client))
 
     # -- publishing ------------------------------------------------------------
 
@@ -859,13 +862,16 @@ class Channel(ConsumingChannel):
         if self.transients.exists(self.client, queue):
             return super().basic_get(queue, no_ack=no_ack, **kwargs)
         queues = self.queues(queue)
-        # An empty queue costs one round trip, however many partitions it has.
-        targets = queues.partitions if len(queues.partitions) == 1 else with_messages(queues, self.client)
-        for target in targets:
-            message = self._get_from(target, no_ack)
-            if message is not None:
-                return message
-        return None
+        while True:
+            # An empty queue costs two round trips, however many partitions it has.
+            targets = queues.partitions if len(queues.partitions) == 1 else with_messages(queues, self.client)
+            for target in targets:
+                message = self._get_from(target, no_ack)
+                if message is not None:
+                    return message
+            if is_current(queues, self.client):
+                return None
+            queues = self.queues(queue, refresh=True)
 
     def _get_from(self, target: Queue, no_ack: bool) -> Message | None:
         self.identity.threads.keep_lease(target, self.thread_clients)

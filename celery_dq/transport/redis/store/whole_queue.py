@@ -9,7 +9,13 @@ from typing import Any
 import redis
 
 from celery_dq.transport.redis.store.full_server import read_together
-from celery_dq.transport.redis.store.partition import MAX_CHUNK, Partition, PartitionedQueue, Queue
+from celery_dq.transport.redis.store.partition import (
+    MAX_CHUNK,
+    Partition,
+    PartitionedQueue,
+    Queue,
+    read_text,
+)
 from celery_dq.transport.redis.store.script_calls import chunks, run_all, share
 
 
@@ -52,6 +58,12 @@ def with_messages(queue: PartitionedQueue, client: Any) -> list[Queue]:
     found = [each for each, count in zip(queue.partitions, counts, strict=True) if count]
     random.shuffle(found)
     return found
+
+
+def is_current(queue: PartitionedQueue, client: Any) -> bool:
+    """Return whether the broker still has this map of a queue."""
+    stored = client.hget(queue.partitions[0].partition.keys.state, "partitions")
+    return read_text(stored or "1") == queue.homes.text
 
 
 def likely_first(partitions: Sequence[Partition], task_id: str) -> tuple[list[Partition], list[Partition]]:
