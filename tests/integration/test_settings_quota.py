@@ -15,11 +15,14 @@ from celery import Celery
 from kombu import Connection, Queue
 
 import celery_dq
+from celery_dq.app.api import map_change
 from celery_dq.app.checks.doctor import check_server
 from celery_dq.app.checks.finding import Finding
 from celery_dq.options import Quota
 from tests.dq_command import run_dq
+from tests.integration.partitioned_shop import opened
 from tests.integration.shop import send
+from tests.integration.test_quotas_during_changes import before_next
 
 
 def consume(app: Any) -> None:
@@ -96,6 +99,23 @@ def test_a_late_worker_of_before_a_deploy_changes_nothing_and_reports_it(
     # An app whose settings name no quota removes it.
     assert shop.dq.quotas.apply_settings("push") == Quota()
     assert shop.dq.quotas.from_settings("push") is None
+
+
+@pytest.mark.parametrize("deployed", ["before", "under way"])
+def test_a_late_worker_of_before_a_deploy_changes_nothing_in_partitions_that_were_added(
+    shop: Any, worker: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, deployed: str
+) -> None:
+    old, new = ({"dq_queues": {"push": {"rate": rate}}} for rate in (5, 50))
+    worker(**old)
+    if deployed == "before":
+        worker(**new)
+    else:
+        before_next(monkeypatch, map_change, "_decide", lambda: worker(**new))
+    shop.dq.queues["push"].set_partitions(3)
+    worker(**old)
+    with opened(shop) as (partitions, client):
+        quotas = [client.hget(each.keys.quotas, "config") for each in partitions]
+    assert quotas == [Quota(rate=50).pack()] * 3
 
 
 def test_live_quotas_win_over_a_change_of_the_settings(

@@ -13,7 +13,7 @@ from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, quota_field
 from celery_dq.options.quota import quota_of_bytes
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
-from celery_dq.transport.redis.store.quotas import place_held_back
+from celery_dq.transport.redis.store.quotas import REPLACED_MS, place_held_back
 from celery_dq.transport.redis.store.rounds import Rounds, run_one, run_rounds
 from celery_dq.transport.redis.store.script_calls import run_all
 
@@ -34,6 +34,7 @@ class StoredSettings:
         pause_ends: Paused tenant -> end of the pause, µs, if it ends by itself.
         queue_pause: Fields of the state that hold the pause of the whole queue.
         tombstones: Task id -> expiry, µs.
+        config_before: Quota of settings -> when another one has replaced it, µs.
         gone: Fields of the hash ``quotas`` to remove, with the pauses of their tenants, unless they are
             among those to be written.
     """
@@ -44,6 +45,7 @@ class StoredSettings:
     pause_ends: dict[bytes, float] = field(default_factory=dict)
     queue_pause: dict[str, bytes] = field(default_factory=dict)
     tombstones: dict[bytes, float] = field(default_factory=dict)
+    config_before: dict[bytes, float] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
 
     def tenants(self) -> set[str]:
@@ -171,6 +173,8 @@ def _write_of_all(
             writes[number].gone.update(_OF_ALL)
             writes[number].add(stored[0], (), _OF_ALL)
             writes[number].queue_pause = stored[0].queue_pause
+        replaced = stored[0].config_before.items() - stored[number].config_before.items()
+        writes[number].config_before = dict(replaced)
 
 
 def remove_former_settings(partitions: Sequence[Partition], client: Client) -> None:
@@ -262,9 +266,10 @@ def _read(partition: Partition) -> Rounds[StoredSettings]:
     pauses = yield from scan_all("zset", keys.pauses)
     ends = yield from scan_all("zset", keys.pause_ends)
     tombstones = yield from scan_all("zset", keys.tombstones)
+    replaced = yield from scan_all("zset", keys.config_before)
     (fields,) = yield lambda pipe: pipe.hmget(keys.state, PAUSE_FIELDS)
     queue_pause = {name: each or b"0" for name, each in zip(PAUSE_FIELDS, fields, strict=True)}
-    return StoredSettings(quotas, infos, pauses, ends, queue_pause, tombstones)
+    return StoredSettings(quotas, infos, pauses, ends, queue_pause, tombstones, replaced)
 
 
 def _write(partition: Partition, stored: StoredSettings) -> Rounds[None]:
@@ -283,9 +288,12 @@ def _write(partition: Partition, stored: StoredSettings) -> Rounds[None]:
     for key, values in hashes:
         for part in _parts(values):
             yield methodcaller("hset", key, mapping=part)
-    for key, scores in (*zsets, (keys.tombstones, stored.tombstones)):
+    others = ((keys.tombstones, stored.tombstones), (keys.config_before, stored.config_before))
+    for key, scores in (*zsets, *others):
         for part in _parts(scores):
             yield methodcaller("zadd", key, part)
+    if stored.config_before:
+        yield methodcaller("pexpire", keys.config_before, REPLACED_MS)
     if stored.queue_pause:
         yield lambda pipe: pipe.hset(keys.state, mapping=stored.queue_pause)
     if stored.gone or stored.pause_ends:
