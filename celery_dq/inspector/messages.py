@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from operator import methodcaller
 from typing import Any, NamedTuple, TypeVar
 
@@ -319,11 +319,17 @@ def cancellable_of_task(partition: Partition, client: Client, task: str) -> int:
     return found
 
 
-def delayed_ids_of_tenant(partition: Partition, client: Client, tenant: str) -> Iterator[list[str]]:
-    """Yield, in chunks, the task ids of a tenant's delayed messages, which its own lists do not hold."""
-    for chunk in scan(client, "zset", partition.keys.delayed):
+def unlisted_ids_of_tenant(partition: Partition, client: Client, tenant: str) -> Iterator[list[str]]:
+    """Yield, in chunks, the task ids of a tenant's messages that its own list does not hold.
+
+    They are behind the lock of a dedup key, delayed, or wait for the result of another message. One that
+    changes its place meanwhile goes to a place that is read later, or to the tenant's own list.
+    """
+    keys = partition.keys
+    places = (scan(client, "zset", keys.blocked), scan(client, "zset", keys.delayed))
+    for chunk in chain(*places, scan(client, "hash", keys.following)):
         ids = [text(message_id) for message_id, _ in chunk]
-        records = client.hmget(partition.keys.messages, ids) if ids else []
+        records = client.hmget(keys.messages, ids) if ids else []
         yield [
             task_id_of(message_id)
             for message_id, raw in zip(ids, records, strict=True)

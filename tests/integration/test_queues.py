@@ -125,6 +125,40 @@ def test_a_tenant_is_cancelled_with_its_delayed_messages(shop: Any) -> None:
     assert "152 messages of 'push' that will not run" in str(shop.dq.explain(tenant="b", queue="push"))
 
 
+def test_a_message_that_becomes_due_meanwhile_is_cancelled_with_its_tenant(shop: Any) -> None:
+    send(shop, "a")
+    (delayed,) = send(shop, "a", countdown=100)
+    queue = shop.dq.queues["push"]
+
+    def become_due(_: int) -> None:
+        queue.reschedule(delayed, countdown=0)
+        claim(shop, want=0)  # promotes what is due
+
+    assert queue.cancel_tenant("a", on_progress=become_due) == 2
+    assert queue.depth == 0
+
+
+def test_messages_behind_a_dedup_lock_are_cancelled_with_their_tenant(shop: Any) -> None:
+    def call(tenant: str, task_id: str) -> None:
+        shop.tasks["notify"].apply_async((tenant,), task_id=task_id, dedup={"key": "k"})
+
+    call("a", "head")
+    (head,) = claim(shop)
+    for task_id in ("tail", "follower"):
+        call("a", task_id)
+    call("b", "of another tenant")
+    queue = shop.dq.queues["push"]
+    assert queue.cancel_tenant("a", dry_run=True) == 2
+    assert queue.cancel_tenant("a") == 2
+    with shop.dq._broker.open_home("push") as (partition, client):
+        assert partition.ack("worker:1", finish=[head.tag]).run(client) == 0
+    assert {(entry.id, entry.reason) for entry in claim(shop, want=9)} == {
+        ("tail", "cancelled"),
+        ("follower", "cancelled"),
+        ("of another tenant", ""),
+    }
+
+
 def test_a_task_name_is_cancelled_for_all_tenants_and_ids(shop: Any) -> None:
     for _ in range(3):
         shop.tasks["invoice"].apply_async(("b",), task_id="same~1")

@@ -128,18 +128,18 @@ def cancel_found(
 
 
 def cancellable_of_tenant(partition: Partition, client: Client, tenant: str) -> int:
-    """Return the number of a tenant's waiting and delayed messages in a partition."""
-    delayed = messages.delayed_ids_of_tenant(partition, client, tenant)
-    return tenants.tenant_snapshot(partition, client, tenant).waiting + sum(map(len, delayed))
+    """Return the number of a tenant's messages in a partition that no worker has."""
+    unlisted = messages.unlisted_ids_of_tenant(partition, client, tenant)
+    return tenants.tenant_snapshot(partition, client, tenant).waiting + sum(map(len, unlisted))
 
 
 def cancel_all_of_tenant(partition: Partition, client: Client, tenant: str, change: AuditedChange) -> None:
-    """Cancel a tenant's waiting and delayed messages in a partition, and count them."""
-    delayed = messages.delayed_ids_of_tenant(partition, client, tenant)
+    """Cancel a tenant's messages in a partition that no worker has, and count them."""
+    # One that becomes due, or gets its dedup lock, goes to the tenant's own list, which is emptied last.
+    cancel_found(partition, client, messages.unlisted_ids_of_tenant(partition, client, tenant), change)
     remaining = 1
     while remaining:
         moved, remaining = partition.cancel_tenant(tenant).run(client)
         change.add(moved)
         if not moved:
             break
-    cancel_found(partition, client, delayed, change)

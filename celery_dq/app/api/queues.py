@@ -139,7 +139,7 @@ class QueueApi(OfQueue):
                 found = tenants.tenant_snapshot(partition, opened.client, name)
                 known = found.waiting or found.running or found.state != "idle"
                 known = known or opened.client.hexists(partition.keys.quotas, quota_field(name))
-                if known or any(messages.delayed_ids_of_tenant(partition, opened.client, name)):
+                if known or any(messages.unlisted_ids_of_tenant(partition, opened.client, name)):
                     return True
         return False
 
@@ -194,6 +194,8 @@ class QueueApi(OfQueue):
         self, tenant: str | int, *, dry_run: bool = False, on_progress: OnProgress = ignore_progress
     ) -> int:
         """Cancel all waiting and delayed messages of a tenant, and return their number.
+
+        Those behind a dedup lock count as waiting.
 
         Args:
             tenant: The tenant.
