@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from tests.integration.partitioned_shop import (
     tombstones,
 )
 from tests.integration.shop import send
+from tests.integration.test_quotas_during_changes import before_next
 
 
 def test_the_tenants_of_the_tests_live_in_one_partition_each() -> None:
@@ -253,6 +255,22 @@ def test_a_dead_letter_that_gets_another_tenant_is_sent_to_its_home(wide: Any, q
     (found,) = wide.dq.find(task_id)
     assert (found.partition, found.state, found.tenant) == (3, "waiting", D)
     assert queue.depth == 1
+
+
+@pytest.mark.parametrize("state", ["waiting", "delayed"])
+def test_a_dead_letter_that_gets_another_tenant_is_served_in_its_home_only(
+    wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """The partition of the former tenant knows neither a quota nor a pause of the new one."""
+    queue.pause(D)
+    task_id = dead_letter_of(wide, A)
+    changes = {} if state == "waiting" else {"eta": datetime.now(timezone.utc) + timedelta(hours=1)}
+    claimed: list[Any] = []
+    before_next(monkeypatch, Mover, "move", lambda: claimed.extend(claim_in(wide, A)))
+    assert wide.dq.dead_letters["push"].edit(task_id, tenant=D, **changes) == task_id
+    assert claimed == claim_in(wide, D) == []
+    (found,) = wide.dq.find(task_id)
+    assert (found.partition, found.state, found.tenant) == (3, state, D)
 
 
 # Quotas.

@@ -12,6 +12,7 @@ from kombu.exceptions import OperationalError
 
 from celery_dq.app.api import map_change
 from celery_dq.app.api.broker import partitions_of
+from celery_dq.app.api.move import Mover
 from celery_dq.app.api.tenant_moves import TenantMoves
 from celery_dq.errors import InvalidRequest, TenantMoving
 from celery_dq.transport.redis.store import move_calls
@@ -21,6 +22,7 @@ from celery_dq.transport.redis.store.script_calls import PipelinedConnection
 from tests.integration.moving_world import TENANTS, MovingWorld
 from tests.integration.partitioned_shop import COUNT, A, D, claim_in, dead_letter_of, opened
 from tests.integration.shop import send
+from tests.integration.test_quotas_during_changes import before_next
 
 #: A tenant that moves when the queue gets seven partitions.
 MOVING = next(each for each in (f"m{number}" for number in range(100)) if PartitionMap(7, 4).moves(each))
@@ -186,6 +188,24 @@ def test_a_dead_letter_that_moves_is_replayed_once(wide: Any) -> None:
         assert drop_exported(partitions[0], outbox).run(client) == 1
     assert len(claim_in(wide, A, 9)) == 1
     assert (len(letters), wide.dq.queues["push"].snapshot().waiting) == (0, 0)
+
+
+def test_a_dead_letter_that_is_replayed_in_a_former_home_is_served_in_the_new_one_only(
+    wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(wide, MOVING)
+    (running,) = claim_in(wide, MOVING)
+    with wide.dq._broker.open_home("push", MOVING) as (home, client):
+        with pytest.raises(TenantMoving):
+            queue.set_partitions(7, timeout=0)
+        home.dead_letter("worker:1", running.tag, reason="rejected", worker="worker:1").run(client)
+        claimed: list[Any] = []
+        claim = home.claim("worker:1", lease_ms=60_000, want=9)
+        before_next(monkeypatch, Mover, "move", lambda: claimed.extend(claim.run(client).entries))
+        assert wide.dq.dead_letters["push"].replay(running.id) == 1
+    assert claimed == claim_in(wide, MOVING, 9) == []
+    queue.set_partitions(7, timeout=30)
+    assert [entry.id for entry in claim_in(wide, MOVING, 9)] == [running.id]
 
 
 def test_a_dead_letter_that_moves_is_not_purged_and_does_not_return_afterwards(wide: Any) -> None:

@@ -121,7 +121,7 @@ def test_the_python_layer_sends_the_declared_arguments() -> None:
         (partition.edit("a", priority=3), 6),
         (partition.edit_record("a", b"before", b"after"), 6),
         (partition.dead_letter("c", tag, reason="r", worker="w"), 6),
-        (partition.replay("a"), 3),
+        (partition.replay("a"), 5),
         (partition.forget_dead(["a"]), 1 + 1),
         (partition.recover(["a"]), 2 + 1),
         (partition.take("c", ["a"], lease_ms=1), 3 + 1),

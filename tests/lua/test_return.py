@@ -313,6 +313,17 @@ class TestDeadLetters:
         assert scripts.partition.replay("a", record=record).run(scripts.client) == "a"
         assert scripts.claim().entries[0].record == record
 
+    def test_replay_for_a_consumer(self, scripts: PartitionScripts) -> None:
+        scripts.push("a")
+        tag = scripts.claim().entries[0].tag
+        scripts.partition.dead_letter("c1", tag, reason="r", worker="w").run(scripts.client)
+        call = scripts.partition.replay("a", consumer="mover", lease_ms=LEASE_MS)
+        assert call.run(scripts.client) == "a"
+        assert scripts.take() == []
+        scripts.lose("mover")
+        assert scripts.reap() == 1
+        assert scripts.take() == ["a"]
+
     def test_a_dead_letter_is_never_overwritten(self, scripts: PartitionScripts) -> None:
         scripts.push("a")
         tag = scripts.claim().entries[0].tag

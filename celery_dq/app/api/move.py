@@ -41,19 +41,22 @@ class Mover:
         destination: All partitions of the queue that gets the messages.
         client: A redis-py client of both.
         head_start_us: The head start of one step of priority in the destination, µs.
+
+    Attributes:
+        consumer: The name under which it takes messages.
     """
 
     def __init__(
         self, source: Partition, destination: Sequence[Partition], client: Client, head_start_us: int
     ) -> None:
         # The name does not end with that of the queue, whose end might look like a fencing token.
-        consumer = f"{MOVE}{destination[0].keys.queue}:"
-        self._source = TenantSource(source, client, consumer, LEASE_MS)
+        self.consumer = f"{MOVE}{destination[0].keys.queue}:"
+        self._source = TenantSource(source, client, self.consumer, LEASE_MS)
         self._destination = destination
         self._client = client
         self._head_start_us = head_start_us
 
-    def move(self, pages: Iterable[Sequence[str]], moved: OnProgress = ignore_progress) -> None:
+    def move(self, pages: Iterable[Sequence[str]] = (), moved: OnProgress = ignore_progress) -> None:
         """Complete an interrupted move. Then move messages that wait or are delayed.
 
         Args:

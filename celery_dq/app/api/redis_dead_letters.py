@@ -14,7 +14,7 @@ import redis
 from celery_dq.app.api.audit import AuditedChange, OnProgress, check_entry_id, ignore_progress
 from celery_dq.app.api.broker import OfQueue, OpenQueue
 from celery_dq.app.api.message_edits import check_changes, shown_arguments, with_arguments
-from celery_dq.app.api.move import Mover
+from celery_dq.app.api.move import LEASE_MS, Mover
 from celery_dq.duration import parse_rate
 from celery_dq.errors import CorruptRecord, InvalidMessage, InvalidRequest
 from celery_dq.inspector.dead_letters import (
@@ -382,16 +382,24 @@ class DeadLetters(OfQueue):
                 return None
             home = _home_of(opened, record, message_id)
         head_start = self._broker.options.queue(self.name).head_start_us
+        mover = Mover(partition, opened.partitions, client, head_start)
+        call = partition.replay(
+            message_id,
+            record=edit,
+            head_start_us=head_start,
+            # Its tenant was changed, or the queue has got more partitions since it died.
+            consumer="" if home is partition else mover.consumer,
+            lease_ms=LEASE_MS,
+        )
         try:
-            new_id = partition.replay(message_id, record=edit, head_start_us=head_start).run(client)
+            new_id = call.run(client)
         except redis.ResponseError as error:
             # The script's word for a record that it cannot read.
             if not str(error).startswith("DQINVALID"):
                 raise
             raise unreadable(self.name, message_id) from error
         if new_id is not None and home is not partition:
-            # Its tenant was changed, or the queue has got more partitions since it died.
-            Mover(partition, opened.partitions, client, head_start).move([[new_id]])
+            mover.move()
         return new_id
 
 

@@ -11,10 +11,12 @@
 --   id: its message id
 --   record: the record to send; '' is the one that was kept
 --   head_start_us: by how much each step of priority goes before its time
+--   consumer: takes the new message, as `take` does, so that no worker gets it here; '' for none
+--   lease_ms: how long the lease of the consumer holds from now
 -- RETURNS
 --   '1<message id>' of the new message; '0' when there is no such dead letter, or it is in the outbox
 -- COST
---   some 20 commands, and one look at each message of the outbox
+--   some 20 commands, 40 with a consumer, and one look at each message of the outbox
 -- GUARANTEE
 --   The new message is stored before the dead letter is deleted. It runs even if its task has a tombstone.
 --   A dead letter in the outbox stays: another partition may already have it, and would keep it.
@@ -23,8 +25,9 @@
 --@uses unique_ids
 --@uses accept
 --@uses outbox
+--@uses take
 --@uses wake
-local id, record = ARGV[1], ARGV[2]
+local id, record, consumer = ARGV[1], ARGV[2], ARGV[4]
 local kept = call('HGET', P .. 'dead', id)
 if not kept or dq.in_outbox()[id] then return '0' end
 if record == '' then record = kept end
@@ -39,6 +42,10 @@ local is_ready = dq.accept({{id = new, record = record, priority = priority, due
 call('HDEL', P .. 'dead', id)
 call('HDEL', P .. 'dead_info', id)
 call('ZREM', P .. 'dead_index', id)
+if consumer ~= '' then
+  dq.take({new}, consumer, tonumber(ARGV[5]))
+  is_ready = false
+end
 dq.wake(is_ready)
 save()
 return '1' .. new

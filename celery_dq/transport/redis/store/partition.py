@@ -390,10 +390,20 @@ class Partition:
         return self._call("dead_letter", (consumer, *tag, reason, worker, record), read_dead_lettered)
 
     def replay(
-        self, message_id: str, *, record: bytes = b"", head_start_us: int = STRICT_PRIORITY_US
+        self,
+        message_id: str,
+        *,
+        record: bytes = b"",
+        head_start_us: int = STRICT_PRIORITY_US,
+        consumer: str = "",
+        lease_ms: int = 0,
     ) -> ScriptCall[str | None]:
-        """Send a dead letter again, with an edited ``record`` if given. The reply is its id, None without."""
-        return self._call("replay", (message_id, record, head_start_us), read_replayed)
+        """Send a dead letter again, with an edited ``record`` if given. The reply is its id, None without.
+
+        With a ``consumer``, that one takes the message under a lease, as by :meth:`take`.
+        """
+        args = (message_id, record, head_start_us, consumer, lease_ms)
+        return self._call("replay", args, read_replayed)
 
     def forget_dead(self, message_ids: Sequence[str]) -> ScriptCall[int]:
         """Delete dead letters, except those that move. The reply counts them."""
