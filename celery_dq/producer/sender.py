@@ -105,8 +105,8 @@ class Sender(Protocol):
 class BrokerUnavailable(DQError, OperationalError):
     """A call that is not buffered was not sent, or its outcome is unknown.
 
-    Either the broker did not answer within ``dq_publish_timeout``, or the circuit breaker is open after such
-    failures and the call was not tried.
+    The broker did not answer within ``dq_publish_timeout``. Or the call was not tried, because no connection
+    of the pool was free in time, or because the circuit breaker is open after failures of other calls.
     """
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pytest
 from celery import Celery, group
 from kombu import pools
-from kombu.exceptions import OperationalError
+from kombu.exceptions import LimitExceeded, OperationalError
 
 import celery_dq
 from celery_dq.app.publishing.direct_stage import CircuitBreaker, DirectStage
@@ -184,6 +184,46 @@ def test_a_call_that_is_wrong_reports_nothing_about_the_broker(dq_url: str) -> N
         app.send_task("notify", priority=11)
     assert breaker_of(app).state == "closed"
     app.send_task("notify")
+
+
+@pytest.mark.parametrize("scheme", ["redis", "dq-redis"])
+@pytest.mark.parametrize("limit", ["dq_publish_timeout", "broker_pool_acquire_timeout"])
+@pytest.mark.parametrize("held", ["a producer", "a connection"])
+def test_a_call_waits_for_a_connection_of_the_pool_until_its_deadline(
+    redis_url: str, scheme: str, limit: str, held: str
+) -> None:
+    app = make_app(
+        redis_url.replace("redis:", f"{scheme}:"),
+        broker_pool_limit=1,
+        dq_breaker_failures=1,
+        # By default they would be a third of the deadline.
+        broker_transport_options={"socket_timeout": 30, "socket_connect_timeout": 30},
+        **{limit: 0.15},
+    )
+    notify = app.tasks["notify"]
+    calls: list[Callable[[], Any]] = [
+        lambda: notify.apply_async((1,)),
+        lambda: notify.apply_async((1,), countdown=60),
+        group(notify.s(1), notify.s(2)).apply_async,
+    ]
+    for call in calls * 3:
+        call()
+    assert isinstance(notify.apply_async, TaskApplyAsync) is (scheme == "dq-redis")
+    pool = app.producer_pool
+    with (pool if held == "a producer" else pool.connections).acquire(block=True):
+        for call in calls:
+            started = time.monotonic()
+            with pytest.raises(BrokerUnavailable, match="use all 1 of them: raise broker_pool_limit"):
+                call()
+            assert time.monotonic() - started < SLACK_S
+        # No call has released what it did not get.
+        with pytest.raises(LimitExceeded):
+            pool.connections.acquire()
+    assert breaker_of(app).state == "closed"
+    for call in calls:
+        call()
+    app.close()
+    pools.reset()
 
 
 def test_a_policy_of_the_calls_own_is_followed() -> None:

@@ -18,7 +18,7 @@ from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.dedup_stage import DedupRules, conclude_verdict, dedup_request_for
 from celery_dq.app.publishing.pipeline import CALL_OPTION, Call
 from celery_dq.app.tenant_rules import TenantRules
-from celery_dq.app.timeouts import connection_with_timeout, unchanged_attempts
+from celery_dq.app.timeouts import connection_with_timeout, limit_waits, unchanged_attempts
 from celery_dq.compat.celery_calls import arguments_of
 from celery_dq.compat.kombu_messages import publishing_by
 from celery_dq.context import APP_CONTEXT
@@ -87,6 +87,8 @@ class DQAmqp:
                 connection.transport_options.setdefault("errback", dq.deadline)
             self._producer_pool = pools.producers[connection]
             self._producer_pool.limit = self.app.pool.limit
+            longest_s = self.app.conf.get("broker_pool_acquire_timeout")  # since Celery 5.7
+            limit_waits(self._producer_pool, dq.deadline, longest_s)
         return self._producer_pool
 
     publisher_pool = producer_pool  # Celery's old name for it

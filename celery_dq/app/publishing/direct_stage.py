@@ -162,10 +162,11 @@ class DirectStage:
         """
         options = call.options
         chosen = options.get("producer")
-        if call.producer is not None or isinstance(chosen, BufferingProducer):
+        # Any other look at the lazy one would acquire a producer, before the deadline begins.
+        own = chosen is not None and type(chosen) is not LazyPoolProducer
+        if call.producer is not None or (own and isinstance(chosen, BufferingProducer)):
             return proceed(call)
         # A call of beat has a producer. Neither it nor a call of a task may fail at once.
-        own = chosen is not None and type(chosen) is not LazyPoolProducer
         breaker = None if own or call.in_task or self._app.loader.worker_initialized else self.breaker
         return self._guarded(call.name, breaker, self._limit_of(call), proceed, call)
 
