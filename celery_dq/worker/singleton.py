@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any
 
 import redis
+from billiard import get_start_method
 from celery import signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.utils.imports import instantiate
@@ -72,7 +73,14 @@ class SingletonStep(ContextStep):
         self, consumer: Any, context: AppContext, sections: dict[str, SingletonOptions]
     ) -> WorkerLeaderships:
         fenced = self.fenced
+        purpose = f"the queue {min(sections)!r} (dq_singleton_queues, or declared with {ARGUMENT})"
         kills = isinstance(consumer.pool, PreforkPool)
+        if kills and not (consumer.pool.forking_enable and get_start_method() == "fork"):
+            raise ConfigurationError(
+                f"{purpose} needs a pool whose processes are forked, because a spawned one does not know "
+                "when a term ends: set worker_pool_start_method = 'fork', on macOS also "
+                "billiard.set_start_method('fork'), or use the threads or solo pool"
+            )
         for section in sections.values():
             if section.hand_over == "abort" and not kills:
                 raise ConfigurationError(
@@ -86,7 +94,7 @@ class SingletonStep(ContextStep):
             context.options,
             consumer.hostname,
             (lambda: broker_client(consumer.app, session_s / 6)) if fenced else None,
-            f"the queue {min(sections)!r} (dq_singleton_queues, or declared with {ARGUMENT})",
+            purpose,
         )
         leaderships = WorkerLeaderships(
             sections,

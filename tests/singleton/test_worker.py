@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from celery.app.defaults import DEFAULTS
 
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import BROKERS
@@ -313,3 +314,22 @@ def test_a_cancelled_message_holds_up_none_until_it_would_have_been_due(
         wait_until(lambda: cancelled.state == "REVOKED", DEADLINE_S, what="the record of the cancelled one")
         redis_posting.post(range(3))
         assert redis_posting.finished(3) == [0, 1, 2]
+
+
+if "worker_pool_start_method" in DEFAULTS:  # since Celery 5.7
+
+    @pytest.mark.logged_error("needs a pool whose processes are forked")
+    @pytest.mark.parametrize("broker", ["dq", "stock"])
+    def test_a_worker_whose_pool_spawns_its_processes_does_not_start(
+        open_posting: Callable[..., PostingWorkers],
+        open_plain: Callable[..., PostingWorkers],
+        broker: str,
+    ) -> None:
+        posting = open_posting() if broker == "dq" else open_plain()
+        worker = posting.worker(conf={"worker_pool_start_method": "spawn"})
+        try:
+            assert worker.start().wait(DEADLINE_S) != 0
+            assert f"the queue '{QUEUE}' (dq_singleton_queues" in worker.log
+            assert "set worker_pool_start_method = 'fork'" in worker.log
+        finally:
+            worker.discard()
