@@ -28,7 +28,13 @@ class ContextStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         context = AppContext.of(consumer.conninfo)
-        self.enabled = context is not None and self.prepare(consumer, context)
+        if context is None:
+            raise ConfigurationError(
+                "connection_for_read() of the app returns a connection that app.connection() has not made, "
+                "so the worker would know no setting of celery-dq: return app.connection(…), which takes the "
+                "arguments of kombu.Connection"
+            )
+        self.enabled = self.prepare(consumer, context)
 
     def prepare(self, consumer: Any, context: AppContext) -> bool:
         """Prepare the step; return False for another broker, or without the setting of the step."""

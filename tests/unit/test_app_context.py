@@ -132,6 +132,15 @@ def test_a_wrong_setting_stops_a_worker_and_a_producer_at_their_first_connection
                 start()
 
 
+@pytest.mark.parametrize("url", ["dq-redis://localhost", "memory://"])
+def test_a_worker_does_not_start_on_a_connection_that_the_app_has_not_made(url: str) -> None:
+    with Celery("own", broker=url, set_as_current=False) as plain:
+        app: Any = celery_dq.setup(plain)
+        app.connection_for_read = lambda *_, **__: Connection(url)
+        with pytest.raises(ConfigurationError, match=r"return app\.connection\(…\)"):
+            app.Worker(pool="solo")
+
+
 def test_the_settings_stay_printable() -> None:
     with Celery("print", broker="memory://", set_as_current=False) as app:
         celery_dq.setup(app)
