@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from celery_dq.compat.celery_calls import running_task, task_named
+from celery_dq.compat.celery_calls import continued_run, task_named
 from celery_dq.transport.tenant import Rule, check_tenant, tenant_rule
 
 
@@ -35,10 +35,8 @@ class TenantRules:
         return "" if rule is None else check_tenant(rule(args, kwargs), where=f"tenant of task {name}")
 
     def _of_retried(self, task_id: str) -> str | None:
-        running = running_task()
-        if running is None or running.request.id != task_id:
-            return None
-        properties = running.request.properties
+        run = continued_run(task_id)
+        properties = None if run is None else run.request.properties
         return check_tenant(properties.get("tenant")) if properties else None
 
     def rule(self, name: str) -> Rule | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from celery import _state
+from celery import _state, signals
 
 from celery_dq.compat.guard import check
 
@@ -28,11 +32,51 @@ def running_task() -> Any:
     return _stack.top
 
 
+@dataclass(slots=True, eq=False)
+class LostRun:
+    """A run whose process was lost, with the attributes of a running task.
+
+    Attributes:
+        name: the name of the task.
+        request: the request of the run, as a running task has it.
+        retry: the exception with which Celery reports the retry of the run; None when it sends none.
+    """
+
+    name: str
+    request: Any
+    retry: Any = None
+
+
+_lost_run: ContextVar[LostRun | None] = ContextVar("dq_lost_run", default=None)
+
+
+@contextmanager
+def ending_lost_run(request: Any) -> Iterator[LostRun]:
+    """Take a call with the id of a lost run for its retry, which Celery's worker sends since Celery 5.7.
+
+    Args:
+        request: the worker's request of the run.
+    """
+    run = LostRun(request.task.name, request._context)
+
+    def note(request: Any, reason: Any, **_: Any) -> None:
+        if request is run.request:
+            run.retry = reason
+
+    token = _lost_run.set(run)
+    signals.task_retry.connect(note)
+    try:
+        yield run
+    finally:
+        signals.task_retry.disconnect(note)
+        _lost_run.reset(token)
+
+
 def continued_run(task_id: Any) -> Any:
-    """Return the running task if a call with this id is its retry or replacement; else None."""
-    running = running_task()
-    is_same = task_id is not None and running is not None and running.request.id == task_id
-    return running if is_same else None
+    """Return the run that a call with this id continues: a running task or a lost run; else None."""
+    run = _lost_run.get() or (running_task() if running_tasks else None)
+    is_same = task_id is not None and run is not None and run.request.id == task_id
+    return run if is_same else None
 
 
 def in_task() -> bool:

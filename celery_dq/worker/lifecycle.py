@@ -109,6 +109,8 @@ class TaskLifecycle(TaskSubscriber):
         message: Message = request.message
         if crashed:
             message.crashed = True
+            if getattr(request.task, "retry_on_worker_lost", False):  # since Celery 5.7
+                message.expect_return()
         elif info is not None:
             exc = getattr(info, "exception", None)
             # An exception from a pool's child may be wrapped. The `exc` of a Retry is its reason.

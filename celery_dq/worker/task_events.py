@@ -14,7 +14,9 @@ those places once, and reports one event to every subscriber that follows the ta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial, wraps
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from billiard.einfo import ExceptionInfo
@@ -27,6 +29,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from vine import promise
 
+from celery_dq.compat.celery_calls import ending_lost_run
 from celery_dq.compat.guard import check
 from celery_dq.compat.prefork_pool import (
     count_without_locks,
@@ -92,7 +95,12 @@ class TaskSubscriber:
         """
 
     def ended(self, request: Any, info: Any) -> None:
-        """Note the end of a task that was in the pool: once, after Celery's bookkeeping."""
+        """Note the end of a task that was in the pool: once, after Celery's bookkeeping.
+
+        Args:
+            request: the request.
+            info: as in :meth:`ending`; has a ``Retry`` when Celery tries a task again whose process was lost.
+        """
 
     def forgotten(self, request: Any) -> None:
         """Note that the pool has dropped the task, which does not run."""
@@ -249,12 +257,16 @@ class TaskInPool:
     def _handle(
         self, info: Any, crashed: bool, celerys: Callable[..., Any], *args: Any, **options: Any
     ) -> Any:
+        lost: Any = None
         try:
             _report(self.followers, lambda each: each.ending(self.request, info, crashed))
         finally:
             try:
-                answer = celerys(*args, **options)
+                with ending_lost_run(self.request) if crashed else nullcontext() as lost:
+                    answer = celerys(*args, **options)
             finally:
+                if lost is not None and lost.retry is not None:
+                    info = SimpleNamespace(exception=lost.retry)
                 self._end(info)
         return answer
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from celery import chord
+from celery import Task, chord
 from celery.exceptions import TimeLimitExceeded
 from celery.result import AsyncResult
 
@@ -284,3 +284,16 @@ def test_a_connection_that_is_lost_when_a_solo_task_starts_holds_no_slot(
         # A message without an ack comes back, and one that was acknowledged early is over.
         assert worker_app.ran(len(runs) + 1) == [*runs, "next"]
         worker_app.settled()
+
+
+if hasattr(Task, "retry_on_worker_lost"):  # since Celery 5.7
+
+    @pytest.mark.parametrize("task", ["die_once", "die_once_late"])
+    def test_a_retry_after_a_lost_process_keeps_its_tenant_and_is_not_buffered(
+        open_app: OpenApp, task: str
+    ) -> None:
+        in_memory = {"dq_buffer_folder": "", "dq_buffer_linger": "60s"}
+        worker_app = open_app(dq_buffer=True, dq_buffer_in_workers=True, **in_memory)
+        worker_app.send(task, tenant="vip", buffered=False)
+        with worker_app.worker("prefork", 1):
+            assert worker_app.ran(2, subject="tenant") == ["vip", "vip"]

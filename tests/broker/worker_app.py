@@ -142,13 +142,23 @@ def add_tasks(app: Celery, port: int) -> Celery:
         own_witness(port).hold(key)
         raise Reject(key)
 
+    def die_once(self: Any) -> None:
+        report("tenant", self.request.properties.get("tenant"))
+        if not self.request.retries:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def stumble(what: Any) -> None:
         report("ran", what)
+
+    # Since Celery 5.7.
+    retried: dict[str, Any] = {"bind": True, "retry_on_worker_lost": True, "default_retry_delay": 0}
 
     for ending, late in (("", False), ("_late", True)):
         app.task(name=f"stumble{ending}", acks_late=late, Request=StumblingRequest)(stumble)
         app.task(name=f"hold_then_retry{ending}", bind=True, max_retries=1, acks_late=late)(hold_then_retry)
         app.task(name=f"hold_then_call{ending}", acks_late=late)(hold_then_call)
+        make: Any = app.task(name=f"die_once{ending}", acks_late=late, tenant="usual", **retried)
+        make(die_once)
 
     @app.task(name="call_on_own_connection")
     def call_on_own_connection(key: str) -> None:

@@ -31,6 +31,10 @@ def add_tasks(app: Celery) -> Celery:
 
     app.task(shared=False, name="early", bind=True)(work)
     app.task(shared=False, name="late", bind=True, acks_late=True)(work)
+    # Since Celery 5.7.
+    retried: dict[str, Any] = {"retry_on_worker_lost": True, "default_retry_delay": 0}
+    make: Any = app.task(shared=False, name="retried", bind=True, **retried)
+    make(work)
 
     @app.task(shared=False, name="limited", bind=True)
     @dedup(key="{sku}", name="sku", timeout=3)

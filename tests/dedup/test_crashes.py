@@ -6,7 +6,11 @@ import os
 import signal
 from typing import Any
 
+import pytest
+from celery import Task
+
 from celery_dq.dedup.machine import Verdict
+from celery_dq.testing.waiting import wait_until
 from tests.dedup.dedup_workers import DedupWorkers, kill
 from tests.workers import WorkerProcess
 
@@ -57,6 +61,26 @@ def test_a_killed_pool_process(dedup_workers: DedupWorkers) -> None:
     dedup_workers.open(2)
     assert tail.get(timeout=40) == [1, 2]
     assert dedup_workers.meetings() == 0
+
+
+if hasattr(Task, "retry_on_worker_lost"):  # since Celery 5.7
+
+    @pytest.mark.parametrize("dedup_workers", ["dq-redis", "redis"], indirect=True)
+    def test_a_killed_pool_process_whose_task_is_retried(dedup_workers: DedupWorkers) -> None:
+        dedup_workers.worker().wait_ready()
+        dedup_workers.send("retried", 1)
+        dedup_workers.ran(1)
+        tail = dedup_workers.send("retried", 2)
+        verdicts = dedup_workers.app.dq.dedup["cache"].verdicts
+        wait_until(lambda: "block" in verdicts(), 30, what="the tail waits")
+        dedup_workers.left()
+        os.kill(int(dedup_workers.runs()[0][1]), signal.SIGKILL)
+        # The retry has the key, and the tail goes on waiting.
+        assert dedup_workers.ran(2) == ["1", "1"]
+        dedup_workers.open(3)
+        assert tail.get(timeout=40) == [1, 2]
+        assert dedup_workers.ran(3) == ["1", "1", "2"]
+        assert dedup_workers.meetings() == 0
 
 
 def test_the_timeout_is_a_time_limit_where_the_pool_can_end_a_task(dedup_workers: DedupWorkers) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Task
 
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.rule import rule_of
@@ -164,3 +166,32 @@ def test_a_forged_header_fails_its_task_and_no_other(redis_url: str, forged: Any
             plain.apply_async((1,), headers={"dq_claim": forged}).get(timeout=30)
         shop.open(2)
         assert plain.delay(2).get(timeout=30) == [2, 0]
+
+
+if hasattr(Task, "retry_on_worker_lost"):  # since Celery 5.7
+
+    @pytest.mark.parametrize("scheme", ["dq-redis", "redis"])
+    @pytest.mark.parametrize("rule", [{}, {"on_duplicate": "replace"}, {"waiting": 0}], ids=str)
+    def test_a_run_whose_process_is_lost_keeps_its_key_for_its_retry(
+        redis_url: str, scheme: str, rule: dict[str, Any], verdicts: list[Verdict]
+    ) -> None:
+        with plain_shop(redis_url.replace("redis://", f"{scheme}://"), redis_url) as shop:
+
+            def run(task: Any, sku: Any, version: int) -> Any:
+                shop.work(task, sku, version)
+                if version == 1 and not task.request.retries:
+                    sys.exit()  # a pool of threads reports it as the loss of a process
+                return [sku, version]
+
+            options = {"bind": True, "retry_on_worker_lost": True, "default_retry_delay": 0}
+            lost = shop.app.task(shared=False, name="lost", dedup={"key": "{sku}", **rule}, **options)(run)
+            with shop.working():
+                head = lost.delay(1, 1)
+                wait_until(lambda: len(shop.runs) == 1, 30)
+                later = lost.delay(1, 2)
+                wait_until(lambda: len(verdicts) == 2, 30)
+                shop.open(1, 3)
+                assert head.get(timeout=30) == [1, 1]
+                last = 1 if verdicts[1] is Verdict.DECLINE else 2
+                assert later.get(timeout=30) == [1, last]
+            assert shop.ran() == [1, 1, 2][: last + 1]

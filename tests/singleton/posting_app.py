@@ -131,6 +131,10 @@ def add_tasks(app: Celery, port: int) -> Celery:
     task(name="hold", bind=True)(hold)
     task(name="hold_late", bind=True, **late)(hold)
     task(name="hold_keyed", bind=True, **keyed)(hold)
+    # Since Celery 5.7.
+    retried = {"retry_on_worker_lost": True, "default_retry_delay": 0}
+    task(name="hold_retried", bind=True, **retried)(hold)
+    task(name="hold_retried_late", bind=True, acks_late=True, **retried)(hold)
 
     @task(name="reject_once", bind=True, acks_late=True)
     def reject_once(self: Task[Any, Any], number: int, seconds: float = 0.0) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from celery import Task
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -94,6 +95,21 @@ def test_a_message_from_a_killed_child_goes_before_the_ones_behind_it(
         redis_posting.book.release(str(BEFORE))
         assert redis_posting.finished(len(ALL), DEADLINE_S) == ALL
     assert redis_posting.book.numbers("start") == sorted([*ALL, BEFORE])
+
+
+if hasattr(Task, "retry_on_worker_lost"):  # since Celery 5.7
+
+    @pytest.mark.parametrize("task", ["hold_retried", "hold_retried_late"])
+    def test_a_retry_of_a_killed_child_goes_before_the_messages_behind_it(
+        redis_posting: PostingWorkers, task: str
+    ) -> None:
+        with one_slot(redis_posting) as worker:
+            crowd(redis_posting, worker, task)
+            os.kill(pid_of(redis_posting, BEFORE), signal.SIGKILL)
+            redis_posting.wait_started(BEFORE, 2)
+            redis_posting.book.release(str(BEFORE))
+            assert redis_posting.finished(len(ALL), DEADLINE_S) == ALL
+        assert redis_posting.book.numbers("start") == sorted([*ALL, BEFORE])
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])

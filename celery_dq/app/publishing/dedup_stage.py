@@ -13,7 +13,7 @@ from typing import Any
 from kombu import serialization
 
 from celery_dq.app.publishing.pipeline import Call, Proceed
-from celery_dq.compat.celery_calls import arguments_of, continued_run, in_task, task_named
+from celery_dq.compat.celery_calls import arguments_of, continued_run, task_named
 from celery_dq.dedup.key import AsSent, Key, MakeKey
 from celery_dq.dedup.machine import Verdict
 from celery_dq.dedup.rule import Dedup, override, rule_of
@@ -94,7 +94,7 @@ class DedupRules:
             ConfigurationError: The rule cannot be used for this task.
         """
         found = self._find(name, option)
-        if option is None and in_task():
+        if option is None:
             request = _request_repeated_by(name, task_id, args or (), kwargs or {})
             if request is not None:
                 return _of_message(request.get(DEDUP_HEADER), found)
@@ -126,11 +126,11 @@ def _anything(*args: Any, **kwargs: Any) -> None:
 
 
 def _request_repeated_by(name: str, task_id: Any, args: Any, kwargs: Any) -> Any:
-    """Return the request of the running task if the call repeats this task; else None."""
-    running = continued_run(task_id)
-    if running is None or running.name != name:
+    """Return the request of the run that the call repeats; else None."""
+    run = continued_run(task_id)
+    if run is None or run.name != name:
         return None
-    request = running.request
+    request = run.request
     # By the text, because 1 == True.
     same = repr((tuple(args), kwargs)) == repr((tuple(request.args or ()), request.kwargs or {}))
     return request if same else None
@@ -253,11 +253,11 @@ class DedupRequests:
 
 
 def _continued_run(task_id: Any) -> tuple[str, int]:
-    """Message id and claim number of the run that publishes itself again, by ``retry`` or ``replace``."""
-    running = continued_run(task_id)
-    if running is None:
+    """Message id and claim number of the run that is published again, by ``retry`` or ``replace``."""
+    run = continued_run(task_id)
+    if run is None:
         return "", 0
-    properties = running.request.properties or {}
+    properties = run.request.properties or {}
     delivery = delivery_of(str(properties.get("delivery_tag") or ""))
     return ("", 0) if delivery is None else (delivery.message_id, int(delivery.claim))
 
