@@ -95,7 +95,7 @@ def _show_live(console: Console, state: TopState, interval_s: float) -> None:
             except KeyboardInterrupt:
                 return
             except (OperationalError, redis.RedisError, OSError, DQError) as exc:
-                state.notice = f"The broker cannot be read: {exc}"
+                state.notice = f"The latest reading failed: {exc}"
                 live.update(screen(state, console.height), refresh=True)
                 select.select([sys.stdin], [], [], interval_s)
 

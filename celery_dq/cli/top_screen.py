@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal, TypeVar
 
@@ -256,21 +256,30 @@ class TopState:
     is_over: bool = False
     _on_answer: Callable[[str], None] | None = None
 
-    def refresh(self) -> None:
-        """Read the broker: all queues in shared round trips, and the tenants of the chosen queue."""
+    def refresh(self, wanted: str = "") -> None:
+        """Read all queues in shared round trips, the tenants of the chosen queue, and the leaders.
+
+        An error leaves the state as it was; one of the leaders, which another server may keep, leaves the
+        former leaders.
+
+        Args:
+            wanted: Name of the queue to choose; default: the chosen one.
+        """
         at = self.now()
         queues = tuple(each for each in self.dq.queues.snapshots() if isinstance(each, QueueSnapshot))
-        names = [each.name for each in queues]
-        self.before, self.reading = self.reading, Reading(at, queues)
-        if self.queue not in names:
-            self.queue, self.tenant = (self.queues[0].name if queues else ""), None
+        queue, tenant = wanted or self.queue, self.tenant
+        if all(each.name != queue for each in queues):
+            fullest = max(queues, key=lambda each: each.waiting + each.delayed, default=None)
+            queue = "" if fullest is None else fullest.name
         tenants: tuple[TenantBacklog, ...] = ()
-        if self.queue:
-            tenants = self.dq.queues[self.queue].backlogs(MOST_TENANTS).largest
+        if queue:
+            tenants = self.dq.queues[queue].backlogs(MOST_TENANTS).largest
+        if queue != self.queue or all(each.tenant != tenant for each in tenants):
+            tenant = None
         buffer = None if self.dq.buffer.options.folder is None else self.dq.buffer.inspect()
-        self.reading = Reading(at, queues, tenants, tuple(self.dq.leaders()), buffer)
-        if self.tenant is not None and all(each.tenant != self.tenant for each in tenants):
-            self.tenant = None
+        self.before, self.reading = self.reading, Reading(at, queues, tenants, self.reading.leaders, buffer)
+        self.queue, self.tenant = queue, tenant
+        self.reading = replace(self.reading, leaders=tuple(self.dq.leaders()))
 
     def rate_of(self, queue: QueueSnapshot, counter: Literal["pushed", "claimed"]) -> float | None:
         """Return the messages per second between the last two readings; None before the second one."""
@@ -323,8 +332,7 @@ class TopState:
         if self.tenant is None:
             names = [each.name for each in self.queues]
             if names:
-                self.queue = names[min(max(names.index(self.queue) + step, 0), len(names) - 1)]
-                self.refresh()
+                self.refresh(names[min(max(names.index(self.queue) + step, 0), len(names) - 1)])
         else:
             tenants = [each.tenant for each in self.tenants]
             self.tenant = tenants[min(max(tenants.index(self.tenant) + step, 0), len(tenants) - 1)]

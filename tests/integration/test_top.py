@@ -19,10 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from celery import Celery
+from kombu.exceptions import OperationalError
 from rich.console import Console
 
+import celery_dq
 from celery_dq.cli.top import _read_keys
 from celery_dq.cli.top_screen import TopState, screen
+from celery_dq.testing.servers import RedisServer
 from tests.dq_command import run_dq
 from tests.integration.shop import claim, send
 
@@ -150,6 +155,39 @@ def test_names_that_look_like_markup(state: TopState, busy: Any) -> None:
     assert "> [red]push[/b]" in text
     assert "tenant of [red]push[/b]" in text
     assert "[/x]" in text
+
+
+@pytest.mark.parametrize("away", ["broker", "elections"])
+def test_a_reading_that_fails_leaves_a_screen_for_each_key(away: str) -> None:
+    app: Any
+    with (
+        RedisServer() as broker,
+        RedisServer() as elections,
+        Celery("shop", broker=broker.url(scheme="dq-redis"), set_as_current=False) as app,
+    ):
+        app.conf.update(dq_election=elections.url(), task_publish_retry_policy={"max_retries": 0})
+        celery_dq.setup(app)
+        for tenant in ("acme", "acme", "bakery"):
+            app.send_task("notify", queue="push", tenant=tenant)
+        app.send_task("notify", queue="ledger")
+        state = TopState(app.dq, time.monotonic)
+        state.refresh()
+        press(state, "tab", "down")
+        {"broker": broker, "elections": elections}[away].kill()
+        with pytest.raises((OperationalError, redis.RedisError, OSError)):
+            state.refresh()
+        assert (state.queue, state.tenant) == ("push", "bakery")
+        press(state, "up")
+        assert "> acme" in text_of(state)
+        press(state, "tab")
+        with pytest.raises((OperationalError, redis.RedisError, OSError)):
+            press(state, "down")
+        # The queues are shown without the elections. The tenants are those of the queue in their heading.
+        assert state.queue == {"broker": "push", "elections": "ledger"}[away]
+        shown = text_of(state)
+        assert f"tenant of {state.queue}" in shown
+        assert ("acme" in shown) == (state.queue == "push")
+        app.pool.force_close_all()
 
 
 def test_keys_that_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
