@@ -92,7 +92,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         except redis.RedisError as exc:
             raise click.ClickException(f"Redis refuses the request: {exc}") from exc
         except ImportError as exc:
-            raise click.ClickException(f"{exc}. Install the libraries that broker_url needs.") from exc
+            raise click.ClickException(f"A library or a module is missing: {exc}.") from exc
 
     return run
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from celery_dq.app.api.api import DQ
-from celery_dq.app.checks.doctor import Status, check_server, check_settings, read_status
+from celery_dq.app.checks.doctor import Status, check_server, check_settings, check_tasks, read_status
 from celery_dq.app.checks.finding import Finding
 from celery_dq.cli.arguments import (
     ABOVE_0,
@@ -42,10 +42,10 @@ def status(dq: DQ, as_json: bool, timeout: float) -> None:
     """Show on one screen whether messages wait, and for what.
 
     Exit status 0: all is well. 1: there are warnings: messages without a worker, a singleton queue or a beat
-    without a leader, or dead letters. 2: a setting is wrong, or a server cannot be reached or used.
+    without a leader, or dead letters. 2: a setting is wrong, the tasks cannot be imported, or a server cannot
+    be reached or used.
     """
     app = click.get_current_context().obj.app
-    app.loader.import_default_modules()  # the options of tasks are checked, too
     found = read_status(app, timeout)
     if as_json:
         show(True, found)
@@ -141,13 +141,13 @@ def worker_columns(rows: Sequence[WorkerSnapshot]) -> tuple[str, ...]:
 def doctor(dq: DQ, as_json: bool, watch: bool, interval: float) -> None:
     """Check the settings, the tasks' tenants, and the server. Exit status 1: an error was found."""
     app = click.get_current_context().obj.app
-    app.loader.import_default_modules()  # the tasks that a worker imports
-    findings = _check(app)
+    tasks = check_tasks(app)
+    findings = tasks + _check(app)
     show(as_json, findings, [line_of(each) for each in findings])
     try:
         while watch:
             time.sleep(interval)
-            before, findings = findings, _check(app)
+            before, findings = findings, tasks + _check(app)
             _show_changes(as_json, before, findings)
     except KeyboardInterrupt:
         pass

@@ -131,6 +131,35 @@ def test_settings(make_app: MakeApp, broker: str, conf: dict[str, Any], code: st
     assert words in found[code]
 
 
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("import missing_pandas", "ModuleNotFoundError: No module named 'missing_pandas'."),
+        ("import os; os.environ['MISSING_URL']", "KeyError: 'MISSING_URL'."),
+        ("def", "SyntaxError: invalid syntax (ill_tasks.py, line 1)."),
+    ],
+)
+def test_tasks_that_cannot_be_imported(
+    make_app: MakeApp,
+    redis_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    words: str,
+) -> None:
+    (tmp_path / "ill_tasks.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    app = make_app(redis_url.replace("redis://", "dq-redis://", 1), imports=["ill_tasks"])
+    error = f"ERROR   The tasks of the app cannot be imported: {words} No worker can start: "
+    doctor = run_dq(app, "doctor", status=1).output
+    assert error in doctor
+    assert doctor.count("ERROR") == doctor.count("(E040)") == 1
+    assert "OK      " in doctor, "the other checks follow"
+    status = run_dq(app, "status", status=2).output
+    assert error in status
+    assert status.startswith("Broker dq-redis://")
+
+
 @pytest.mark.parametrize("broker", ["dq-redis://localhost/0", ZOOKEEPER, "dq-rediss://localhost/0"])
 def test_our_own_schemes_are_well(make_app: MakeApp, broker: str) -> None:
     assert faults(check_settings(make_app(broker))) == {}

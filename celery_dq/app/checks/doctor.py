@@ -59,6 +59,16 @@ BROKER_CHECKS = (
 )
 
 
+def check_tasks(app: Any) -> list[Finding]:
+    """Import the modules of the app's tasks, as a worker does. The options of tasks are checked after it."""
+    try:
+        app.loader.import_default_modules()
+    except Exception as exc:  # a module may raise anything
+        problem = f"The tasks of the app cannot be imported: {type(exc).__name__}: {reason_of(exc)}."
+        return [Finding("E040", problem, "No worker can start: mend the module, or install what it needs.")]
+    return []
+
+
 def check_settings(app: Any) -> list[Finding]:
     """Check the ``dq_*`` settings, the broker's scheme and the options of every task. Opens no connection."""
     found = settings_checks.options(app)
@@ -127,15 +137,15 @@ class Status:
 
 
 def read_status(app: Any, timeout_s: float = 5.0) -> Status:
-    """Check the settings and read the state of all queues. An error of a server becomes a finding.
+    """Check the set-up and read the state of all queues. An error of a server becomes a finding.
 
     Args:
-        app: A Celery app, with its tasks imported.
+        app: A Celery app.
         timeout_s: Seconds until the servers must have answered. After it the status is that of the queues
             which were read by then, with an error.
     """
     reading = _StatusReading(app)
-    settings = check_settings(app)
+    settings = [*check_tasks(app), *check_settings(app)]
     if not _UNUSABLE & {each.code for each in settings}:
         # A library may wait for a hung server for much longer: its timeout counts for each of its steps.
         reader: SharedReading[None] = SharedReading()
