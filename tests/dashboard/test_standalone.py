@@ -233,10 +233,16 @@ def test_a_port_that_is_taken_is_named() -> None:
             serve(lambda *_: [], "127.0.0.1", port, print)
 
 
-@pytest.mark.parametrize("removes_path", [True, False])
-def test_a_dashboard_below_a_path_of_a_proxy(web: Web, removes_path: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("removes_path", "origin"),
+    # Browsers spell each of them as the first one.
+    [(True, "https://example.com/ops/dq/"), (False, "https://Example.com:443/ops/dq")],
+)
+def test_a_dashboard_below_a_path_of_a_proxy(
+    web: Web, removes_path: bool, origin: str, tmp_path: Path
+) -> None:
     passwords = password_file(tmp_path, f"eve:{hash_password('word')}\n")
-    url = web("--allow-changes", "--auth", str(passwords), "--origin", "https://example.com/ops/dq/")
+    url = web("--allow-changes", "--auth", str(passwords), "--origin", origin)
     common = {"Host": "example.com", "Authorization": basic("eve:word")}
     below = "" if removes_path else "/ops/dq"
     page = status, text, _ = ask(url, f"{below}/tenant/?queue=push&tenant=a", **common)
@@ -259,6 +265,19 @@ def test_a_dashboard_below_a_path_of_a_proxy(web: Web, removes_path: bool, tmp_p
 def test_an_origin_has_a_scheme_and_a_host(origin: str) -> None:
     with pytest.raises(ConfigurationError, match="give a scheme and a host"):
         check_origin(origin)
+
+
+@pytest.mark.parametrize(
+    ("given", "origin"),
+    [
+        ("http://Dash.example:80", "http://dash.example"),
+        ("https://[::1]:443", "https://[::1]"),
+        ("https://dash.example:8443", "https://dash.example:8443"),
+        ("http://dash.example:443", "http://dash.example:443"),
+    ],
+)
+def test_an_origin_is_spelled_as_browsers_send_it(given: str, origin: str) -> None:
+    assert check_origin(f"{given}/Ops") == (origin, "/Ops")
 
 
 def test_a_name_with_two_addresses_is_served(monkeypatch: pytest.MonkeyPatch) -> None:

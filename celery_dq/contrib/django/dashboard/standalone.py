@@ -247,17 +247,24 @@ def host_of(origin: str) -> str:
     return host.strip("[]")
 
 
+#: The port that an origin of a scheme does not name.
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
+
+
 def check_origin(address: str) -> tuple[str, str]:
     """Return the origin of a server before this one, and the path below which it has the dashboard, or "".
+
+    The origin is spelled as browsers send it: in lower case, and without the usual port of its scheme.
 
     Raises:
         ConfigurationError: The address has no scheme or no host, or more than these and a path.
     """
     scheme, _, rest = address.partition("://")
     host, slash, path = rest.partition("/")
+    scheme, host = scheme.lower(), host.lower()
     domain, port = split_domain_port(host)
     if (
-        scheme not in ("http", "https")
+        scheme not in _USUAL_PORTS
         or not domain
         or (":" in host.rpartition("]")[2] and not port)
         or not _PATH.fullmatch(slash + path)
@@ -266,7 +273,7 @@ def check_origin(address: str) -> tuple[str, str]:
             f"--origin {address}: give a scheme and a host, such as https://dash.example, and a path if the "
             "dashboard is below one: https://example.com/dq"
         )
-    return f"{scheme}://{host}", (slash + path).rstrip("/")
+    return f"{scheme}://{host.removesuffix(_USUAL_PORTS[scheme])}", (slash + path).rstrip("/")
 
 
 def application(
