@@ -193,9 +193,8 @@ def partitions(dq: DQ, as_json: bool, queue: str | None, count: int | None, time
             raise InvalidRequest("--set needs partitions, which this broker does not have.")
         _set_partitions(dq, as_json, queue, count, timeout)
         return
-    rows: list[QueueSnapshot] = []
-    for name in known if queue is None else [queue]:
-        found = dq.queues[name].snapshot()
+    rows: list[Any] = []
+    for found in dq.queues.snapshots(*(known if queue is None else [queue])):
         rows += getattr(found, "partitions", ()) or ([found] if queue else [])
     columns = with_nodes(_PARTITION_COLUMNS, rows)
     if dq.workers.is_shared:

@@ -1,21 +1,25 @@
-"""The commands that a page costs Redis do not grow with the tenants, and viewers share them."""
+"""What a page costs Redis does not grow with the tenants; queues and viewers share it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
 from django.http import QueryDict
+from kombu import Queue
 
+from celery_dq.contrib.django.dashboard.dead_letters import DeadLettersView
 from celery_dq.contrib.django.dashboard.queues import QueueView
+from celery_dq.contrib.django.dashboard.status import DedupLocksView
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import OutgoingRecord
 from celery_dq.transport.redis.store.partition import MAX_CHUNK
 from tests.dashboard.shop import make_app
+from tests.dq_command import run_dq
 
 #: Tenants from which on the age of the oldest message is looked for among the next 4,000 only.
 FEW, MANY = 5_000, 60_000
@@ -62,6 +66,43 @@ def test_a_page_costs_as_much_with_60000_tenants_as_with_5000(server: RedisServe
         assert abs(after - before) <= 10, query
     assert abs(many[5][0] - many[1][0]) <= 10
     app.pool.force_close_all()
+
+
+#: A page or command over all of them may take a round trip per 64 queues for each thing that it reads.
+MANY_QUEUES = 200
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda app: DeadLettersView().read(app.dq, QueryDict(), arguments=False),
+        lambda app: DedupLocksView().read(app.dq, QueryDict(), arguments=False),
+        lambda app: run_dq(app, "partitions"),
+    ],
+    ids=["dead letters", "dedup locks", "partitions"],
+)
+def test_queues_share_round_trips(quiet_redis_url: str, project: None, read: Callable[[Any], Any]) -> None:
+    url = quiet_redis_url.replace("redis://", "dq-redis://", 1)
+    app = make_app(url, dq_queues={f"queue-{number}": {} for number in range(MANY_QUEUES)})
+    read(app)  # opens the connection and loads scripts
+    with redis.Redis.from_url(quiet_redis_url) as client:
+        before: Any = client.info("stats")
+        read(app)
+        after: Any = client.info("stats")
+    assert after["total_reads_processed"] - before["total_reads_processed"] < MANY_QUEUES / 4
+    app.pool.force_close_all()
+
+
+def test_dedup_locks_of_another_broker_are_read_over_one_connection(
+    quiet_redis_url: str, project: None
+) -> None:
+    names = [f"queue-{number}" for number in range(9)]
+    app = make_app("memory://", dq_dedup_url=quiet_redis_url, task_queues=[Queue(name) for name in names])
+    with redis.Redis.from_url(quiet_redis_url) as client:
+        before: Any = client.info("stats")
+        DedupLocksView().read(app.dq, QueryDict(), arguments=False)
+        after: Any = client.info("stats")
+    assert after["total_connections_received"] - before["total_connections_received"] == 1
 
 
 def test_viewers_share_one_read(shop: Any, login: Any, monkeypatch: pytest.MonkeyPatch) -> None:

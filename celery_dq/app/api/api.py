@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from celery_dq.app.timeouts import Deadline
 from celery_dq.compat.kombu_messages import library_errors
 from celery_dq.context import AppContext
 from celery_dq.errors import ConfigurationError, InvalidRequest, MissingLibrary
+from celery_dq.inspector.dead_letters import dead_letter_counts
 from celery_dq.inspector.explain import Explanation, explain_cancelled, explain_message, explain_unknown
 from celery_dq.inspector.messages import MessageSnapshot, find
 from celery_dq.inspector.queues import QueueSnapshot, ZooKeeperQueueSnapshot, queue_snapshots
@@ -256,6 +258,20 @@ class QueuesApi(ByQueueName[QueueApi]):
 
 class DeadLettersApi(ByQueueName[DeadLetters]):
     """The dead letters by queue."""
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of dead letters of each queue; queues in Redis share round trips."""
+        names = list(self)
+        if self._broker.is_zookeeper():
+            return {name: len(self[name]) for name in names}
+        counts: Counter[str] = Counter()
+        for start in range(0, len(names), AT_ONCE):
+            with self._broker.open_all(names[start : start + AT_ONCE]) as opened:
+                partitions = [each for queue in opened for each in queue.partitions]
+                found = dead_letter_counts(partitions, opened[0].client)
+            for partition, count in zip(partitions, found, strict=True):
+                counts[partition.keys.queue] += count
+        return counts
 
     def _of(self, name: str) -> DeadLetters:
         if self._broker.is_zookeeper():

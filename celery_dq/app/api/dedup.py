@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from celery_dq.app.api.broker import ByQueueName, OfQueue
+from celery_dq.app.api.broker import BrokerAccess, ByQueueName, OfQueue
 from celery_dq.dedup.machine import Coordinator, CoordinatorLockSnapshot as Coordinated
 from celery_dq.dedup.repetition import Repetition, repetition
 from celery_dq.errors import ConfigurationError, InvalidRequest
@@ -80,24 +80,24 @@ class QueueDedup(OfQueue):
             return repetition(dedup_locks.sample_keys(partitions, client, sample), consumers)
 
 
+@contextmanager
+def _coordinator(broker: BrokerAccess) -> Iterator[Coordinator]:
+    local = broker.context.coordinator
+    if local is not None:
+        yield local
+        return
+    coordinator = OwnRedis(redis_of(broker.app, broker.options), broker.options, "")
+    try:
+        yield coordinator
+    finally:
+        coordinator.close()
+
+
 class CoordinatedDedup(OfQueue):
     """The dedup locks of one queue of a broker that gives no verdicts. Its workers share a coordinator."""
 
     def __repr__(self) -> str:
         return f"<dedup locks of queue {self.name!r}, by a coordinator>"
-
-    @contextmanager
-    def _coordinator(self) -> Iterator[Coordinator]:
-        local = self._broker.context.coordinator
-        if local is not None:
-            yield local
-            return
-        options = self._broker.options
-        coordinator = OwnRedis(redis_of(self._broker.app, options), options, "")
-        try:
-            yield coordinator
-        finally:
-            coordinator.close()
 
     def _key(self, key: str, tenant: str | int) -> str:
         check_text("key", key)
@@ -111,7 +111,7 @@ class CoordinatedDedup(OfQueue):
         """See :meth:`QueueDedup.list`. Scans the Redis that keeps the dedup locks."""
         check_count("limit", limit)
         found: list[dedup_locks.DedupLockSnapshot] = []
-        with self._coordinator() as coordinator:
+        with _coordinator(self._broker) as coordinator:
             for key in coordinator.keys(f"{self.name}|"):
                 snapshot = self._snapshot(coordinator.inspect(key)) if len(found) < limit else None
                 if snapshot is not None:
@@ -120,18 +120,18 @@ class CoordinatedDedup(OfQueue):
 
     def inspect(self, key: str, *, tenant: str | int = "") -> dedup_locks.DedupLockSnapshot | None:
         """See :meth:`QueueDedup.inspect`."""
-        with self._coordinator() as coordinator:
+        with _coordinator(self._broker) as coordinator:
             return self._snapshot(coordinator.inspect(self._key(key, tenant)))
 
     def release(self, key: str, *, tenant: str | int = "") -> str | None:
         """See :meth:`QueueDedup.release`. A waiting call requests the lock again."""
-        with self._coordinator() as coordinator:
+        with _coordinator(self._broker) as coordinator:
             freed = self._snapshot(coordinator.free(self._key(key, tenant)))
             return freed.head if freed is not None else None
 
     def verdicts(self) -> dict[str, int]:
         """How often each verdict was given: accept, block, decline, replace, evict."""
-        with self._coordinator() as coordinator:
+        with _coordinator(self._broker) as coordinator:
             return coordinator.verdicts(self.name)
 
     def repetition(self, consumers: int, *, sample: int = 1_000) -> Repetition:
@@ -174,7 +174,10 @@ class DedupApi(ByQueueName[QueueDedup | CoordinatedDedup]):
         return (QueueDedup if self._broker.serves_queues() else CoordinatedDedup)(self._broker, name)
 
     def verdicts(self, *names: str) -> list[dict[str, int]]:
-        """How often each verdict was given in queues of a tenant broker, which share round trips."""
+        """How often each verdict was given in queues, which share round trips, or a connection."""
+        if not self._broker.serves_queues():
+            with _coordinator(self._broker) as coordinator:
+                return [coordinator.verdicts(name) for name in names]
         found: list[dict[str, int]] = []
         for start in range(0, len(names), AT_ONCE):
             with self._broker.open_all(names[start : start + AT_ONCE]) as opened:

@@ -294,7 +294,7 @@ class DeadLettersView(PageView):
     def read(self, dq: DQ, given: QueryDict, *, arguments: bool) -> dict[str, Any]:
         """Read a part of the dead letters, the latest first."""
         if not given.get("queue"):
-            counts = {name: len(dq.dead_letters[name]) for name in dq.dead_letters}
+            counts = dq.dead_letters.counts()
             return {"counts": {name: number for name, number in counts.items() if number}}
         queue, after = required(given, "queue"), whole_number(given, "after")
         letters = dq.dead_letters[queue]

@@ -79,8 +79,9 @@ class DedupLocksView(PageView):
     def read(self, dq: DQ, given: QueryDict, *, arguments: bool) -> dict[str, Any]:
         """Read the locks and the verdicts of a queue."""
         if not given.get("queue"):
-            counts = {name: dq.dedup[name].verdicts() for name in dq.dedup}
-            return {"verdicts_by_queue": {name: verdicts for name, verdicts in counts.items() if verdicts}}
+            names = list(dq.dedup)
+            counts = zip(names, dq.dedup.verdicts(*names), strict=True)
+            return {"verdicts_by_queue": {name: verdicts for name, verdicts in counts if verdicts}}
         queue = required(given, "queue")
         dedup, key = dq.dedup[queue], given.get("key", "")
         if key:
