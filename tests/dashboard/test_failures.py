@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -158,7 +159,7 @@ def test_a_tenant_that_nothing_is_known_of(shop: Any, operator: Any) -> None:
 
 def test_the_page_of_a_message_in_zookeeper(use_app: Any, operator: Any, hosts: str) -> None:
     shop = use_app(f"dq-zookeeper://{hosts}")
-    (task_id,) = send(shop, "acme", countdown=60)
+    (task_id,) = send(shop, "acme", countdown=60, expires=datetime(2100, 1, 1))  # no zone
     for path in ("queue/?queue=push", f"message/?id={task_id}", "message/?id=nowhere"):
         answer = operator.get(f"/dq/{path}")
         assert answer.status_code == 200, answer.content.decode()

@@ -72,6 +72,13 @@ def test_counts_and_messages(app: Any, ids: dict[str, str], connect: Connect, lo
         queue.peek(tenant="a")
 
 
+def test_an_expiry_without_a_zone_is_utc(app: Any, run: Callable[..., str]) -> None:
+    for expires in (LATER, LATER.replace(tzinfo=None)):
+        task_id = app.send_task("post", expires=expires).id
+        assert app.dq.queues["q"].find(task_id).expires == LATER
+        assert json.loads(run("find", task_id, "--json"))[0]["expires"] == LATER.isoformat()
+
+
 def test_cancelled_messages_are_gone_and_claimed_ones_stay(
     app: Any, ids: dict[str, str], connect: Connect, looker: Session
 ) -> None:

@@ -19,12 +19,13 @@ from celery_dq.app.api.message_edits import check_changes, shown_arguments, with
 from celery_dq.app.api.queues import QueueApi
 from celery_dq.app.api.redis_dead_letters import ALL, DeadLetters, check_replay, paced, unreadable
 from celery_dq.curator.framing import frame, unframe
-from celery_dq.errors import CorruptRecord, InvalidRequest
+from celery_dq.errors import CorruptRecord, InvalidMessage, InvalidRequest
 from celery_dq.inspector.dead_letters import DeadLetter, DeadLetterContent, DeadLetterFilter
-from celery_dq.inspector.messages import MessageDetails, MessageSnapshot
+from celery_dq.inspector.messages import UNREADABLE, MessageDetails, MessageSnapshot
 from celery_dq.inspector.queues import ZooKeeperQueueSnapshot
 from celery_dq.inspector.redis_values import check_count, check_text, moment
 from celery_dq.transport import envelope
+from celery_dq.transport.message_record import expires_us
 from celery_dq.transport.redis.store.partition import Cancellation
 from celery_dq.transport.tenant import check_priority
 from celery_dq.transport.zookeeper.dead_letters import DeadLetterNode
@@ -140,7 +141,7 @@ def _item(queue: str, name: str, state: str, answer: tuple[bytes, Any]) -> Store
         record = ZooKeeperRecord.unpack(data)
         headers: dict[str, Any] = envelope.unpack(record.envelope)[0]
     except CorruptRecord as exc:
-        return StoredItem(name, replace(message, args=f"unreadable: {exc}"))
+        return StoredItem(name, replace(message, args=f"{UNREADABLE}: {exc}"))
     count = count_of(stat)
     # A message that no consumer has was lost by every consumer that took it and did not requeue it.
     lost = count.deliveries if state == "claimed" else max(count.taken - stat.version, 0)
@@ -152,7 +153,7 @@ def _item(queue: str, name: str, state: str, answer: tuple[bytes, Any]) -> Store
         task=str(headers.get("task") or ""),
         priority=record.priority,
         due=moment(record.due_ms * 1000),
-        expires=_time(headers.get("expires")),
+        expires=_expiry(headers.get("expires")),
         args=str(headers.get("argsrepr") or ""),
         kwargs=str(headers.get("kwargsrepr") or ""),
         deliveries=0 if state == "dead" else lost,
@@ -160,10 +161,10 @@ def _item(queue: str, name: str, state: str, answer: tuple[bytes, Any]) -> Store
     return StoredItem(name, message)
 
 
-def _time(value: Any) -> datetime | None:
-    if isinstance(value, str):
-        with suppress(ValueError):
-            return datetime.fromisoformat(value)
+def _expiry(value: Any) -> datetime | None:
+    """Return the header ``expires`` as every broker reads it; None for none, or one that is not a time."""
+    with suppress(InvalidMessage):
+        return moment(expires_us(value, None, 0))
     return None
 
 
@@ -412,7 +413,7 @@ class ZooKeeperDeadLettersApi(DeadLetters):
             if node.record is not None:
                 headers = envelope.unpack(node.record.envelope)[0]
         except CorruptRecord as error:
-            args = f"unreadable: {error}"
+            args = f"{UNREADABLE}: {error}"
         return DeadLetter(
             id=node.id,
             task_id=str(headers.get("id") or node.id),
