@@ -8,6 +8,7 @@ the exit status 0 or 1.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import sys
@@ -157,6 +158,9 @@ def main(arguments: Sequence[str]) -> int:
         print("usage: python -m celery_dq.probe alive|ready FILE [SECONDS]", file=sys.stderr)
         return 2
     answer = ask_probe("alive" if question == "alive" else "ready", Path(rest[0]), within_s=within_s)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # The exit status is the answer, whatever the terminal can show.
+        sys.stdout.reconfigure(errors="backslashreplace")
     print(answer.reason)
     return int(not answer.ok)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import wraps
+from io import TextIOWrapper
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
@@ -27,14 +30,30 @@ from celery_dq.transport.redis.store.server_checks import refuses_login
 
 #: The part of an error in JSON that has the outcomes before it.
 _DONE = f"{__name__}.done"
+#: How the standard output writes the characters that its encoding lacks.
+_ESCAPE = "celery_dq.escape"
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """Return escapes in the place of such characters. They are those of JSON, so that a program reads it."""
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error(_ESCAPE, _escaped)
 
 
 class ErrorsAsJson(click.Group):
-    """A group whose commands print an error as JSON, too, if --json is among their words."""
+    """A group whose commands print an error as JSON, too, if --json is among their words.
+
+    No name fails for the encoding of the terminal: the error would come after the change.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click; remember whether JSON is wanted."""
         ctx.meta[__name__] = "--json" in args
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors=_ESCAPE)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

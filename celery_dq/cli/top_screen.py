@@ -26,7 +26,7 @@ T = TypeVar("T")
 _FIXED = 10
 #: Lines below which a terminal shows queues and tenants only.
 _LOW = 16
-_KEYS = "↑↓ choose  Tab queue or tenant  s sort  p pause or resume  t rate  q quit"
+_KEYS = "arrows choose  Tab queue or tenant  s sort  p pause or resume  t rate  q quit"
 _WHY = {
     "eligible": "its turn",
     "throttled": "its rate",
@@ -193,7 +193,7 @@ def _buffer(state: TopState) -> Text:
 
 def _last_line(state: TopState) -> Text:
     if state.prompt:
-        return Text(f" {state.prompt} {state.typed}▏", style="reverse", no_wrap=True)
+        return Text(f" {state.prompt} {state.typed}_", style="reverse", no_wrap=True)
     if state.notice:
         return Text(f" {cell(state.notice)}", style="reverse", no_wrap=True, overflow="ellipsis")
     return Text(f" {_KEYS}", style="dim", no_wrap=True, overflow="ellipsis")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -168,6 +169,14 @@ def test_the_file_of_a_process_that_had_the_same_pid(tmp_path: Path, phase: Any)
 @pytest.mark.parametrize("arguments", [[], ["dead", "x"], ["alive"], ["alive", "x", "soon"]])
 def test_a_wrong_use_of_the_module(arguments: list[str]) -> None:
     assert main(arguments) == 2
+
+
+def test_an_answer_names_a_worker_in_any_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, written = tmp_path / "worker", io.BytesIO()
+    replace(STATE, worker="łódź", turned_at=SystemClock().monotonic()).write(file)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "latin-1", write_through=True))
+    assert main(["alive", str(file)]) == 0
+    assert r"Worker \u0142ód\u017a consumes" in written.getvalue().decode("latin-1")
 
 
 def test_the_module_loads_no_library() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.dq_command import run_dq
 from tests.hostile_readers import COMMANDS, output_of
 from tests.integration.shop import claim
 
@@ -47,3 +48,23 @@ def test_a_command_for_pasting_is_one_word_per_name(forged: Any) -> None:
     (remedy,) = [each["remedy"] for each in found if "dead list" in each["remedy"]]
     words = shlex.split(re.search(r"celery dq dead list .*(?=', and)", remedy)[0])  # type: ignore[index]
     assert len(words) == 5
+
+
+#: Names with letters, ideographs and a character outside the Basic Multilingual Plane.
+FOREIGN = "größe", "łódź", "東京", "\U0001f600"
+
+
+@pytest.mark.parametrize("charset", ["latin-1", "cp1252", "koi8-r"])
+def test_a_terminal_without_the_characters_of_a_name(shop: Any, charset: str) -> None:
+    def output(*words: str, status: int = 0) -> str:
+        return run_dq(shop, *words, status=status, columns=120, charset=charset).stdout
+
+    for name in FOREIGN:
+        shop.send_task("notify", queue="push", tenant=name)
+        output("pause", "push", "--tenant", name)
+    assert {*shop.dq.quotas.paused("push")} == {*FOREIGN}
+    assert {each["tenant"] for each in json.loads(output("tenants", "push", "--json"))} == {*FOREIGN}
+    assert "東京" in json.loads(output("queues", "東京", "--json", status=1))["error"]
+    for words in (("tenants", "push"), ("peek", "push"), ("top", "--once"), ("audit",)):
+        assert r"\u6771\u4eac" in output(*words), words
+    json.loads(output("quotas", "export", "push"))
