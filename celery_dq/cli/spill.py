@@ -23,12 +23,19 @@ _MESSAGE_COLUMNS = ("id", "queue", "task", "tenant", "bytes")
 LOOK_S = 0.05
 
 
-@click.group(invoke_without_command=True)
-@click.pass_context
-def spill(context: click.Context) -> None:
+class _ListByDefault(click.Group):
+    """A group whose words without a command, with or without --json, are those of its command ``list``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click. The shell completes the commands of the group all the same."""
+        if {*args} <= {"--json"} and not ctx.resilient_parsing:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_ListByDefault)
+def spill() -> None:
     """Inspect and replay the buffer's messages on disk. Without a subcommand: list."""
-    if context.invoked_subcommand is None:
-        context.invoke(list_)
 
 
 @spill.command(name="list")
@@ -52,12 +59,9 @@ def list_(dq: DQ, as_json: bool) -> None:
         print_line(f"quarantined: {path} ({path.stat().st_size} bytes)")
 
 
-@spill.group(invoke_without_command=True)
-@click.pass_context
-def quarantine(context: click.Context) -> None:
+@spill.group(cls=_ListByDefault)
+def quarantine() -> None:
     """Messages that the broker refused, and damaged files. Without a subcommand: list."""
-    if context.invoked_subcommand is None:
-        context.invoke(quarantine_list)
 
 
 @quarantine.command("list")

@@ -76,6 +76,16 @@ def test_the_messages_of_a_dead_process_are_shown_and_replayed(tmp_path: Path) -
         app.close()
 
 
+@pytest.mark.parametrize("group", [(), ("quarantine",)])
+@pytest.mark.parametrize("json_", [(), ("--json",)])
+def test_a_group_without_a_command_lists(tmp_path: Path, group: tuple[str], json_: tuple[str]) -> None:
+    app = make_app("dq-redis://127.0.0.1:1/0", str(tmp_path / "spill"))
+    assert run(app, *group, *json_).output == run(app, *group, "list", *json_).output
+    assert "Usage:" in run(app, *group, "--help").output
+    assert "No such option" in run(app, *group, "--jsn", status=2).output
+    app.close()
+
+
 def test_messages_of_a_container_that_is_gone_are_replayed(tmp_path: Path) -> None:
     folder = str(tmp_path / "spill")
     with RedisServer() as server:
