@@ -154,12 +154,16 @@ def test_a_result_is_read_although_its_task_ends_meanwhile(script: Script, worke
     assert value == again is not None
 
 
-def test_a_task_that_runs_has_a_result_from_its_start(script: Script, worker: None, tmp_path: Path) -> None:
-    ended = tmp_path / "ended"
+@pytest.mark.parametrize("state", ["", "PROGRESS"])
+def test_a_task_that_runs_has_a_result_from_its_start(
+    script: Script, worker: None, tmp_path: Path, state: str
+) -> None:
+    ended, begun = tmp_path / "ended", state or "STARTED"
     status, again, last = script(
-        f"one = wait_for.enqueue({str(ended)!r})\n"
+        f"one = wait_for.enqueue({str(ended)!r}, {state!r})\n"
         "end = time.monotonic() + 30\n"
-        "while one.status == 'READY': one.refresh(); assert time.monotonic() < end\n"
+        f"while app.backend.get_task_meta(one.id)['status'] != {begun!r}: assert time.monotonic() < end\n"
+        "one.refresh()\n"
         "seen = [one.status, wait_for.get_result(one.id).status]\n"
         f"open({str(ended)!r}, 'w').close()\n"
         "print(json.dumps([*seen, finished(one).status]))"

@@ -83,6 +83,13 @@ _STATUS = {
 }
 
 
+def _status_of(meta: Mapping[str, Any]) -> Any:
+    """Return the status of a task; None if the result backend does not know it."""
+    state = meta["status"]
+    # Any other state is one that the task has given itself, by `update_state`.
+    return None if state == "PENDING" else _STATUS.get(state, _RUNNING)
+
+
 def celery_priority(priority: int) -> int:
     """Return the priority of the broker, 0 to 9, for one of Django's, -100 to 100; 0 is 4."""
     return (priority + 100) * 10 // 201
@@ -184,7 +191,7 @@ class DqBackend(_TASKS.Backend):  # type: ignore[misc]  # its module depends on 
             raise NotImplementedError(_NEEDS_RESULTS)
         app = project_app()
         until, is_found = time.monotonic() + START_S, True
-        while _STATUS.get((meta := app.backend.get_task_meta(result_id))["status"]) is None and is_found:
+        while (status := _status_of(meta := app.backend.get_task_meta(result_id))) is None and is_found:
             found = next(iter(dq_of(app).find(result_id)), None)
             if found is not None and found.task:
                 return self._waiting(app, found, result_id)
@@ -192,7 +199,6 @@ class DqBackend(_TASKS.Backend):  # type: ignore[misc]  # its module depends on 
             is_found = found is not None and time.monotonic() < until
             if is_found:
                 time.sleep(LOOK_AGAIN_S)
-        status = _STATUS.get(meta["status"])
         if status is None:
             raise _TASKS.DoesNotExist(result_id)
         task = self._task(meta.get("name") or "", result_id)

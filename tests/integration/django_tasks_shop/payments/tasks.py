@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import django
+from celery import current_task
 
 from celery_dq.contrib.django.tasks import tenant
 
@@ -34,8 +35,10 @@ async def fail(reason: str) -> None:
 
 
 @task  # type: ignore[untyped-decorator]  # of one of two packages
-def wait_for(path: str) -> None:
-    """Run until the file is there."""
+def wait_for(path: str, state: str = "") -> None:
+    """Run until the file is there; in a state of its own, if one is named."""
+    if state:
+        current_task.update_state(state=state)
     end = time.monotonic() + 60
     while not Path(path).exists() and time.monotonic() < end:
         time.sleep(0.01)
