@@ -171,6 +171,18 @@ def test_a_dead_letter_is_changed_after_a_preview_of_the_differences(dead: Any, 
     assert dead.dq.audit()[0].action == "dead_edited"
 
 
+def test_a_tenant_with_a_blank_at_its_end_stays_the_tenant(dead: Any, operator: Any) -> None:
+    letter = dead_letter(dead, " a ")
+    place = {"queue": "push", "id": letter}
+    page = operator.get("/dq/dead-letters/letter/", {**place, "format": "json"})
+    shown = json.loads(page.content)["values"]
+    assert "nothing was changed" in post(operator, "dead-letters/letter/edit/", **place, **shown)
+    urgent = {**shown, "priority": " 9 ", "confirmed": "1"}
+    post(operator, "dead-letters/letter/edit/", **place, **urgent)
+    (found,) = dead.dq.find(letter)
+    assert (found.tenant, found.priority) == (" a ", 9)
+
+
 def test_hidden_arguments_are_kept_and_not_shown(dead: Any, login: Any) -> None:
     editor = login("view_queues", "edit_dead_letters")
     letter = {"queue": "push", "id": dead.letter}

@@ -491,7 +491,9 @@ def _changes(content: DeadLetterContent, form: QueryDict, *, arguments: bool) ->
         InvalidRequest: A part cannot be read.
     """
     before = _values(content)
-    given = {part: form.get(part, before[part]).strip() for part in PARTS}
+    # A tenant may begin or end with a blank. One that was not changed keeps it.
+    given = {part: form.get(part, now) for part, now in before.items()}
+    given = {part: text if text == before[part] else text.strip() for part, text in given.items()}
     present = {"args": content.args, "kwargs": content.kwargs}
     changes = changed_arguments(present, form.dict(), arguments=arguments)
     if given["tenant"] != before["tenant"]:
