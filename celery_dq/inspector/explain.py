@@ -31,9 +31,9 @@ class Explanation:
     Attributes:
         queue: Name of the queue.
         state: State of the tenant or of the message, see their snapshots.
-        reason: One word for programs: ``turn``, ``no-worker``, ``rate``, ``concurrency``, ``paused``,
-            ``resources``, ``empty``, ``eta``, ``behind``, ``dedup``, ``running``, ``cancelled``, ``dead``,
-            ``unknown``.
+        reason: One word for programs: ``turn``, ``no-worker``, ``no-leader``, ``rate``, ``concurrency``,
+            ``paused``, ``moving``, ``resources``, ``empty``, ``eta``, ``behind``, ``dedup``, ``running``,
+            ``cancelled``, ``dead``, ``unknown``.
         sentence: The explanation as text.
         tenant: Name of the tenant.
         task_id: Id of the task; "" for a tenant.
@@ -203,7 +203,7 @@ def _by_resources(tenant: TenantSnapshot, partition: Partition, client: Client) 
     """Explain what each resource of a set waits for. Those without a limit that holds them come first."""
     names = resources_of(tenant.tenant) or ()
     found = [(each, _reason(tenant_snapshot(partition, client, each), partition, client)) for each in names]
-    for reason in ("no-worker", "turn"):
+    for reason in ("no-worker", "no-leader", "turn"):
         for name, why in found:
             if why[0] == reason:
                 return reason, f"resource {name!r} has room, {why[1]}", None

@@ -64,6 +64,15 @@ def test_an_explanation_names_the_wait_of_each_resource(shop: Any) -> None:
     assert "resource 'b' has room" in found.sentence
 
 
+def test_a_set_in_a_singleton_queue_waits_for_its_leader(shop: Any) -> None:
+    send(shop, A_B)
+    with shop.dq._broker.open_home("push") as (partition, client):
+        partition.fence(1).run(client)
+    found = shop.dq.explain(tenant=A_B, queue="push")
+    assert found.reason == "no-leader"
+    assert "resource 'a' has room, no worker leads this singleton queue" in found.sentence
+
+
 def test_runnable_messages_of_a_set_are_those_that_its_resources_have_room_for(shop: Any) -> None:
     push = shop.dq.queues["push"]
     send(shop, A_B, A_B, A_B, A_B, A_B)
