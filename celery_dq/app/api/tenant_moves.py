@@ -29,6 +29,7 @@ from celery_dq.app.api.broker import MapChanged, OpenQueue
 from celery_dq.errors import CorruptRecord, TooFewReplicas
 from celery_dq.inspector.dedup_locks import tenant_and_key
 from celery_dq.inspector.redis_values import Client, chunks, scan_all, text
+from celery_dq.keys import PartitionKeys
 from celery_dq.options.sections import Options
 from celery_dq.shown import shown_logger
 from celery_dq.transport.message_record import placing_of
@@ -44,7 +45,7 @@ from celery_dq.transport.redis.store.move_calls import (
     run_confirmed,
 )
 from celery_dq.transport.redis.store.partition import Partition
-from celery_dq.transport.redis.store.rounds import Rounds, run_one
+from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_one
 from celery_dq.transport.redis.store.script_calls import ScriptCall
 
 logger = shown_logger(__name__)
@@ -101,10 +102,13 @@ class TenantMoves:
         return len(left)
 
     def end(self) -> bool:
-        """Serve all tenants in their homes; return False when partitions that go still have messages.
+        """Serve all tenants in their homes; return False when former homes still have something of them.
 
         Must follow a :meth:`step` after which no tenant is left.
         """
+        # A step reads places one after another, and sees no tenant that changes its place meanwhile.
+        if any(map(self._has_more, self._partitions[: self._homes.before])):
+            return False
         for gone in self._partitions[self._homes.count :]:
             if self._client.hlen(gone.keys.messages) or self._client.hlen(gone.keys.dead):
                 return False
@@ -134,9 +138,7 @@ class TenantMoves:
     def _empty(self, source: Partition) -> set[str]:
         """Move what can be moved out of a partition; return the tenants of which something may be left."""
         self._deliver_outbox(source)
-        letters = self._by_place(source, run_one(self._client, scan_all("hash", source.keys.dead)))
-        for tenant in [each for each in letters if self._keeps_share(source, each)]:
-            del letters[tenant]  # a dead letter is found and replayed in each partition of its tenant
+        letters = self._letters(source)
         delayed, tenants = self._delayed(source), self._with_work(source)
         for tenant in tenants.union(delayed, letters):
             for found in (delayed, letters):
@@ -148,6 +150,15 @@ class TenantMoves:
                 self._divided_among_shares.add((tenant, source.keys.partition))
         staying = [each for each in tenants if self._keeps_share(source, each)]
         return tenants.difference(staying).union(delayed, self._locked(source), self._busy(source, staying))
+
+    def _has_more(self, source: Partition) -> bool:
+        """Whether anything has to leave a partition. What waits or runs is read at one moment."""
+        *places, outbox = run_one(self._client, _all_with_work(source))
+        tenants = map(text, chain.from_iterable(places))
+        if outbox or not all(self._keeps_share(source, each) for each in tenants):
+            return True
+        # Behind the above, because a message may have become delayed or a dead letter since the last step.
+        return bool(self._delayed(source) or self._letters(source))
 
     def _move_waiting(self, source: Partition, tenant: str) -> None:
         skip = 0
@@ -256,11 +267,10 @@ class TenantMoves:
 
     def _with_work(self, source: Partition) -> set[str]:
         """Return the tenants that move and of which messages wait or run in a partition."""
-        keys = source.keys
         found: set[str] = set()
-        for key in (keys.turn, keys.resource_sets, keys.throttled, keys.at_concurrency, keys.paused):
+        for key in _places(source.keys):
             found.update(map(text, run_one(self._client, scan_all("zset", key))))
-        found.update(map(text, run_one(self._client, scan_all("hash", keys.running))))
+        found.update(map(text, run_one(self._client, scan_all("hash", source.keys.running))))
         return {tenant for tenant in found if self._may_belong_elsewhere(source, tenant)}
 
     def _delayed(self, source: Partition) -> _ByPlace:
@@ -273,6 +283,13 @@ class TenantMoves:
                 {each: record for each, record in zip(part, records, strict=True) if record is not None}
             )
         return self._by_place(source, found)
+
+    def _letters(self, source: Partition) -> _ByPlace:
+        """Return the dead letters that belong to other partitions."""
+        letters = self._by_place(source, run_one(self._client, scan_all("hash", source.keys.dead)))
+        for tenant in [each for each in letters if self._keeps_share(source, each)]:
+            del letters[tenant]  # a dead letter is found and replayed in each partition of its tenant
+        return letters
 
     def _by_place(self, source: Partition, records: Mapping[bytes, bytes]) -> _ByPlace:
         """Return those of these messages that belong to other partitions."""
@@ -311,6 +328,24 @@ class TenantMoves:
                 tenant, key = tenant_and_key(lock)
                 if tenant in moving:
                     yield tenant, key
+
+
+def _places(keys: PartitionKeys) -> tuple[str, ...]:
+    return keys.turn, keys.resource_sets, keys.throttled, keys.at_concurrency, keys.paused
+
+
+def _all_with_work(source: Partition) -> Rounds[list[Any]]:
+    """Return the tenants of which messages wait, those of which some run, and the outbox, at one moment."""
+    keys = source.keys
+
+    def read(pipe: Any) -> None:
+        for place in _places(keys):
+            pipe.zrange(place, 0, -1)
+        pipe.hgetall(keys.running)
+        pipe.exists(keys.outbox)
+
+    found: list[Any] = yield Atomic(read)
+    return found
 
 
 def _last_waiting(source: Partition, tenant: str, skip: int) -> Rounds[list[str]]:
