@@ -32,7 +32,7 @@ from celery_dq.inspector.redis_values import check_count, check_moment, check_se
 from celery_dq.inspector.tenants import TenantPage, TenantSnapshot, TenantState, tenant_page
 from celery_dq.keys import quota_field
 from celery_dq.transport.redis.store.partition import Cancellation, Edited
-from celery_dq.transport.redis.store.whole_queue import purge
+from celery_dq.transport.redis.store.whole_queue import former_homes, purge
 from celery_dq.transport.tenant import check_priority, check_single_tenant, check_tenant
 
 
@@ -231,7 +231,7 @@ class QueueApi(OfQueue):
                 return sum(messages.cancellable_of_task(each, client, name) for each in partitions)
             audited = self._change(opened, "cancelled", details=f"task {name}", on_progress=on_progress)
             with audited as change:
-                for each in partitions:
+                for each in (*former_homes(partitions), *partitions):
                     cancel_found(each, client, messages.ids_of_task(each, client, name), change)
             return change.count
 
@@ -250,10 +250,14 @@ class QueueApi(OfQueue):
             return now.waiting + now.delayed + now.discards
         with (
             self._broker.open(self.name) as opened,
-            self._change(opened, "purged", on_progress=on_progress) as change,
+            self._broker.audit.change(opened.client, "purged", self.name, on_progress=on_progress) as change,
         ):
-            for removed in purge(*opened):
+            for removed in purge(former_homes(opened.partitions), opened.client):
                 change.add(removed)
+            # From here on, a mover takes no more out, and all that it has taken out is found.
+            with outboxes_delivered(opened, self._broker.options, wants_all=True):
+                for removed in purge(*opened):
+                    change.add(removed)
             return change.count
 
     @contextmanager

@@ -30,6 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cached_property, partial, wraps
+from itertools import chain
 from queue import Empty
 from typing import Any, Protocol, TypeVar, cast
 
@@ -63,7 +64,13 @@ from celery_dq.transport.redis.store.server_errors import (
     refusals_named,
 )
 from celery_dq.transport.redis.store.transient import TransientQueues
-from celery_dq.transport.redis.store.whole_queue import is_current, purge, waiting_count, with_messages
+from celery_dq.transport.redis.store.whole_queue import (
+    former_homes,
+    is_current,
+    purge,
+    waiting_count,
+    with_messages,
+)
 from celery_dq.transport.threaded_channel import handle_transient, queue_arguments, warn_of_ignored
 from celery_dq.transport.threaded_transport import ThreadedTransport
 
@@ -797,8 +804,8 @@ class Channel(ConsumingChannel):
         self.ahead.forget(queue)  # its size is another one now
         if self.transients.exists(self.client, queue):
             return self.transients.purge(self.client, queue)
-        queues = self.queues(queue, refresh=True)
-        return sum(purge([each.partition for each in queues.partitions], self.client))
+        partitions = [each.partition for each in self.queues(queue, refresh=True).partitions]
+        return sum(chain(purge(former_homes(partitions), self.client), purge(partitions, self.client)))
 
     # -- publishing ------------------------------------------------------------
 

@@ -35,6 +35,14 @@ def purge(partitions: Sequence[Partition], client: Any) -> Iterator[int]:
         left = [each for each, reply in zip(left, purged, strict=True) if reply.more and reply.removed]
 
 
+def former_homes(partitions: Sequence[Partition]) -> Sequence[Partition]:
+    """Return the partitions out of which tenants move; none without a change.
+
+    A call that removes messages empties them first. Then it finds all that have moved in the other ones.
+    """
+    return partitions[: partitions[0].homes.before or 0]
+
+
 def namesake_of(name: str, count: int, registry: str, client: Any) -> str | None:
     """Return the name of a queue that would be the name of a partition; None without one.
 
