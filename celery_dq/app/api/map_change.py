@@ -270,6 +270,6 @@ def _decide(
 ) -> PartitionMap:
     # No partition may know a map that a failover takes away from the one that decides.
     stored = run_confirmed(set_map(first, before, now), first, client, options.confirm_replicas)
-    if stored != now:
+    if stored != now or stored.spreads != now.spreads:
         raise MapChanged.of(first.keys.queue)
     return now

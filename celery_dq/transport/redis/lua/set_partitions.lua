@@ -9,15 +9,15 @@
 --   map: the new map, such as '7<4#1'
 --   spreads: the spreads of tenants that belong to it, as JSON; '' for none
 -- RETURNS
---   the map that is stored now: the new one, or another one when another client was faster
+--   an array of two: the map that is stored now, and its spreads: the new ones, or other ones when another client was faster
 -- COST
 --   three commands
 -- GUARANTEE
 --   From then on, this partition refuses messages of clients that know another map.
 --@include partition
-local stored, seq = unpack(call('HMGET', KEYS[1], 'partitions', 'seq'))
-if (stored or '1') ~= ARGV[1] then return stored or '1' end
+local stored, seq, spreads = unpack(call('HMGET', KEYS[1], 'partitions', 'seq', 'spreads'))
+if (stored or '1') ~= ARGV[1] then return {stored or '1', spreads or ''} end
 call('HSET', KEYS[1], 'partitions', ARGV[2], 'sealed', seq or '0', 'spreads', ARGV[3])
 -- A tenant that arrived by the map before has not arrived by this one.
 call('UNLINK', P .. 'arrived')
-return ARGV[2]
+return {ARGV[2], ARGV[3]}

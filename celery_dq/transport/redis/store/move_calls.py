@@ -60,7 +60,7 @@ def set_map(first: Partition, before: PartitionMap, now: PartitionMap) -> Script
         first.scripts["set_partitions"],
         (first.keys.state,),
         (str(before), str(now), now.spreads_text),
-        lambda reply: PartitionMap.parse(read_text(reply), key=first.keys.state),
+        lambda reply: PartitionMap.parse(read_text(reply[0]), read_text(reply[1]), first.keys.state),
     )
 
 
