@@ -325,9 +325,7 @@ def test_a_change_of_quotas_and_pauses_before_the_decision_is_not_lost(
     quotas.pause("push", resumed)
     quotas.set("push", resumed, rate=3)
 
-    def decide_late(
-        first: Any, client: Any, options: Any, before: PartitionMap, now: PartitionMap
-    ) -> PartitionMap:
+    def decide_late(first: Any, client: Any, options: Any, before: PartitionMap, now: PartitionMap) -> None:
         if now.before is not None:
             quotas.pause("push", paused)
             quotas.set("push", paused, rate=5)
@@ -336,7 +334,7 @@ def test_a_change_of_quotas_and_pauses_before_the_decision_is_not_lost(
             quotas.set_default("push", rate=7)
             queue.pause()
             wide.dq.revoke(["later"])
-        return decide(first, client, options, before, now)
+        decide(first, client, options, before, now)
 
     monkeypatch.setattr(map_change, "_decide", decide_late)
     queue.set_partitions(7)

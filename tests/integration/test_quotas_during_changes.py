@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from celery_dq import TenantMoving
 from celery_dq.app.api import map_change, pauses, quotas, tenant_settings
+from celery_dq.app.api.tenant_moves import TenantMoves
 from celery_dq.errors import InvalidRequest
 from celery_dq.options import Quota
 from celery_dq.transport.redis.store import quotas as settings_quotas
@@ -30,6 +32,11 @@ def before_next(patch: pytest.MonkeyPatch, owner: Any, name: str, action: Callab
         return function(*args, **kwargs)
 
     patch.setattr(owner, name, interrupted)
+
+
+def owner_of(moment: str) -> Any:
+    """What has the function of a change with this name."""
+    return map_change if hasattr(map_change, moment) else TenantMoves
 
 
 def die() -> None:
@@ -130,14 +137,14 @@ def test_a_pause_or_its_end_counts_although_its_last_partition_goes_meanwhile(
     assert [each for each in actions if each in ("paused", "resumed")] == ["resumed", "paused"]
 
 
-@pytest.mark.parametrize("moment", ["_decide", "follow", "align_settings", "TenantMoves"])
+@pytest.mark.parametrize("moment", ["_decide", "follow", "align_settings", "step"])
 def test_a_spread_that_another_process_completes_has_the_new_shares(
     wide: Any, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     wide.dq.quotas.set("push", A, concurrency=8)
     send(wide, *[A] * 100)  # by their random ids, each share has some of them
     claimed = claim_everywhere(wide)
-    before_next(monkeypatch, map_change, moment, die)
+    before_next(monkeypatch, owner_of(moment), moment, die)
     with pytest.raises(Killed):
         wide.dq.quotas.set("push", A, concurrency=12, spread=4)
     queue = wide.dq.queues["push"]
@@ -197,3 +204,45 @@ def killed_once(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return wrapped
+
+
+def test_a_pause_that_begins_while_settings_move_ends_by_itself(
+    wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins before any one of the requests that write settings in the partition of its tenant."""
+    moving = next(each for each in TENANTS if PartitionMap(7, 4).moves(each))
+    (old,) = PartitionMap(4).partitions(moving)
+    names = (f"staying-{number}" for number in range(1000))
+    staying = next(each for each in names if PartitionMap(7, 4).shares_by_partition(each) == {old: 0})
+    wide.dq.quotas.pause("push", moving, until=timedelta(hours=2))
+    write, left = tenant_settings._write, [0]
+
+    def write_slowly(partition: Any, settings: Any) -> Any:
+        procedure = write(partition, settings)
+        answer = None
+        while True:
+            try:
+                request = procedure.send(answer)
+            except StopIteration as end:
+                return end.value
+            left[0] -= partition.keys.partition == old
+            if left[0] == 0 and partition.keys.partition == old:
+                queue.pause(staying, until=timedelta(hours=1))
+            answer = yield request
+
+    monkeypatch.setattr(tenant_settings, "_write", write_slowly)
+    for count in (7, 4):
+        moment, is_over = 0, False
+        while not is_over:
+            queue.set_partitions(11 - count)
+            moment += 1
+            left[0] = moment
+            queue.set_partitions(count)
+            is_over = left[0] > 0
+            left[0] = 0
+            with opened(wide) as (partitions, client):
+                keys = partitions[old].keys
+                ends = [end for _, end in client.zrange(keys.pause_ends, 0, 0, withscores=True)]
+                assert [float(client.hget(keys.state, "resume_at"))] == (ends or [0.0])
+            queue.resume(staying)
+        assert moment > 1

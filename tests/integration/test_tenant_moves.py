@@ -241,7 +241,7 @@ def test_an_outbox_of_a_second_mover_is_delivered_at_the_end_of_a_change(
     (task_id,) = send(wide, D)
     decide = map_change._decide
 
-    def export_before_the_end(first: Any, client: Any, options: Any, before: Any, now: Any) -> Any:
+    def export_before_the_end(first: Any, client: Any, options: Any, before: Any, now: Any) -> None:
         if now.before is None:
             with opened(wide) as (partitions, _):
                 to = partitions[0].homes.home(D)
@@ -250,7 +250,7 @@ def test_an_outbox_of_a_second_mover_is_delivered_at_the_end_of_a_change(
                 )
                 client.zadd(partitions[3].keys.tenant(D), {"late": 1})
                 assert export_messages(partitions[3], D, to, ["late"]).run(client)
-        return decide(first, client, options, before, now)
+        decide(first, client, options, before, now)
 
     monkeypatch.setattr(map_change, "_decide", export_before_the_end)
     queue.set_partitions(2, timeout=30)

@@ -21,6 +21,7 @@ from celery_dq.transport.redis.store.move_calls import (
     import_messages,
     open_tenants,
     set_map,
+    store_tenant_settings,
 )
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
@@ -111,6 +112,7 @@ def test_the_python_layer_sends_the_declared_arguments() -> None:
         (partition.fence(1), 3),
         (partition.hand_over_wakeup("c"), 1),
         (partition.set_quota("t", None), 4),
+        (store_tenant_settings(partition, (b"", b""), [("t:t", b"", b"", b"", b"")]), 3 + 5),
         (partition.bring_settings_quota(None, by="w", memory_ms=1), 5),
         (partition.pause("t"), 6),
         (partition.resume(None), 6),

@@ -352,6 +352,11 @@ def partitions_of(channel: Any, queue: str, homes: PartitionMap) -> tuple[Partit
     return tuple(channel.context.partition(queue, number, homes) for number in range(homes.total))
 
 
+def stored_map(first: Partition, client: Client) -> PartitionMap:
+    """Return the map of a queue, as its partition 0 has stored it, without the spreads."""
+    return PartitionMap.parse(text(client.hget(first.keys.state, "partitions") or "1"), key=first.keys.state)
+
+
 def stored_maps(channel: Any, queues: Sequence[str], *, declare: bool) -> list[PartitionMap]:
     """Return the map of each queue, as the broker has stored it.
 

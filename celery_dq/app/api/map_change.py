@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from itertools import chain
 
 from celery_dq.app.api.audit import OnProgress, ignore_progress
-from celery_dq.app.api.broker import BrokerAccess, MapChanged, follow, partitions_of, stored_maps
+from celery_dq.app.api.broker import (
+    BrokerAccess,
+    MapChanged,
+    follow,
+    partitions_of,
+    stored_map,
+    stored_maps,
+)
 from celery_dq.app.api.leaders import refuse_singleton
 from celery_dq.app.api.tenant_moves import TenantMoves
 from celery_dq.app.api.tenant_settings import (
@@ -212,7 +219,8 @@ def complete_change(
 ) -> int:
     """Move tenants until all of them live in their new homes. A second call goes on after an interruption.
 
-    The first pass over the tenants moves all that can move at once, however long that takes.
+    The first pass over the tenants moves all that can move at once, however long that takes. Several
+    processes may complete one change: when the first one has ended it, the others return.
 
     Args:
         partitions: All partitions that the queue has before or after the change, with the map of the change.
@@ -226,30 +234,46 @@ def complete_change(
         The number of messages that this process has moved.
 
     Raises:
+        MapChanged: A later change has begun.
         TenantMoving: Tasks still run, or messages with dedup keys wait, after the time.
     """
-    ends_at = time.monotonic() + timeout_s
-    homes = partitions[0].homes
-    # From here on, a quota by the map before is refused. One may have been set after the first copy, and a
-    # new spread divides it.
-    follow(partitions, client)
-    align_settings(partitions, client)
-    moves = TenantMoves(client, partitions, options, on_progress)
-    while (moving := moves.step()) or not moves.end():
-        if time.monotonic() >= ends_at:
-            raise _incomplete(partitions[0].keys.queue, homes, timeout_s, moves, moving)
-        sleep(LOOK_EVERY_S)
-    divide_used_permits(partitions, client)
-    divide_quotas(partitions, client)
-    ended = _decide(partitions[0], client, options, homes, homes.end())
+    first, homes = partitions[0], partitions[0].homes
+    moves, ended = TenantMoves(client, partitions, options, on_progress), homes.end()
+    try:
+        _move_all(moves, partitions, client, timeout_s, sleep)
+        divide_used_permits(partitions, client)
+        divide_quotas(partitions, client)
+        _decide(first, client, options, homes, ended)
+    except MapChanged:
+        # Another process that has ended the change may be killed before the rest.
+        if stored_map(first, client) != ended:
+            raise
     partitions_now = [Partition(each.keys, each.scripts, ended) for each in partitions]
     follow(partitions_now, client)
     # Another mover may have taken something out meanwhile, and cannot any more.
     TenantMoves(client, partitions_now, options).deliver_outboxes()
     # A share that was set by the map of the change, after the division, is that of the higher spread.
     divide_quotas(partitions, client)
-    remove_former_settings(partitions, client)
+    remove_former_settings(partitions_now, client)
     return moves.moved
+
+
+def _move_all(
+    moves: TenantMoves,
+    partitions: Sequence[Partition],
+    client: Client,
+    timeout_s: float,
+    sleep: Callable[[float], None],
+) -> None:
+    ends_at = time.monotonic() + timeout_s
+    # From here on, a quota by the map before is refused. One may have been set after the first copy, and a
+    # new spread divides it.
+    follow(partitions, client)
+    align_settings(partitions, client)
+    while (moving := moves.step()) or not moves.end():
+        if time.monotonic() >= ends_at:
+            raise _incomplete(partitions[0].keys.queue, partitions[0].homes, timeout_s, moves, moving)
+        sleep(LOOK_EVERY_S)
 
 
 def _incomplete(
@@ -267,9 +291,8 @@ def _incomplete(
 
 def _decide(
     first: Partition, client: Client, options: Options, before: PartitionMap, now: PartitionMap
-) -> PartitionMap:
+) -> None:
     # No partition may know a map that a failover takes away from the one that decides.
     stored = run_confirmed(set_map(first, before, now), first, client, options.confirm_replicas)
     if stored != now or stored.spreads != now.spreads:
         raise MapChanged.of(first.keys.queue)
-    return now

@@ -25,7 +25,7 @@ from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 from celery_dq.app.api.audit import OnProgress, ignore_progress
-from celery_dq.app.api.broker import MapChanged, OpenQueue
+from celery_dq.app.api.broker import MapChanged, OpenQueue, stored_map
 from celery_dq.errors import CorruptRecord, TooFewReplicas
 from celery_dq.inspector.dedup_locks import tenant_and_key
 from celery_dq.inspector.redis_values import Client, chunks, scan_all, text
@@ -94,7 +94,13 @@ class TenantMoves:
 
         Returns:
             The number of tenants that have not arrived yet.
+
+        Raises:
+            MapChanged: Another process has ended the change.
         """
+        first = self._partitions[0]
+        if stored_map(first, self._client) != self._homes:
+            raise MapChanged.of(first.keys.queue)
         left: set[str] = set()
         for source in self._partitions[: self._homes.before]:
             left |= self._empty(source)
@@ -105,6 +111,9 @@ class TenantMoves:
         """Serve all tenants in their homes; return False when former homes still have something of them.
 
         Must follow a :meth:`step` after which no tenant is left.
+
+        Raises:
+            MapChanged: Another process has ended the change.
         """
         # A step reads places one after another, and sees no tenant that changes its place meanwhile.
         if any(map(self._has_more, self._partitions[: self._homes.before])):
@@ -119,7 +128,7 @@ class TenantMoves:
             while (expected := self._run_confirmed(partition, call)) > 0:
                 pass
             if expected < 0:
-                return False
+                raise MapChanged.of(partition.keys.queue)
         return True
 
     def deliver_outboxes(self) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import methodcaller
 from typing import Any
 
+from celery_dq.app.api.broker import MapChanged
 from celery_dq.inspector.queues import PAUSE_FIELDS
-from celery_dq.inspector.redis_values import CHUNK, Client, chunks, command, scan_all, text
+from celery_dq.inspector.redis_values import Client, chunks, command, scan_all, text
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, quota_field
 from celery_dq.options.quota import quota_of_bytes
+from celery_dq.scripts.loader import Argument
+from celery_dq.transport.redis.store.move_calls import MOVE_CHUNK, store_tenant_settings
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 from celery_dq.transport.redis.store.quotas import REPLACED_MS, place_held_back
@@ -35,8 +38,8 @@ class StoredSettings:
         queue_pause: Fields of the state that hold the pause of the whole queue.
         tombstones: Task id -> expiry, µs.
         config_before: Quota of settings -> when another one has replaced it, µs.
-        gone: Fields of the hash ``quotas`` to remove, with the pauses of their tenants, unless they are
-            among those to be written.
+        fields: Fields of the hash ``quotas`` to write, with the pauses of their tenants. One without a value
+            here is removed.
     """
 
     quotas: dict[bytes, bytes] = field(default_factory=dict)
@@ -46,7 +49,7 @@ class StoredSettings:
     queue_pause: dict[str, bytes] = field(default_factory=dict)
     tombstones: dict[bytes, float] = field(default_factory=dict)
     config_before: dict[bytes, float] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
+    fields: set[str] = field(default_factory=set)
 
     def tenants(self) -> set[str]:
         """Return the tenants with a quota of their own or a pause."""
@@ -79,6 +82,12 @@ class StoredSettings:
             other.pause_ends,
         )
 
+    def entry(self, name: bytes) -> tuple[Argument, ...]:
+        """Return a field with its values, as the script that writes it takes them."""
+        tenant = name.removeprefix(_encoded(quota_field("")))
+        quota, info = self.quotas.get(name, b""), self.infos.get(name, b"")
+        return name, quota, info, self.pauses.get(tenant, b""), self.pause_ends.get(tenant, b"")
+
     def divide(self, tenant: str, homes: PartitionMap, number: int) -> None:
         """Replace the quota of a spread tenant by that of its share in the partition of this number."""
         name = _encoded(quota_field(tenant))
@@ -88,15 +97,15 @@ class StoredSettings:
             self.quotas[name] = quota.pack(homes.shares_by_partition(tenant)[number], homes.widest(tenant))
 
 
-# A future home serves none of these tenants yet, so plain writes are enough: none has to be placed again.
-
-
 def copy_settings(partitions: Sequence[Partition], client: Client) -> None:
     """Copy quotas and pauses to the future homes of their tenants, and to new partitions what all have.
 
     Args:
         partitions: All partitions, with the map of the change, which is not decided yet.
         client: A redis client.
+
+    Raises:
+        MapChanged: Another change has begun.
     """
     homes = partitions[0].homes
     stored = run_rounds(client, [_read(each) for each in partitions])
@@ -105,14 +114,14 @@ def copy_settings(partitions: Sequence[Partition], client: Client) -> None:
         for tenant in each.tenants():
             old_homes = homes.old_partitions(tenant)
             if number not in old_homes:
-                writes[number].gone.add(quota_field(tenant))  # an interrupted change has left it
+                writes[number].fields.add(quota_field(tenant))  # an interrupted change has left it
             elif number == old_homes[0]:
                 for home in set(homes.partitions(tenant)).difference(old_homes):
-                    writes[home].gone.add(quota_field(tenant))
+                    writes[home].fields.add(quota_field(tenant))
                     writes[home].add(each, [tenant])
                     writes[home].divide(tenant, homes, home)
     _write_of_all(homes, stored, writes)
-    run_rounds(client, [_write(*each) for each in zip(partitions, writes, strict=True)])
+    _write_all([*zip(partitions, writes, strict=True)], client)
 
 
 def align_settings(partitions: Sequence[Partition], client: Client) -> None:
@@ -125,6 +134,9 @@ def align_settings(partitions: Sequence[Partition], client: Client) -> None:
     Args:
         partitions: All partitions, with the map of the change, which all of them have stored.
         client: A redis client.
+
+    Raises:
+        MapChanged: Another process has ended the change.
     """
     homes = partitions[0].homes
     for look in range(MOST_LOOKS):
@@ -136,7 +148,7 @@ def align_settings(partitions: Sequence[Partition], client: Client) -> None:
                 if number == first:
                     _align(tenant, homes, stored, writes)
                 elif tenant not in stored[first].tenants():
-                    writes[number].gone.add(quota_field(tenant))
+                    writes[number].fields.add(quota_field(tenant))
         _write_of_all(homes, stored, writes)
         if look == 0:
             every = _all_tombstones(stored).items()
@@ -145,7 +157,7 @@ def align_settings(partitions: Sequence[Partition], client: Client) -> None:
         changed = [pair for pair in zip(partitions, writes, strict=True) if pair[1] != StoredSettings()]
         if not changed:
             return
-        run_rounds(client, [_write(*each) for each in changed])
+        _write_all(changed, client)
         place_held_back([partition for partition, _ in changed], client)
 
 
@@ -156,7 +168,7 @@ def _align(
         wanted = stored[homes.old_partitions(tenant)[0]].of_tenant(tenant)
         wanted.divide(tenant, homes, number)
         if not wanted.holds_as(stored[number].of_tenant(tenant)):
-            writes[number].gone.add(quota_field(tenant))
+            writes[number].fields.add(quota_field(tenant))
             writes[number].add(wanted, [tenant])
 
 
@@ -170,7 +182,7 @@ def _write_of_all(
 ) -> None:
     for number in range(homes.before or 0, homes.count):
         if stored[number].of_all() != stored[0].of_all():
-            writes[number].gone.update(_OF_ALL)
+            writes[number].fields.update(_OF_ALL)
             writes[number].add(stored[0], (), _OF_ALL)
             writes[number].queue_pause = stored[0].queue_pause
         replaced = stored[0].config_before.items() - stored[number].config_before.items()
@@ -181,17 +193,18 @@ def remove_former_settings(partitions: Sequence[Partition], client: Client) -> N
     """Remove the quotas and pauses of tenants that live elsewhere.
 
     Args:
-        partitions: All partitions, with the map of the change.
+        partitions: All partitions, with the map that ends the change.
         client: A redis client.
     """
     homes = partitions[0].homes
     stored = run_rounds(client, [_read(each) for each in partitions])
     writes = [
         StoredSettings(
-            gone={quota_field(each) for each in own.tenants() if number not in homes.partitions(each)}
+            fields={quota_field(each) for each in own.tenants() if number not in homes.partitions(each)}
         )
         for number, own in enumerate(stored)
     ]
+    # Where the next change has begun, that one removes them.
     run_rounds(client, [_write(*each) for each in zip(partitions, writes, strict=True)])
 
 
@@ -272,36 +285,26 @@ def _read(partition: Partition) -> Rounds[StoredSettings]:
     return StoredSettings(quotas, infos, pauses, ends, queue_pause, tombstones, replaced)
 
 
-def _write(partition: Partition, stored: StoredSettings) -> Rounds[None]:
+def _write_all(changes: Sequence[tuple[Partition, StoredSettings]], client: Client) -> None:
+    if not all(run_rounds(client, [_write(*each) for each in changes])):
+        raise MapChanged.of(changes[0][0].keys.queue)
+
+
+def _write(partition: Partition, stored: StoredSettings) -> Rounds[bool]:
+    """Store settings; return False when the partition belongs to another change, and keeps its own.
+
+    No tombstone does harm, and no quota that was replaced, so those are stored in any case.
+    """
     keys = partition.keys
-    tenants = set(map(_encoded, _tenants_of(stored.gone)))
-    # A home that serves a tenant has no moment without its quota.
-    fields = set(map(_encoded, stored.gone))
-    hashes = ((keys.quotas, stored.quotas), (keys.quota_info, stored.infos))
-    zsets = ((keys.pauses, stored.pauses), (keys.pause_ends, stored.pause_ends))
-    for key, kept in hashes:
-        for some in chunks([*fields - kept.keys()]):
-            yield methodcaller("hdel", key, *some)
-    for key, pauses in zsets:
-        for some in chunks([*tenants - pauses.keys()]):
-            yield methodcaller("zrem", key, *some)
-    for key, values in hashes:
-        for part in _parts(values):
-            yield methodcaller("hset", key, mapping=part)
-    others = ((keys.tombstones, stored.tombstones), (keys.config_before, stored.config_before))
-    for key, scores in (*zsets, *others):
-        for part in _parts(scores):
-            yield methodcaller("zadd", key, part)
+    for key, scores in ((keys.tombstones, stored.tombstones), (keys.config_before, stored.config_before)):
+        for some in chunks([*scores.items()]):
+            yield methodcaller("zadd", key, dict(some))
     if stored.config_before:
         yield methodcaller("pexpire", keys.config_before, REPLACED_MS)
-    if stored.queue_pause:
-        yield lambda pipe: pipe.hset(keys.state, mapping=stored.queue_pause)
-    if stored.gone or stored.pause_ends:
-        (first,) = yield lambda pipe: pipe.zrange(keys.pause_ends, 0, 0, withscores=True)
-        yield lambda pipe: pipe.hset(keys.state, "resume_at", int(first[0][1]) if first else 0)
-
-
-def _parts(fields: dict[bytes, Any]) -> Iterator[dict[bytes, Any]]:
-    pairs = [*fields.items()]
-    for start in range(0, len(pairs), CHUNK):
-        yield dict(pairs[start : start + CHUNK])
+    queue_pause = [stored.queue_pause.get(name, b"") for name in PAUSE_FIELDS]
+    entries = [stored.entry(_encoded(each)) for each in stored.fields]
+    for start in range(0, len(entries), MOVE_CHUNK):
+        some_entries = entries[start : start + MOVE_CHUNK]
+        if not (yield store_tenant_settings(partition, queue_pause, some_entries)):
+            return False
+    return True

@@ -64,6 +64,21 @@ def set_map(first: Partition, before: PartitionMap, now: PartitionMap) -> Script
     )
 
 
+def store_tenant_settings(
+    partition: Partition, queue_pause: Sequence[Argument], entries: Sequence[Sequence[Argument]]
+) -> ScriptCall[bool]:
+    """Store or remove quotas and pauses that follow their tenants; False when another map is stored.
+
+    Args:
+        partition: The partition, with the map by which the tenants move.
+        queue_pause: Begin and end of the pause of the queue, as in the state; `""` each keeps what is stored.
+        entries: Field, packed quota, its time and author, begin and end of the pause of its tenant; `""`
+            removes what is stored. At most :data:`MOVE_CHUNK`.
+    """
+    args = (str(partition.homes), *queue_pause, *chain.from_iterable(entries))
+    return ScriptCall(partition.scripts["tenant_settings"], (partition.keys.state,), args, read_flag)
+
+
 def export_messages(
     partition: Partition, tenant: str, to: int, ids: Sequence[str] = ()
 ) -> ScriptCall[Outbox | None]:

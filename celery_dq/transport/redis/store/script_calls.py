@@ -63,6 +63,7 @@ SCRIPTS = (
     "set_partitions",
     "settings_quota",
     "take",
+    "tenant_settings",
 )
 #: Calls that one round trip carries, each for another queue.
 CALLS_PER_TRIP = 100
