@@ -246,3 +246,28 @@ def test_a_pause_that_begins_while_settings_move_ends_by_itself(
                 assert [float(client.hget(keys.state, "resume_at"))] == (ends or [0.0])
             queue.resume(staying)
         assert moment > 1
+
+
+@pytest.mark.parametrize("division", [1, 2])
+def test_a_quota_that_is_set_while_it_is_divided_among_fewer_shares_holds(
+    wide: Any, monkeypatch: pytest.MonkeyPatch, division: int
+) -> None:
+    set_quota, calls = wide.dq.quotas.set, [0]
+    set_quota("push", A, concurrency=12, spread=3)
+
+    def divide_slowly(*args: Any) -> None:
+        calls[0] += 1
+        with monkeypatch.context() as patch:
+            if calls[0] == division:
+                action = lambda: set_quota("push", A, concurrency=6)  # noqa: E731
+                before_next(patch, tenant_settings, "quota_of_bytes", action)
+            tenant_settings.divide_quotas(*args)
+        if calls[0] == 1:
+            with opened(wide) as late:  # by the map of the change, so that the last division has to divide it
+                late.set_quota(A, Quota(concurrency=9, spread=2))
+
+    monkeypatch.setattr(map_change, "divide_quotas", divide_slowly)
+    set_quota("push", A, spread=2)
+    assert calls[0] >= 2
+    assert limits(wide, A) == [3, 3]
+    assert wide.dq.quotas.get("push", A) == Quota(concurrency=6, spread=2)

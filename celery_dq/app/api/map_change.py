@@ -242,7 +242,7 @@ def complete_change(
     try:
         _move_all(moves, partitions, client, timeout_s, sleep)
         divide_used_permits(partitions, client)
-        divide_quotas(partitions, client)
+        divide_quotas(partitions, homes.spreads, client)
         _decide(first, client, options, homes, ended)
     except MapChanged:
         # Another process that has ended the change may be killed before the rest.
@@ -253,7 +253,7 @@ def complete_change(
     # Another mover may have taken something out meanwhile, and cannot any more.
     TenantMoves(client, partitions_now, options).deliver_outboxes()
     # A share that was set by the map of the change, after the division, is that of the higher spread.
-    divide_quotas(partitions, client)
+    divide_quotas(partitions_now, homes.spreads, client)
     remove_former_settings(partitions_now, client)
     return moves.moved
 

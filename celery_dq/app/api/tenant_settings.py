@@ -208,26 +208,28 @@ def remove_former_settings(partitions: Sequence[Partition], client: Client) -> N
     run_rounds(client, [_write(*each) for each in zip(partitions, writes, strict=True)])
 
 
-def divide_quotas(partitions: Sequence[Partition], client: Client) -> None:
-    """Give each share of a spread tenant its final part of the quota, when no other partition serves it.
+def divide_quotas(partitions: Sequence[Partition], tenants: Iterable[str], client: Client) -> None:
+    """Give each share of these tenants its final part of the quota, when no other partition serves it.
+
+    A quota that a user sets meanwhile stays. By the map of the change, it is divided among the shares of the
+    higher spread, and by the map that ends the change, it has its final parts.
 
     Args:
-        partitions: All partitions, with the map of the change.
+        partitions: All partitions, with the map that they have stored.
+        tenants: The tenants that are spread, or were before the change.
         client: A redis client.
     """
     homes = partitions[0].homes
-    for tenant in homes.spreads:
-        field_name, shares = quota_field(tenant), homes.partitions(tenant)
-        reads = [command("hget", partitions[number].keys.quotas, field_name) for number in shares]
-        packed = run_rounds(client, reads)
-        changed = []
-        for share, (number, each) in enumerate(zip(shares, packed, strict=True)):
-            stored = quota_of_bytes(each)
-            divided = None if stored is None else stored.pack(share, len(shares))
-            if divided is not None and divided != each:
-                client.hset(partitions[number].keys.quotas, field_name, divided)
-                changed.append(partitions[number].place_held_back([tenant]))
-        run_all(changed, client)
+    for tenant in tenants:
+        shares = homes.partitions(tenant)
+        reads = [command("hget", partitions[number].keys.quotas, quota_field(tenant)) for number in shares]
+        calls = []
+        for share, (number, packed) in enumerate(zip(shares, run_rounds(client, reads), strict=True)):
+            quota = quota_of_bytes(packed)
+            divided = None if quota is None else quota.pack(share, len(shares))
+            if divided is not None and divided != packed:
+                calls.append(partitions[number].divide_quota(tenant, packed, divided))
+        run_all(calls, client)
 
 
 def divide_used_permits(partitions: Sequence[Partition], client: Client) -> None:

@@ -10,8 +10,9 @@
 --   packed: the quota, or '' to delete it
 --   by: the user who sets it
 --   map: the map of the queue by which the client chose this partition
+--   divided: the packed quota of which this one is another division, with its time and author; '' for a quota of its own
 -- RETURNS
---   1; 0 when this partition has another map, and nothing was changed
+--   1; 0 when this partition has another map, or another quota than the divided one, and nothing was changed
 -- COST
 --   some 20 commands
 -- GUARANTEE
@@ -28,12 +29,13 @@ if not (tenant or field == 'default') then
   return redis.error_reply('DQINVALID quota: the field must be default or t:<tenant>')
 end
 if dq.stored_map() ~= ARGV[4] then return 0 end
+if ARGV[5] ~= '' and call('HGET', P .. 'quotas', field) ~= ARGV[5] then return 0 end
 if packed == '' then
   call('HDEL', P .. 'quotas', field)
   call('HDEL', P .. 'quota_info', field)
 elseif read_quota(packed, field) then
   call('HSET', P .. 'quotas', field, packed)
-  call('HSET', P .. 'quota_info', field, text(now) .. ' ' .. ARGV[3])
+  if ARGV[5] == '' then call('HSET', P .. 'quota_info', field, text(now) .. ' ' .. ARGV[3]) end
 else
   return redis.error_reply('DQINVALID quota: the packed quota cannot be read')
 end

@@ -284,14 +284,21 @@ class Partition:
 
         The reply is False when the partition has another map than :attr:`homes`, and nothing was changed.
         """
-        return self._call("quota", (quota_field(tenant), packed or b"", by, str(self.homes)), read_flag)
+        return self._call("quota", (quota_field(tenant), packed or b"", by, str(self.homes), b""), read_flag)
+
+    def divide_quota(self, tenant: str, before: bytes, packed: bytes) -> ScriptCall[bool]:
+        """Store another part of the quota of a spread tenant, unless another quota than `before` is stored.
+
+        The reply is False when nothing was changed, as also with another map than :attr:`homes`.
+        """
+        return self._call("quota", (quota_field(tenant), packed, "", str(self.homes), before), read_flag)
 
     def set_default_quota(self, packed: bytes | None, *, by: str = "") -> ScriptCall[bool]:
         """Set the quota of tenants without their own; :meth:`place_held_back` applies it to their backlog.
 
         The reply is that of :meth:`set_quota`.
         """
-        return self._call("quota", (DEFAULT_QUOTA, packed or b"", by, str(self.homes)), read_flag)
+        return self._call("quota", (DEFAULT_QUOTA, packed or b"", by, str(self.homes), b""), read_flag)
 
     def bring_settings_quota(
         self, packed: bytes | None, *, by: str, memory_ms: int, force: bool = False
