@@ -26,6 +26,7 @@ from kombu.utils.json import dumps, loads
 from celery_dq.compat.celery_calls import arguments_of
 from celery_dq.errors import ConfigurationError, DQError, InvalidMessage, InvalidRequest, described
 from celery_dq.inspector.queues import MIGRATION
+from celery_dq.inspector.redis_values import text
 from celery_dq.keys import MigrationKeys
 from celery_dq.protocols import DEDUP_HEADER, DEDUP_PROPERTY, DELIVERIES_HEADER, QUEUE_HEADER, TOKEN_HEADER
 from celery_dq.scripts.loader import ScriptSet
@@ -269,14 +270,14 @@ class StockBroker:
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", start) + "*"
         names: set[str] = set()
         for key in self.client.scan_iter(match=pattern, count=1000):
-            exchange = _text(key)[len(start) : len(_text(key)) - len(end)]
+            exchange = text(key)[len(start) : len(text(key)) - len(end)]
             if exchange not in excluded_exchanges:
                 names.update(queue for _, _, queue in self._bindings_of(exchange))
         return names
 
     def _bindings_of(self, exchange: str) -> Iterator[tuple[str, str, str]]:
         for member in self.client.smembers(self._bindings % exchange):
-            parts = _text(member).split(self._separator)
+            parts = text(member).split(self._separator)
             if len(parts) == 3:
                 yield parts[0], parts[1], parts[2]
 
@@ -340,7 +341,7 @@ class StockBroker:
         pipeline.hsetnx(self._keys.state, "target", target)
         pipeline.hsetnx(self._keys.state, "producer", f"migration:{uuid.uuid4().hex}")
         pipeline.hmget(self._keys.state, "target", "producer")
-        known, producer = map(_text, pipeline.execute()[-1])
+        known, producer = map(text, pipeline.execute()[-1])
         if known != target:
             if any(self.staged_counts().values()):
                 raise ConfigurationError(
@@ -355,7 +356,7 @@ class StockBroker:
     def staged_counts(self) -> dict[str, int]:
         """Return the number of staged messages of each queue that ever had some in this migration."""
         names = [
-            _text(field).partition(":")[2]
+            text(field).partition(":")[2]
             for field in self.client.hkeys(self._keys.state)
             if field.startswith(b"sent:")
         ]
@@ -405,7 +406,7 @@ class StockBroker:
 
     def known_consumer(self) -> str:
         """Return the name of migrations to here, as consumers of tenant brokers; "" before the first one."""
-        return _text(self.client.hget(self._keys.arrived, "consumer") or "")
+        return text(self.client.hget(self._keys.arrived, "consumer") or "")
 
     def begin_return(self, ttl_ms: int) -> str:
         """Name the consumer of migrations to here, unless it has a name; return it."""
@@ -413,7 +414,7 @@ class StockBroker:
         pipeline.hsetnx(self._keys.arrived, "consumer", f"{MIGRATION}{uuid.uuid4().hex}")
         pipeline.pexpire(self._keys.arrived, ttl_ms)
         pipeline.hget(self._keys.arrived, "consumer")
-        return _text(pipeline.execute()[-1])
+        return text(pipeline.execute()[-1])
 
     def receive(self, queue: str, batch: str, messages: Sequence[tuple[int, str]], ttl_ms: int) -> bool:
         """Put messages into the lists of a queue; False if this batch has arrived before.
@@ -426,7 +427,7 @@ class StockBroker:
         """
         # As in kombu, a priority below the first step is one of the last step.
         places = [bisect(self._steps, priority) or len(self._steps) for priority, _ in messages]
-        flat = [part for place, (_, text) in zip(places, messages, strict=True) for part in (place, text)]
+        flat = [part for place, (_, each) in zip(places, messages, strict=True) for part in (place, each)]
         keys = (self._keys.arrived, *self.lists(queue))
         return bool(self._scripts["receive"].run(self.client, keys, (batch, ttl_ms, *flat)))
 
@@ -476,7 +477,3 @@ class StockBroker:
     @staticmethod
     def _field(queue: str) -> str:
         return f"sent:{queue}"
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
