@@ -89,7 +89,11 @@ class StockReader:
         return message
 
     def _priority(self, given: Any) -> int:
-        known = int(min(max(given, 0), 9)) if isinstance(given, (int, float)) and given == given else 0
+        # The same as in kombu, which chooses the list by it.
+        try:
+            known = min(max(int(given), 0), 9)
+        except (TypeError, ValueError, OverflowError):
+            known = 0
         return 9 - known if self._priorities == "inverted" else known
 
     def _content(self, message: dict[str, Any], body: str | bytes) -> Any:
@@ -393,6 +397,10 @@ class StockBroker:
         self._checked(0 if producer == self._producer.encode() else -1)
         return int(sent or 0), messages[::-1]
 
+    def all_staged(self, queue: str, chunk: int) -> Iterator[bytes]:
+        """Read all staged messages of a queue in chunks, whichever migration has taken them."""
+        return self.messages(self._keys.staged(queue), chunk)
+
     def confirm(self, queue: str, sent: int, count: int) -> bool:
         """Remove the oldest staged messages, which the target has; False if another process did it before."""
         keys = (self._keys.staged(queue), self._keys.state)
@@ -458,8 +466,11 @@ class StockBroker:
             for client in clients
             if client.get("cmd", "").lower() == "brpop" and int(client.get("db", 0)) == self._database
         ]
+        # A connection of its own: it waits for answers as a worker waits for messages, and must not be taken
+        # for one by the next question.
+        with self.connection.clone() as asking:
+            answers = app.control.inspect(timeout=TIMEOUT_S, connection=asking).stats() or {}
         # The workers of both brokers answer where both are in one database.
-        answers = app.control.inspect(timeout=TIMEOUT_S, connection=self.connection).stats() or {}
         return sorted(
             name
             for name, stats in answers.items()

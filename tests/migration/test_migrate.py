@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -30,6 +32,23 @@ def hold(url: str, count: int, queue: str = "push") -> Any:
     channel.qos.restore_at_shutdown = False
     channel.qos._delivered.clear()
     return connection
+
+
+@contextmanager
+def waiting_worker(raw: Any) -> Iterator[None]:
+    """A connection that waits for messages, as that of a living worker does."""
+    waiting = raw.connection_pool.get_connection()
+    waiting.send_command("BRPOP", "other", 30)
+    while not is_waiting(raw):
+        pass
+    yield
+    waiting.disconnect()
+    while is_waiting(raw):
+        pass
+
+
+def is_waiting(raw: Any) -> bool:
+    return any(client["cmd"] == "brpop" for client in raw.client_list())
 
 
 def waiting_ids(shop: Any, queue: str = "push") -> list[str]:
@@ -148,15 +167,10 @@ def test_messages_of_a_live_worker_stay_unless_they_are_asked_for(
 ) -> None:
     send(stock, "a", "b", "c")
     held = hold(stock.conf.broker_url, 2)
-    # A worker that waits for messages.
-    waiting = raw.connection_pool.get_connection()
-    waiting.send_command("BRPOP", "other", 30)
-    while not any(client["cmd"] == "brpop" for client in raw.client_list()):
-        pass
-    report = migrate(status=1)
-    assert (report["migrated"], raw.hlen("unacked"), len(report["held_by"])) == (1, 2, 1)
-    assert migrate("--take-unacked")["migrated"] == 2
-    waiting.disconnect()
+    with waiting_worker(raw):
+        report = migrate(status=1)
+        assert (report["migrated"], raw.hlen("unacked"), len(report["held_by"])) == (1, 2, 1)
+        assert migrate("--take-unacked")["migrated"] == 2
     held.release()
 
 
@@ -175,6 +189,86 @@ def test_priorities_are_asked_for_and_inverted(
     assert migrate("--priorities", "inverted")["migrated"] == 3
     assert waiting_ids(shop) == [urgent, middle, low]
     assert [message.priority for message in shop.dq.queues["push"].peek(3)] == [9, 3, 0]
+
+
+PLACES = ["the list of priority 0", "unacked", "staged"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_priorities_are_asked_for_wherever_their_messages_are(
+    stock: Any, shop: Any, redis_url: str, migrate: Migrate, place: str
+) -> None:
+    # With kombu's steps, the list of priority 0 has those of 1 and 2, too.
+    priority = 2 if place == PLACES[0] else 9
+    urgent, low = send(stock, "a") + send(stock, "a", priority=priority)
+    if place == "unacked":
+        hold(redis_url, 2).release()
+    elif place == "staged":
+        with shop.dq.migration(redis_url, None, MigrationOptions(priorities="inverted")) as migration:
+            migration.survey(read=False)
+            migration._send_staged = lambda *_: None  # the process is killed here
+            migration.run()
+    assert "--priorities inverted" in migrate(status=1)["error"]
+    report = migrate("--dry-run")
+    assert (report["found"], report["undecided"]) == (2, ["push"])
+    assert migrate("--priorities", "inverted")["migrated"] == 2
+    assert waiting_ids(shop) == [urgent, low]
+
+
+def test_a_priority_that_comes_during_a_run_ends_the_run(
+    stock: Any, shop: Any, redis_url: str, migrate: Migrate
+) -> None:
+    ids = send(stock, "a")
+    with shop.dq.migration(redis_url) as migration:
+        migration.survey(read=False)
+        ids += send(stock, "a", priority=9)
+        with pytest.raises(InvalidRequest, match="--priorities inverted"):
+            migration.run()
+    assert migrate("--priorities", "same")["migrated"] == 1
+    assert sorted(waiting_ids(shop)) == sorted(ids)
+
+
+def test_only_the_priorities_of_the_named_queues_are_asked_for(
+    stock: Any, shop: Any, redis_url: str, migrate: Migrate
+) -> None:
+    send(stock, "a", queue="mail")
+    send(stock, "a", priority=9)
+    hold(redis_url, 1).release()
+    send(stock, "a", priority=9)
+    assert migrate("--queues", "mail")["migrated"] == 1
+
+
+@pytest.mark.parametrize("is_alive", [False, True])
+def test_a_run_reports_the_messages_that_a_worker_has_taken_since_the_survey(
+    stock: Any, shop: Any, redis_url: str, raw: Any, migrate: Migrate, is_alive: bool
+) -> None:
+    send(stock, "a", "b")
+    dead = hold(redis_url, 1)
+    with shop.dq.migration(redis_url) as migration, ExitStack() as stack:
+        migration.survey(read=False)
+        held = hold(redis_url, 1)
+        if is_alive:
+            stack.enter_context(waiting_worker(raw))
+        report = migration.run()
+    reasons = [each.reason for each in report.left]
+    assert (report.migrated, report.is_complete, len(report.held_by)) == (1, False, int(is_alive))
+    assert reasons == ([] if is_alive else ["1 have come since: run it again"])
+    assert migrate()["migrated"] == 1
+    held.release()
+    dead.release()
+
+
+def test_a_run_reports_a_queue_that_was_empty_at_the_survey(
+    stock: Any, shop: Any, redis_url: str, migrate: Migrate
+) -> None:
+    send(stock, "a")
+    with shop.dq.migration(redis_url) as migration:
+        migration.survey(read=False)
+        send(stock, "b", queue="mail")
+        report = migration.run()
+    left = [(each.queue, each.reason) for each in report.left]
+    assert (report.migrated, left) == (1, [("mail", "1 have come since: run it again")])
+    assert migrate()["migrated"] == 1
 
 
 def test_the_report_of_a_run_after_a_survey_names_each_message_that_stays_once(

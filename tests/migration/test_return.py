@@ -90,6 +90,27 @@ def test_priorities_are_asked_for(shop: Any, stock: Any, migrate_back: Migrate) 
     assert ids_of(receive_all(stock)) == [urgent, low]
 
 
+def test_a_priority_that_comes_during_a_run_ends_the_run(
+    shop: Any, stock: Any, redis_url: str, migrate_back: Migrate
+) -> None:
+    (low,) = send(shop, "a")
+    with shop.dq.migration(shop.conf.broker_url, redis_url) as migration:
+        migration.survey(read=False)
+        (urgent,) = send(shop, "a", priority=5)
+        with pytest.raises(InvalidRequest, match="--priorities inverted"):
+            migration.run()
+    assert migrate_back("--priorities", "inverted")["migrated"] == 2
+    assert ids_of(receive_all(stock)) == [urgent, low]
+
+
+def test_a_worker_that_holds_messages_of_two_queues_is_named_once(shop: Any, migrate_back: Migrate) -> None:
+    for queue in ("push", "mail"):
+        send(shop, "a", queue=queue)
+        with shop.dq.queues[queue]._broker.open(queue) as (partitions, client):
+            partitions[0].claim("alive", lease_ms=60_000, want=1).run(client)
+    assert migrate_back("--dry-run", status=1)["held_by"] == ["alive"]
+
+
 def test_messages_of_a_living_worker_stay_and_those_of_a_lost_one_come(
     shop: Any, stock: Any, migrate_back: Migrate
 ) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import redis
 from celery import Celery
 
+from celery_dq.app.api.migration import MigrationOptions
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.brokers import BROKERS
@@ -123,7 +124,7 @@ class Move:
     def migrate(self) -> bool:
         """Migrate; return whether nothing is left."""
         app: Any = self.apps["dq"]
-        with app.dq.migration(*self._urls()) as migration:
+        with app.dq.migration(*self._urls(), options=MigrationOptions(priorities="same")) as migration:
             migration.survey(read=False)
             report = migration.run()
         self.figures.migrated += report.migrated
@@ -134,7 +135,8 @@ class Move:
 
     def kill_a_migration(self, after_s: float) -> None:
         """Run the command, and kill it after some seconds."""
-        command = [sys.executable, "-m", "celery", "-A", MODULE, "dq", "migrate", "--yes", *self._urls()]
+        dq = (sys.executable, "-m", "celery", "-A", MODULE, "dq")
+        command = [*dq, "migrate", "--yes", "--priorities", "same", *self._urls()]
         run = subprocess.Popen(
             command, cwd=ROOT, env=environment(BROKERS["dq"], self.confs["dq"]), stdout=subprocess.DEVNULL
         )

@@ -64,7 +64,7 @@ class QueueMigration:
         priorities: Those of them in lists of other priorities than 0; 0 on the tenant broker, which has none.
         unacked: Messages that workers have received and not acknowledged, or that died with a worker.
         staged: Messages that an interrupted migration has taken.
-        left: Waiting messages that stay.
+        left: Messages that stay, without those that living workers hold.
         migrated: Messages that the target has got.
     """
 
@@ -85,7 +85,8 @@ class MigrationReport:
         queues: The queues that have messages, or had some.
         left: Messages that stay, with the reasons.
         held_by: Living workers, because of which the unacknowledged messages stay; empty if they do not.
-        undecided: Queues with priorities other than 0, if the options do not say how to convert them.
+        undecided: Queues with priorities other than 0 in messages, if the options do not say how to convert
+            them.
     """
 
     queues: list[QueueMigration] = field(default_factory=list)
@@ -101,11 +102,29 @@ class MigrationReport:
     @property
     def found(self) -> int:
         """Number of messages that a migration would take."""
-        held = bool(self.held_by)
-        return sum(
-            queue.waiting + queue.staged + (0 if held else queue.unacked) - queue.left
-            for queue in self.queues
-        )
+        return sum(map(self._found, self.queues))
+
+    def _found(self, queue: QueueMigration) -> int:
+        return queue.waiting + queue.staged + (0 if self.held_by else queue.unacked) - queue.left
+
+    def note_rest(self, reason: str) -> None:
+        """Name the messages that another run would take, which stay after this one.
+
+        Args:
+            reason: The end of a sentence about them.
+        """
+        for queue in self.queues:
+            rest = self._found(queue)
+            if rest > 0:
+                queue.left += rest
+                self.left.append(
+                    NotMigrated(queue.queue, queue.queue, f"{rest:,} {reason}: run it again", "")
+                )
+
+    def note_priority(self, queue: str, record: bytes) -> None:
+        """Note the queue of a record whose priority cannot be converted without a choice."""
+        if record[1:2] > b"\0" and queue not in self.undecided:
+            self.undecided.append(queue)
 
     def require_priorities(self) -> None:
         """Refuse to go on while it is not said how to convert priorities.
@@ -162,8 +181,6 @@ class BrokerMigration:
         self._packer = Packer(broker.options, SystemClock())
         self._report = MigrationReport()
         self._queues: dict[str, QueueMigration] = {}
-        #: The messages that stay, but for those in the lists.
-        self._staying: list[NotMigrated] = []
         #: The delivery tags of unacknowledged messages, by queue.
         self._tags: dict[str, list[bytes]] = {}
 
@@ -171,44 +188,57 @@ class BrokerMigration:
         """Count the messages of each queue.
 
         Args:
-            read: Also read every waiting message, to find those that are not understood.
+            read: Also read every message of the lists, to find those that are not understood. Without a
+                choice of priorities every message is read, too.
 
         Raises:
             InvalidRequest: An option names a queue that does not exist, a choice is missing and `read` is
                 not set, or a migration in the other direction was interrupted.
         """
         self._refuse_interrupted_return()
-        report, self._tags = MigrationReport(), {}
+        self._count_all(read=read or self._options.priorities is None)
+        if not read:
+            self._report.require_priorities()
+        return self._report
+
+    def _count_all(self, *, read: bool) -> None:
+        """Make the report of what is on the source now."""
+        report = self._report = MigrationReport()
+        self._tags = {}
         for tag, value in self._stock.unacked_entries():
-            self._classify_unacked(report, tag, value)
-        staged = self._stock.staged_counts()
-        known = {*self._bound_queues(), *self._tags, *staged}
+            self._classify_unacked(tag, value)
+        staged, former = self._stock.staged_counts(), self._queues
+        known = {*self._bound_queues(), *self._tags, *staged, *former}
         self._refuse_unknown(known)
-        known -= self._note_unreadable(report, known)
+        known -= self._note_unreadable(known)
         self._queues = {}
         for queue, lengths in self._stock.lengths(sorted(filter(self._is_wanted, known))).items():
             unacked = len(self._tags.get(queue, ()))
             counts = QueueMigration(queue, sum(lengths), sum(lengths[1:]), unacked, staged.get(queue, 0))
-            if counts.waiting or counts.unacked or counts.staged:
+            if queue in former:
+                counts.migrated = former[queue].migrated
+            if queue in former or counts.waiting or counts.unacked or counts.staged:
                 self._queues[queue] = counts
         report.queues = list(self._queues.values())
-        if self._options.priorities is None:
-            report.undecided = [queue.queue for queue in report.queues if queue.priorities]
-        if not read:
-            report.require_priorities()
         if self._tags and not self._options.take_unacked:
             report.held_by = self._stock.live_workers(self._app)
-        self._staying = [*report.left]
         if read:
-            for queue in self._queues:
-                for key in self._stock.lists(queue):
-                    for raw in self._stock.messages(key, CHUNK):
-                        self._is_understood(report, raw, queue, key)
-        self._report = report
-        return report
+            for counts in report.queues:
+                self._read_all(counts)
+
+    def _read_all(self, counts: QueueMigration) -> None:
+        """Read the messages of a queue, and note those in its lists that are not understood."""
+        for raw in self._stock.all_staged(counts.queue, CHUNK):
+            self._refusal(raw, counts.queue)  # it notes a priority without a choice
+        for key in self._stock.lists(counts.queue):
+            for raw in self._stock.messages(key, CHUNK):
+                refusal = self._refusal(raw, counts.queue)
+                if refusal is not None:
+                    self._report.left.append(not_migrated(counts.queue, key, refusal, raw))
+                    counts.left += 1
 
     def run(self, on_progress: OnProgress = ignore_progress) -> MigrationReport:
-        """Take over the messages of the queues that :meth:`survey` has found.
+        """Take over the messages of the queues that :meth:`survey` has found, and count the ones that stay.
 
         Messages that stock producers publish meanwhile are taken, too, until a list is empty.
 
@@ -227,10 +257,7 @@ class BrokerMigration:
         target = f"{channel.context.address} {options.environment} {options.key_prefix}".rstrip()
         producer = self._stock.begin(target)
         source = shown_url(self._stock.connection.as_uri())
-        # The lists are read again.
-        self._report.left = [*self._staying]
         for queue in self._queues.values():
-            queue.left = 0
             with self._broker.audit.change(channel.client, "migrated", queue.queue, details=source) as change:
 
                 def confirmed(count: int, queue: QueueMigration = queue, change: Any = change) -> None:
@@ -244,6 +271,8 @@ class BrokerMigration:
                 if not self._report.held_by:
                     self._take_unacked(queue.queue, producer, confirmed)
         self._stock.complete()
+        self._count_all(read=True)
+        self._report.note_rest("have come since")
         return self._report
 
     # The queues.
@@ -281,17 +310,18 @@ class BrokerMigration:
                     f"{', '.join(map(repr, sorted(known)))}."
                 )
 
-    def _note_unreadable(self, report: MigrationReport, known: set[str]) -> set[str]:
+    def _note_unreadable(self, known: set[str]) -> set[str]:
         """Return the queues whose names Celery cannot use, and note that they stay."""
         found = {queue for queue in known if not is_unicode(queue)}
         for queue in sorted(found):
             shown = queue.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-            report.left.append(NotMigrated(shown, shown, "the name of this queue is not UTF-8", ""))
+            self._report.left.append(NotMigrated(shown, shown, "the name of this queue is not UTF-8", ""))
         return found
 
     # The messages.
 
     def _stamped(self, raw: bytes, queue: str, producer: str, number: int) -> StampedMessage:
+        """Return a message as the target gets it, and note its priority if a choice is missing."""
         message = self._reader.read(raw)
         try:
             stamped = self._packer.stamp(message, queue, producer, iter((number,)))
@@ -299,16 +329,17 @@ class BrokerMigration:
             raise
         except Exception as exc:
             raise InvalidMessage(f"a header has an unknown form: {described(exc)}") from exc
+        if self._options.priorities is None:
+            self._report.note_priority(queue, stamped.outgoing.record)
         return stamped._replace(marker_ttl_ms=MARKER_TTL_MS)
 
-    def _is_understood(self, report: MigrationReport, raw: bytes, queue: str, key: str) -> bool:
+    def _refusal(self, raw: bytes, queue: str) -> InvalidMessage | None:
+        """Return why a message is not understood; None if it is."""
         try:
             self._stamped(raw, queue, "", 0)
         except InvalidMessage as exc:
-            report.left.append(not_migrated(queue, key, exc, raw))
-            self._queues[queue].left += 1
-            return False
-        return True
+            return exc
+        return None
 
     def _take_list(self, queue: str, key: str, producer: str, confirmed: OnProgress) -> None:
         """Take all messages of a list that are understood; new ones may come meanwhile."""
@@ -321,7 +352,8 @@ class BrokerMigration:
                     found.append(raw)
             if not found:
                 return
-            understood = [raw for raw in found if self._is_understood(self._report, raw, queue, key)]
+            understood = [raw for raw in found if self._refusal(raw, queue) is None]
+            self._report.require_priorities()
             left.update(Counter(found) - Counter(understood))
             if understood:
                 self._stock.stage(key, queue, understood)
@@ -343,12 +375,13 @@ class BrokerMigration:
                     f"A message of queue {queue!r} that an interrupted migration has taken is not understood "
                     f"({exc}): run the command with the settings and tasks of that time"
                 ) from exc
+            self._report.require_priorities()
             self._broker.declare(channel.client, queue)
             channel.publisher.push(messages)
             if self._stock.confirm(queue, sent, len(staged)):
                 confirmed(len(staged))
 
-    def _classify_unacked(self, report: MigrationReport, tag: bytes, value: bytes) -> None:
+    def _classify_unacked(self, tag: bytes, value: bytes) -> None:
         """Find the queue of an unacknowledged message, and note its tag, or why the message stays."""
         queue = ""
         try:
@@ -361,14 +394,15 @@ class BrokerMigration:
             if not is_unicode(queues[0]):
                 raise InvalidMessage("the name of its queue is not UTF-8")
             queue = queues[0]
+            if not self._is_wanted(queue):
+                return
             self._stamped(raw, queue, "", 0)
         except InvalidMessage as exc:
             if self._is_wanted(queue):
                 place = f"{self._stock.unacked} {tag.decode('utf-8', 'replace')}"
-                report.left.append(not_migrated(queue, place, exc, value))
+                self._report.left.append(not_migrated(queue, place, exc, value))
             return
-        if self._is_wanted(queue):
-            self._tags.setdefault(queue, []).append(tag)
+        self._tags.setdefault(queue, []).append(tag)
 
     def _take_unacked(self, queue: str, producer: str, confirmed: OnProgress) -> None:
         tags = self._tags.get(queue, [])

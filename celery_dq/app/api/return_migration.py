@@ -107,7 +107,7 @@ class ReturnMigration:
             on_progress: Called after each batch with the number of messages that were moved.
 
         Raises:
-            InvalidRequest: A choice is missing.
+            InvalidRequest: A choice is missing, also for a message that was published meanwhile.
         """
         self._surveyed.require_priorities()
         consumer = self._stock.begin_return(LEASE_MS)
@@ -127,12 +127,7 @@ class ReturnMigration:
                     if not _leads(partition, opened):
                         self._drain(partition, opened.client, consumer, moved)
         report = self._count_all(read=False)
-        for counts in report.queues:
-            rest = counts.waiting - counts.left
-            if rest > 0:
-                counts.left += rest
-                reason = f"{rest:,} wait for a message that a worker has, or have come since: run it again"
-                report.left.append(NotMigrated(counts.queue, counts.queue, reason, ""))
+        report.note_rest("wait for a message that a worker has, or have come since")
         return report
 
     # The queues.
@@ -158,7 +153,8 @@ class ReturnMigration:
                 counts.waiting += holder.held
             elif holder.held:
                 counts.unacked += holder.held
-                report.held_by.append(holder.name)
+                if holder.name not in report.held_by:
+                    report.held_by.append(holder.name)
         left = [*self._left.get(queue, {}).values(), *_staying(queue, opened, found)]
         counts.left = len(self._left.get(queue, {})) + found.discards
         report.left += left
@@ -171,8 +167,8 @@ class ReturnMigration:
             for message_id, record in chunk:
                 if len(record) < HEADER_SIZE:
                     continue  # a mark of a task that has started
-                if self._options.priorities is None and record[1] and queue not in report.undecided:
-                    report.undecided.append(queue)
+                if self._options.priorities is None:
+                    report.note_priority(queue, record)
                 self._converted(queue, text(message_id), record)
 
     # The messages.
@@ -209,6 +205,11 @@ class ReturnMigration:
 
         Those that are not understood go back first. So each process that finds the batch names it alike.
         """
+        if self._options.priorities is None:
+            for entry in batch.entries:
+                self._surveyed.note_priority(queue, entry.record)
+            # The next run begins with this batch.
+            self._surveyed.require_priorities()
         converted = [self._converted(queue, entry.id, entry.record) for entry in batch.entries]
         pairs = list(zip(batch.entries, converted, strict=True))
         unclear = [entry for entry, message in pairs if message is None]
