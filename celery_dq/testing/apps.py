@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kombu import pools
@@ -50,13 +50,22 @@ _VARIABLES = (
 _NEUTRAL: dict[str, Any] = {
     "broker_read_url": None,
     "broker_write_url": None,
+    "broker_transport": None,
+    "broker_user": None,
+    "broker_password": None,
     "broker_use_ssl": None,
     "broker_transport_options": {},
+    "redis_username": None,
+    "redis_password": None,
+    "redis_backend_credential_provider": None,
     "redis_backend_use_ssl": None,
     "result_backend_transport_options": {},
     "task_always_eager": False,
     "dq_dedup_url": "",
     "dq_election": "",
+    "dq_election_options": {},
+    "dq_allocation": False,
+    "dq_confirm_replicas": 0,
 }
 
 #: Seconds to send messages that a test has buffered and not flushed.
@@ -75,8 +84,9 @@ def use_broker(app: Any, broker_url: str, result_backend: str, **settings: Any) 
         broker_url: URL of the broker, e.g. ``dq-redis://127.0.0.1:6390/0``.
         result_backend: URL of the result backend.
         settings: Further settings during the block. Settings about servers (``dq_election``,
-            ``dq_dedup_url``, ``broker_transport_options``, …) and ``task_always_eager`` are neutral unless
-            given here.
+            ``dq_allocation``, ``dq_confirm_replicas``, ``dq_dedup_url``, ``broker_transport_options``, …) and
+            ``task_always_eager`` are neutral unless given here. Without ``dq_allocation``, ``allocated`` of
+            the app's ``dq_queues`` is left out.
 
     Yields:
         The app.
@@ -88,6 +98,9 @@ def use_broker(app: Any, broker_url: str, result_backend: str, **settings: Any) 
     state = {name: instance.pop(name) for name in _STATE if name in instance}
     _reset(app, state)
     swapped = {**_NEUTRAL, "broker_url": broker_url, "result_backend": result_backend, **settings}
+    queues = conf.get("dq_queues")
+    if queues and not swapped["dq_allocation"]:
+        swapped.setdefault("dq_queues", _without_allocation(queues))
     conf.update({_qualified(name, conf.prefix): value for name, value in swapped.items()})
     setup(app)
     try:
@@ -103,6 +116,18 @@ def use_broker(app: Any, broker_url: str, result_backend: str, **settings: Any) 
             conf.changes.clear()
             conf.changes.update(changes)
             os.environ.update({name: value for name, value in variables.items() if value is not None})
+
+
+def _without_allocation(queues: Any) -> Any:
+    """Return ``dq_queues`` without the part that contradicts a neutral ``dq_allocation``."""
+    if not isinstance(queues, Mapping):
+        return queues  # the check of the settings refuses it
+    return {
+        name: {key: value for key, value in section.items() if key != "allocated"}
+        if isinstance(section, Mapping)
+        else section
+        for name, section in queues.items()
+    }
 
 
 def _qualified(name: str, namespace: str | None) -> str:

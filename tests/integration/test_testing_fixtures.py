@@ -21,6 +21,15 @@ app.conf.update(
     task_default_queue="push",
     dq_buffer_folder="/nowhere/to/be/written",
     dq_election="zookeeper://127.0.0.1:{port}",
+    dq_election_options={{"auth": [("digest", "shop:secret")]}},
+    dq_allocation=True,
+    dq_queues={{"push": {{"max_deliveries": 2, "allocated": True}}}},
+    dq_confirm_replicas=1,
+    broker_transport="redis",
+    broker_user="shop",
+    broker_password="secret",
+    redis_username="shop",
+    redis_password="secret",
     broker_transport_options={{"master_name": "elsewhere"}},
     broker_use_ssl={{"ca_certs": "/nowhere"}},
     task_always_eager=True,
@@ -57,7 +66,8 @@ import pytest
 from kombu import pools
 from shop import app, notify, refresh
 
-NAMES = ("broker_url", "broker_use_ssl", "broker_transport_options", "task_always_eager", "dq_election")
+NAMES = ("broker_url", "broker_use_ssl", "broker_transport_options", "task_always_eager")
+NAMES += ("dq_election", "dq_allocation", "dq_queues")
 SETTINGS = {name: getattr(app.conf, name) for name in NAMES}
 TWICE = pytest.mark.parametrize("time", [1, 2])
 
@@ -73,6 +83,7 @@ def test_a_worker_runs_the_calls(dq_worker, time):
 def test_the_broker_is_empty_and_keeps_the_calls(dq_broker, time):
     queue = dq_broker.dq.queues["push"]
     assert queue.depth == 0
+    assert dq_broker.dq.options.queue("push").max_deliveries == 2
     for _ in range(3):
         notify.apply_async(("bakery",), buffered=True)
     assert dq_broker.dq.buffer.flush(20) == 0
