@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
+
+from celery_dq.daemon_threads import start_daemon
 
 __all__ = ["SharedReading"]
 
@@ -27,8 +28,14 @@ class SharedReading(Future[T]):
         self.began = began
 
     def start(self, name: str, call: Callable[[], T]) -> None:
-        """Make the call in a thread, for which the end of the process does not wait."""
-        threading.Thread(target=self._run, args=(call,), name=name, daemon=True).start()
+        """Make the call in a thread, for which the end of the process does not wait.
+
+        When no thread can start, the reading has ended with that error.
+        """
+        try:
+            start_daemon(self._run, name, call)
+        except RuntimeError as exc:
+            self.set_exception(exc)
 
     def is_fresh(self, now: float) -> bool:
         """Whether it serves further viewers."""

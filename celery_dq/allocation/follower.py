@@ -23,6 +23,7 @@ from typing import Any
 from celery_dq.allocation.assignment import RunningWorker
 from celery_dq.allocation.nodes import Generation, PublishedAssignment, Registration
 from celery_dq.clock import Clock, SystemClock
+from celery_dq.daemon_threads import start_daemon
 from celery_dq.errors import DQError
 from celery_dq.outage import Outage
 from celery_dq.shown import shown_logger
@@ -176,8 +177,7 @@ class Follower:
         if self._thread is None:
             self._closing = False
             self._session.add_listener(self._look_soon)
-            self._thread = threading.Thread(target=self._run, name="dq-allocation", daemon=True)
-            self._thread.start()
+            self._thread = start_daemon(self._run, "dq-allocation")
 
     def close(self, timeout_s: float) -> None:
         """Leave: other workers get the partitions at once.

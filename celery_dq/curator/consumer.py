@@ -19,6 +19,7 @@ from typing import Any
 from celery_dq.curator.framing import frame
 from celery_dq.curator.item_ownership import ItemOwnership, Node, QueueFolder
 from celery_dq.curator.taking import LONGEST_WAIT_S, RETRY_S, ItemTaker
+from celery_dq.daemon_threads import start_daemon
 from celery_dq.errors import ZooKeeperUnreachable
 from celery_dq.outage import Outage
 from celery_dq.shown import shown_logger
@@ -59,7 +60,7 @@ class Consumer:
         executor: Executor | None,
         prefetch: int,
     ) -> None:
-        self._name = name = folder.path
+        self._name = folder.path
         self._decoder = folder.decoder
         self._clock = clock = folder.clock
         self._taking = Outage(logger, "curator_take", clock)
@@ -86,14 +87,17 @@ class Consumer:
         self._began = 0.0
         #: Consumed nodes, each with None to be finished, or with the data to requeue.
         self._consumed: deque[tuple[Node, bytes | None]] = deque()
-        self._taker = threading.Thread(target=self._take, name=f"dq-take-{name}", daemon=True)
-        self._finisher = threading.Thread(target=self._finish, name=f"dq-finish-{name}", daemon=True)
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Start to consume."""
         self._item_taker.start()
-        self._taker.start()
-        self._finisher.start()
+        try:
+            for run, name in ((self._take, "take"), (self._finish, "finish")):
+                self._threads.append(start_daemon(run, f"dq-{name}-{self._name}"))
+        except RuntimeError:
+            self.stop(0.0)
+            raise
 
     def stop(self, timeout_s: float) -> bool:
         """Start no more nodes and wait for the running ones.
@@ -109,14 +113,14 @@ class Consumer:
         self._wake_event.set()
         with self._change:
             self._change.notify_all()
-        for thread in (self._taker, self._finisher):
+        for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - self._clock.monotonic()))
         self._item_taker.stop()
         self._abandoned = True
         with self._change:
             self._change.notify_all()
-        return not (self._taker.is_alive() or self._finisher.is_alive())
+        return not any(thread.is_alive() for thread in self._threads)
 
     # -- the taker
 

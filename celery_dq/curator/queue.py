@@ -273,7 +273,7 @@ class CuratorQueue:
         """Start to consume, if the queue has a consumer. After a fork, the child must call this again."""
         own = self._state.get()
         if self._consume is not None and own.consumer is None:
-            own.consumer = Consumer(
+            consumer = Consumer(
                 own.folder,
                 own.item_taker,
                 own.ownership,
@@ -283,7 +283,8 @@ class CuratorQueue:
                 executor=self._executor,
                 prefetch=self._room(),
             )
-            own.consumer.start()
+            consumer.start()
+            own.consumer = consumer
         return self
 
     def close(self, timeout_s: float = 10.0) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from kazoo.exceptions import KazooException, NoNodeError
 
 from celery_dq.curator.item_ownership import QueueFolder
+from celery_dq.daemon_threads import start_daemon
 from celery_dq.errors import DQError, QueueClosed, QueueFull, ZooKeeperUnreachable
 from celery_dq.outage import Outage
 from celery_dq.shown import shown_logger
@@ -223,8 +224,7 @@ class Writer:
     def _defer(self, puts: Sequence[Put], deadline: float) -> None:
         with self._change:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._send, name=f"dq-put-{self._path}", daemon=True)
-                self._thread.start()
+                self._thread = start_daemon(self._send, f"dq-put-{self._path}")
             for put in puts:
                 while len(self._backlog) >= MAX_BACKLOG:
                     left = deadline - self._clock.monotonic()

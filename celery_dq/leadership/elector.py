@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from celery_dq.clock import Clock, SystemClock
+from celery_dq.daemon_threads import start_daemon
 from celery_dq.errors import ConfigurationError, NotElected, ZooKeeperUnreachable
 from celery_dq.leadership.career import TRUST, Phase, Term
 from celery_dq.outage import Outage
@@ -228,9 +229,7 @@ class LeaderElector:
         with self._lock:
             self._closing = False
             if self._thread is None:
-                name = f"dq-elector-{self.name}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+                self._thread = start_daemon(self._run, f"dq-elector-{self.name}")
 
     def resign(self, reason: str = "resigned") -> None:
         """End the current term with a hand-over, and become a candidate behind the others."""
@@ -480,7 +479,7 @@ class LeaderElector:
                 served.set()
                 self._wake_event.set()
 
-        threading.Thread(target=serve, name=f"dq-term-{self.name}", daemon=True).start()
+        start_daemon(serve, f"dq-term-{self.name}")
         self._serving = True
 
     def _wait_for_expiry(self, term: Term, served: threading.Event) -> None:

@@ -88,8 +88,12 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             request, address = self.get_request()
         except OSError:
             time.sleep(0.1)  # the process has no file descriptor left
-        else:
+            return
+        try:
             self.process_request(request, address)
+        except RuntimeError:  # the system allows no more threads
+            self.handle_error(request, address)
+            self.shutdown_request(request)
 
     def stop(self) -> None:
         """End :meth:`serve`, from any thread. Does not wait."""

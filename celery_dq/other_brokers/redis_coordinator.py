@@ -24,6 +24,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_dq.daemon_threads import start_daemon
 from celery_dq.dedup.machine import (
     Coordinator,
     CoordinatorLockSnapshot,
@@ -360,8 +361,7 @@ class DedupLockHeartbeat:
     def start(self) -> None:
         """Start the thread unless it runs already."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="dq-dedup-heartbeat", daemon=True)
-            self._thread.start()
+            self._thread = start_daemon(self._run, "dq-dedup-heartbeat")
 
     def drop(self, holding: HeldDedupLock) -> None:
         """Stop renewing this dedup lock."""

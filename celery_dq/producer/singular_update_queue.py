@@ -32,6 +32,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from celery_dq.daemon_threads import start_daemon
 from celery_dq.errors import QueueClosed, QueueFull
 from celery_dq.per_process import PerProcess
 from celery_dq.shown import shown_logger
@@ -218,12 +219,10 @@ class SingularUpdateQueue(Generic[Request, Result]):
 
     def _start(self, own: _QueueProcess[Request, Result]) -> None:
         # A daemon, because an interpreter joins other threads before it runs atexit handlers.
-        own.thread = threading.Thread(target=self._run, args=(own,), name=self.name, daemon=True)
         _running.get().add(self)
         try:
-            own.thread.start()
+            own.thread = start_daemon(self._run, self.name, own)
         except RuntimeError as error:  # the interpreter ends, or there are too many threads
-            own.thread = None
             _running.get().discard(self)
             while own.waiting:
                 refusal = QueueClosed(f"{self.name}: its thread cannot start ({error})")

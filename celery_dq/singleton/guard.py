@@ -190,10 +190,11 @@ class Guard:
         with self._making:
             if self._watch is None:
                 # One object per process, because a process has only one alarm.
-                self._watch = _Watch()
+                watch = _Watch()
+                start_thread(self._look_on, watch)
                 # The thread stops before the interpreter has ended, and the alarm would end the process then.
-                atexit.register(self._disarm, self._watch)
-                start_thread(self._look_on, self._watch)
+                atexit.register(self._disarm, watch)
+                self._watch = watch
             return self._watch
 
     @staticmethod

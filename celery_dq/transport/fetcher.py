@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
+from celery_dq.daemon_threads import start_daemon
 from celery_dq.wake_flag import WakeFlag
 
 __all__ = ["FLUSH_S", "LARGEST_CLAIM", "Fetcher", "QueueSubscription"]
@@ -107,8 +108,7 @@ class Fetcher(Generic[S]):
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        self._thread.start()
+        self._thread = start_daemon(self._run, self.name)
 
     def wake(self, _event: object = None) -> None:
         """Begin the next round now, to send acks or claim messages; callable from signal handlers."""

@@ -103,9 +103,9 @@ class ThreadedTransport(VirtualTransport):
         """Return the fetcher, which is started at the first call."""
         if self._fetcher is None:
             fetcher = self.new_fetcher()
-            self._fetcher = fetcher
             self._attach()
             fetcher.start()
+            self._fetcher = fetcher
         return self._fetcher
 
     def wake_delivery(self, subscription: QueueSubscription | None = None) -> None:

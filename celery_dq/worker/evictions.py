@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_dq.context import AppContext
+from celery_dq.daemon_threads import start_daemon
 from celery_dq.dedup.rule import rule_of
 from celery_dq.dedup.signals import dedup_lock_lost
 from celery_dq.keys import every_evicted
@@ -96,8 +97,7 @@ class _EvictionListener:
         """Begin to listen. A thread that listens already uses the new client from its next error on."""
         self._connect = connect
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="dq-dedup-evictions", daemon=True)
-            self._thread.start()
+            self._thread = start_daemon(self._run, "dq-dedup-evictions")
 
     def stop(self) -> None:
         """End the thread and close its connections."""

@@ -24,6 +24,7 @@ from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.any_store.fetcher import StoreFetcher
 from tests.conformance.celery_app import CeleryApp
 from tests.conformance.kombu_queue import KombuQueue, drain_until
+from tests.doubles.thread_limit import no_more_threads
 
 WAIT = 30
 
@@ -51,6 +52,18 @@ def test_a_lease_is_renewed_while_its_message_is_held(path: str) -> None:
         ends = [client.read("SELECT until_us FROM leases")]
         wait_until(lambda: client.read("SELECT until_us FROM leases") != ends[0], WAIT)
         assert client.read("SELECT count(*) FROM messages WHERE consumer <> ''") == [(1,)]
+        client.close()
+
+
+def test_a_connection_sends_acks_after_its_thread_could_not_start(path: str) -> None:
+    with connection_of(path) as connection:
+        queue = KombuQueue(connection, "begun")
+        queue.publish(1)
+        with no_more_threads(), pytest.raises(RuntimeError):
+            queue.channel.basic_get("begun")
+        queue.channel.basic_get("begun").ack()
+        client = SqliteStore(path).connect()
+        wait_until(lambda: client.read("SELECT count(*) FROM messages") == [(0,)], 10)
         client.close()
 
 

@@ -21,6 +21,7 @@ from celery_dq.errors import (
 from celery_dq.testing.waiting import wait_until
 from celery_dq.zookeeper.session import Session
 from tests.curator.collecting import Collector
+from tests.doubles.thread_limit import no_more_threads
 
 Make = Callable[..., Any]
 LOCKS = "/locks"
@@ -161,6 +162,21 @@ def test_items_put_in_the_background_are_flushed_and_ordered(make: Make) -> None
     seen = Collector()
     make(DistributedQueue, lock_path=LOCKS, consumer=seen).start()
     assert seen.wait(1000) == list(range(1000))
+
+
+def test_a_queue_goes_on_after_a_thread_could_not_start(make: Make) -> None:
+    queue = make(DistributedQueue, put_in_background=True)
+    with no_more_threads(), pytest.raises(RuntimeError):
+        queue.put(0)
+    queue.put(1)
+    assert queue.flush(20)
+    seen = Collector()
+    consuming = make(DistributedQueue, lock_path=LOCKS, consumer=seen)
+    assert consuming.size() == 1  # its session is open
+    with no_more_threads(), pytest.raises(RuntimeError):
+        consuming.start()
+    consuming.start()
+    assert seen.wait(1) == [1]
 
 
 def test_closing_flushes(make: Make) -> None:

@@ -18,6 +18,7 @@ from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from tests.broker.proxy import Proxy
 from tests.dashboard.test_security import PAGES
+from tests.doubles.thread_limit import no_more_threads
 from tests.integration.shop import send
 
 #: Longer than the deadline of the test, shorter than any timeout of a connection.
@@ -118,6 +119,15 @@ def test_an_error_is_shared_for_a_second_and_then_tried_again(monkeypatch: pytes
     with pytest.raises(ConnectionError, match="down"):
         reads.get("key", fail)
     assert len(calls) == 2
+
+
+def test_reads_go_on_after_more_than_may_wait_could_not_start(quick: None) -> None:
+    reads = BrokerReads()
+    with no_more_threads():
+        for number in range(MOST_WAITING + 1):
+            with pytest.raises(RuntimeError, match="new thread"):
+                reads.get(number, int)
+    assert reads.get("key", int) == 0
 
 
 def test_a_change_that_got_no_answer_is_reported_as_unknown(quick: None) -> None:

@@ -11,11 +11,12 @@ import pytest
 import redis
 
 from celery_dq.app.api.history import HistoryPoint, HistorySample, history_points
-from celery_dq.contrib.django.dashboard.history import plots
+from celery_dq.contrib.django.dashboard.history import Sampler, plots
 from celery_dq.contrib.django.templatetags.celery_dq_pages import plotted
 from celery_dq.inspector.queue_counters import WAIT_BOUNDS_S
 from celery_dq.keys import history_stream
 from celery_dq.testing.waiting import wait_until
+from tests.doubles.thread_limit import no_more_threads
 from tests.integration.shop import claim, send
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
@@ -47,6 +48,17 @@ def test_counters_that_began_again_give_no_point() -> None:
     assert HistorySample.unpack(0, packed) == sample(0, 50, 20)
     assert HistorySample.unpack(0, "?") is None
     assert HistorySample.unpack(0, "[1,2,3,4,5,[1]]") is None
+
+
+def test_a_queue_is_sampled_after_the_thread_could_not_start(shop: Any, redis_url: str) -> None:
+    send(shop, "a")
+    sampler = Sampler()
+    with no_more_threads(), pytest.raises(RuntimeError):
+        sampler.watch(shop.dq, "push")
+    sampler.watch(shop.dq, "push")
+    with redis.Redis.from_url(redis_url) as client:
+        wait_until(lambda: client.xlen(history_stream("online", "push")), 10)
+    sampler.stop()
 
 
 def test_a_look_at_the_page_begins_the_samples(shop: Any, operator: Any, redis_url: str) -> None:

@@ -10,6 +10,7 @@ from celery_dq.dedup.machine import HeldDedupLock, Verdict
 from celery_dq.other_brokers.redis_coordinator import DedupLockHeartbeat, RedisCoordinator
 from celery_dq.testing.waiting import wait_until
 from tests.dedup.conftest import SCRIPTS, redis_coordinator
+from tests.doubles.thread_limit import no_more_threads
 
 
 def test_all_keys_are_in_one_slot(client: Any) -> None:
@@ -96,6 +97,19 @@ def test_a_heartbeat_learns_of_the_end_long_before_it_renews(client: Any) -> Non
     heartbeat.stop()
     assert heartbeat._thread is not None
     assert not heartbeat._thread.is_alive()
+
+
+def test_a_heartbeat_begins_after_its_thread_could_not_start(client: Any) -> None:
+    coordinator = redis_coordinator(client)
+    turns: list[bool] = []
+    heartbeat = DedupLockHeartbeat(
+        coordinator, 3600.0, lambda: turns.append(True), print, lambda: client, print, lambda: None
+    )
+    with no_more_threads(), pytest.raises(RuntimeError):
+        heartbeat.start()
+    heartbeat.start()
+    wait_until(lambda: turns, 10)
+    heartbeat.stop()
 
 
 def test_another_delivery_of_a_declined_task_is_declined_in_favour_of_the_same_task(client: Any) -> None:

@@ -1,1 +1,1 @@
-"""A clock that jumps, which several folders of tests use."""
+"""A clock that jumps and a limit of threads, which several folders of tests use."""

@@ -18,6 +18,7 @@ from celery_dq.testing.processes import dead_port
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from tests.broker.proxy import Proxy
+from tests.doubles.thread_limit import no_more_threads
 from tests.integration.shop import send
 from tests.metrics.conftest import MakeApp, Metrics, Serve, scrape
 
@@ -166,3 +167,21 @@ def test_scrapes_of_a_broker_that_hangs_begin_one_reading() -> None:
     assert reader.begun == 1
     reader.go_on.set()
     wait_until(lambda: shared.get().up and reader.begun == 2)
+
+
+def test_a_scrape_for_which_no_thread_can_start_ends_no_server(make_app: MakeApp, serve: Serve) -> None:
+    url = serve(make_app())
+    with no_more_threads(), pytest.raises(OSError):
+        scrape(url)
+    assert scrape_soon(url)("celery_dq_up") == 1
+
+
+def test_another_reading_follows_one_whose_thread_could_not_start() -> None:
+    clock, reader = ManualClock(), HangingReader()
+    reader.go_on.set()
+    reads: Any = reader
+    shared = SharedState(reads, SOON_S, clock)
+    with no_more_threads():
+        assert shared.get().up is None
+    clock.advance(FRESH_S)
+    assert shared.get().up

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+
+import pytest
 
 from celery_dq.clock import SystemClock
 from celery_dq.singleton.guard import LOOK_S, SOON_S, Guard
@@ -126,6 +129,28 @@ def test_a_revoked_term_ends_at_once() -> None:
     assert fate(pid) == -signal.SIGALRM
     assert time.monotonic() - began < 8  # the work itself would end after 10 s
     assert not guard.runs("ledger")
+
+
+def test_a_message_is_watched_although_the_thread_could_not_start_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guard = make(30)
+
+    def refuse(*args: object) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("can't start new thread")
+
+    def work() -> None:
+        monkeypatch.setattr("celery_dq.singleton.guard.start_thread", refuse)
+        with contextlib.suppress(RuntimeError):
+            guard.begin("ledger", 1)
+        guard.begin("ledger", 1)
+        toil(5)
+
+    pid = forked(work)
+    wait_until(lambda: guard.runs("ledger"))
+    guard.revoke("ledger", 1)
+    assert fate(pid) == -signal.SIGALRM
 
 
 def test_a_revoked_term_is_not_trusted_again() -> None:
@@ -295,6 +320,8 @@ def test_the_guard_looks_now_and_then_and_not_at_every_message() -> None:
 #: A process without pool processes that ends just after a message, and takes longer for that than its term.
 SLOW_END = """
 import sys, time
+import pytest
+
 from celery_dq.clock import SystemClock
 from celery_dq.singleton.guard import Guard
 

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta, timezone
 from celery_dq.app.api.api import DQ
 from celery_dq.app.api.history import STEP_MS, HistoryPoint
 from celery_dq.contrib.django.dashboard.broker_reads import failure_of
+from celery_dq.daemon_threads import start_daemon
 from celery_dq.inspector.queue_counters import WAIT_BOUNDS_S
 from celery_dq.shown import shown_logger
 
@@ -211,11 +212,7 @@ class Sampler:
             while len(self._until) > MOST_QUEUES:
                 del self._until[next(iter(self._until))]
             if self._thread is None:
-                # The end of the process does not wait for a daemon thread.
-                self._thread = threading.Thread(
-                    target=self._run, args=(dq,), name="dq-dashboard-history", daemon=True
-                )
-                self._thread.start()
+                self._thread = start_daemon(self._run, "dq-dashboard-history", dq)
 
     def _run(self, dq: DQ) -> None:
         while queues := self._watched():
