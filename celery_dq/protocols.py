@@ -75,7 +75,7 @@ class WorkerCapacity(DiscardHandler, Protocol):
     All methods are called often, from the thread that claims messages, and must not block.
 
     Attributes:
-        blocking: Whether the pool runs tasks inside the event loop (solo), so that the loop stops meanwhile.
+        runs_tasks_in_loop: Whether the pool runs tasks inside the event loop (solo), which stops meanwhile.
     """
 
     runs_tasks_in_loop: bool

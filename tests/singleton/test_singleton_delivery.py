@@ -84,7 +84,7 @@ class Channel(ClaimsHarness):
         assert self.ids == ids
 
     def close(self) -> None:
-        self.delivery.close()
+        self.delivery.remove(QUEUE)
         super().close()
 
 

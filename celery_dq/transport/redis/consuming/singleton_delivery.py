@@ -146,11 +146,6 @@ class SingletonDelivery:
     def __contains__(self, name: object) -> bool:
         return name in self._subscriptions
 
-    def close(self) -> None:
-        """Release the waiting messages of all queues, and stop consuming them."""
-        for name in list(self._subscriptions):
-            self.remove(name)
-
     def is_busy(self, name: str, token: int) -> bool:
         """Return whether messages of a term are in flight, or acks of it are pending. Thread-safe.
 
