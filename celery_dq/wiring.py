@@ -40,6 +40,7 @@ WORKER_STEPS = (
     ("consumer", "celery_dq.worker.zookeeper_step:ZooKeeperStep"),
     ("consumer", "celery_dq.worker.evictions:EvictionsStep"),
     ("consumer", "celery_dq.worker.shutdown:PromptStopStep"),
+    ("worker", "celery_dq.worker.shutdown:SoftShutdownStep"),
     ("consumer", "celery_dq.app.checks.settings_checks:TaskOptionsStep"),
     ("consumer", "celery_dq.worker.start_checks:StartChecksStep"),
     ("consumer", "celery_dq.worker.probe_step:ProbeStep"),

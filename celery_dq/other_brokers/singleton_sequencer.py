@@ -314,11 +314,12 @@ class SingletonSequencer(TaskSubscriber):
     # -- called by the leaderships, from any thread
 
     def is_busy(self, name: str, token: int) -> bool:
-        """Whether a message of that term is held or runs, or the broker has not confirmed its end."""
+        """Whether a message of that term may come, is held or runs, or its end is not confirmed."""
         queue = self._queues[name]
-        # Each look is at the next place of a message.
+        # Each look is at the next place of a message. A blocked loop has not received all that a broker sent.
         return queue.token == token and (
-            bool(queue.held)
+            (queue.source is not None and not queue.asks)
+            or bool(queue.held)
             or queue.running is not None
             or queue.is_releasing
             or queue.has_unconfirmed_acks()
@@ -330,7 +331,7 @@ class SingletonSequencer(TaskSubscriber):
         The broker is silent when the connection is lost, when a request has no answer, and when Celery's loop
         does not run: only a request to the broker blocks the loop for so long.
         """
-        if stops():
+        if stops(self._consumer):
             return False  # a stopping worker hands over, and its loop has ended
         queue = self._queues[name]
         now = self._clock.monotonic()
@@ -359,7 +360,7 @@ class SingletonSequencer(TaskSubscriber):
 
     def stop(self) -> None:
         """Cease to consume, and release messages that the pool does not have: the connection ends."""
-        ends = stops()
+        ends = stops(self._consumer)
         if not ends:
             self._lost_at = self._clock.monotonic()
         for queue in self._queues.values():
@@ -623,7 +624,7 @@ class SingletonSequencer(TaskSubscriber):
     def forgotten(self, request: Any) -> None:
         """Release a message whose job the pool has dropped, after a lost connection or at the end."""
         with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
-            request.message.dq_singleton_message.forgotten(requeue=stops())
+            request.message.dq_singleton_message.forgotten(requeue=stops(self._consumer))
 
     def _behind(self, queue: SequencedQueue) -> list[Mapping[str, Any]]:
         if queue.source is None:
@@ -703,9 +704,8 @@ class SequencedSingletonStep(SingletonStep):
         super().start(consumer)
 
     def stop(self, consumer: Any) -> None:
-        """Cease to consume, and begin to hand over if the worker stops."""
+        """Cease to consume: the connection ends, or the worker."""
         self._sequencer.stop()
-        super().stop(consumer)
 
     def shutdown(self, consumer: Any) -> None:
         """Hand over: the pool is drained or killed."""

@@ -13,7 +13,6 @@ from celery_dq.transport.in_flight import TRUSTED_SHARE
 from celery_dq.worker import commands
 from celery_dq.worker.bootsteps import ContextStep
 from celery_dq.worker.singleton import singleton_queues
-from celery_dq.worker.task_events import stops
 
 #: Importing the module registers these commands.
 COMMANDS = (commands.allocation, commands.drain)
@@ -27,8 +26,8 @@ LEAVE_TIMEOUT_S = 1.0
 class AllocationStep(ContextStep):
     """Registers the worker, follows the assignment, and takes part in the election of the allocator.
 
-    ``start`` and ``stop`` run at every reconnect, which does not end the registration. A worker that stops
-    leaves before its pool is drained, so that other workers get its partitions at once.
+    ``start`` runs at every reconnect, which does not end the registration. ``close`` runs when the worker
+    begins to stop: it leaves before its pool is drained, so that other workers get its partitions at once.
     """
 
     requires = ("celery_dq.worker.bootsteps:ConsumerStep",)
@@ -77,10 +76,9 @@ class AllocationStep(ContextStep):
         self._follower.open()
         self._allocator.open()
 
-    def stop(self, consumer: Any) -> None:
-        """Leave, if the worker stops."""
-        if stops():
-            self._follower.close(LEAVE_TIMEOUT_S)
+    def close(self, consumer: Any) -> None:
+        """Leave: the worker stops."""
+        self._follower.close(LEAVE_TIMEOUT_S)
 
     def shutdown(self, consumer: Any) -> None:
         """Withdraw the candidacy, and end the session."""

@@ -230,11 +230,11 @@ class PoolCapacity:
     @property
     def closing(self) -> bool:
         """Return whether the worker stops: claimed messages that have not begun are released."""
-        return stops()
+        return stops(self._consumer)
 
     def free_slots(self) -> int | None:
         """Return how many pool slots are free; below zero when more requests are reserved than fit."""
-        if stops():
+        if stops(self._consumer):
             return 0
         slots = self.slots()
         return None if slots is None else slots - len(state.reserved_requests)
@@ -243,7 +243,7 @@ class PoolCapacity:
         """Return how many messages beyond the slots fit the claim-ahead time at the measured service time."""
         service_s = self._lifecycle.service_s
         slots = self.slots()
-        if service_s is None or not slots or self._is_green or stops():
+        if service_s is None or not slots or self._is_green or stops(self._consumer):
             # A full green pool blocks the loop, which passes the tasks to it.
             return 0
         return int(slots * self._claim_ahead_s / max(service_s, 1e-6))

@@ -44,6 +44,7 @@ class ProbeStep(ContextStep):
         setting = context.options.probe_file
         if not setting:
             return False
+        self._consumer = consumer
         self._path = Path(node_format(setting, consumer.hostname))
         self._worker: str = consumer.hostname
         self._clock = SystemClock()
@@ -94,12 +95,12 @@ class ProbeStep(ContextStep):
         if self._heartbeat is not None:
             self._heartbeat.remove_check(self._note_answer)
             self._heartbeat = None
-        self._write("stopping" if stops() else "connecting")
+        self._write("stopping" if stops(consumer) else "connecting")
 
     def _note_answer(self, now: float) -> None:
         self._answered_at = now
         # A task of a solo worker blocks the loop, but not this thread.
-        if stops() and not self._reported_stopping:
+        if stops(self._consumer) and not self._reported_stopping:
             self._write("stopping")
 
     def _state(self, phase: Phase) -> ProbeState:

@@ -27,6 +27,7 @@ class ReadyRequests(TaskSubscriber):
     role = "ready_requests"
 
     def __init__(self, consumer: Any, events: TaskEvents) -> None:
+        self._consumer = consumer
         self._run = events.add_gate(self.role, self.add)
         events.subscribe(self)
         self._passing = (*consumer.connection_errors, *consumer.conninfo.channel_errors)
@@ -64,7 +65,7 @@ class ReadyRequests(TaskSubscriber):
             return  # the pool has refused a request: the outer call continues, so that the stack stays flat
         self._lets = True
         try:
-            while self._over and not stops():
+            while self._over and not stops(self._consumer):
                 waiting = self._waiting.pop(self._over.popleft(), None)
                 if waiting is not None:
                     self._start(waiting[1])

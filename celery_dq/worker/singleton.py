@@ -31,7 +31,7 @@ from celery_dq.worker import commands
 from celery_dq.worker.bootsteps import ContextStep
 from celery_dq.worker.lifecycle import PoolCapacity
 from celery_dq.worker.ready_requests import ReadyRequests
-from celery_dq.worker.task_events import stops, task_events
+from celery_dq.worker.task_events import task_events
 
 logger = shown_logger(__name__)
 
@@ -47,8 +47,8 @@ CLOSE_TIMEOUT_S = 10.0
 class SingletonStep(ContextStep):
     """Makes the worker a candidate for every singleton queue that it is to consume.
 
-    ``start`` and ``stop`` run at every reconnect, which does not end a leadership. ``shutdown`` runs when the
-    pool is drained, and hands the queues over.
+    ``start`` runs at every reconnect, which does not end a leadership. ``close`` runs when the worker begins
+    to stop, and ``shutdown`` when the pool is drained; they hand the queues over.
     """
 
     requires = ("celery_dq.worker.bootsteps:ConsumerStep",)
@@ -140,10 +140,9 @@ class SingletonStep(ContextStep):
 
         consumer.add_task_queue, consumer.cancel_task_queue = add_task_queue, cancel_task_queue
 
-    def stop(self, consumer: Any) -> None:
-        """Begin to hand over, if the worker stops: each queue as soon as its running message has ended."""
-        if stops():
-            self._leaderships.close(0)
+    def close(self, consumer: Any) -> None:
+        """Begin to hand over each queue as soon as its running message has ended: the worker stops."""
+        self._leaderships.close(0)
 
     def shutdown(self, consumer: Any) -> None:
         """Hand over: the pool is drained or killed."""

@@ -113,13 +113,30 @@ logger = shown_logger(__name__)
 
 check("worker")
 
+# Its types lack the name.
+_bootsteps: Any = bootsteps
 
-def stops() -> bool:
-    """Whether the worker shuts down, by Celery's own flags, and has not only lost its connection."""
+
+def stops(consumer: Any) -> bool:
+    """Whether the worker shuts down, for any cause, and has not only lost its connection.
+
+    Celery sets a flag after a signal; in a soft shutdown, at its end. Remote control, a connection that is
+    not retried, and an error close the worker without a flag.
+
+    Args:
+        consumer: Celery's consumer.
+    """
     # A flag may be the exit code 0, which also means a stop. Each task costs several calls of this function.
     stop: Any = state.should_stop
     terminate: Any = state.should_terminate
-    return (stop is not None and stop is not False) or (terminate is not None and terminate is not False)
+    worker = consumer.controller
+    # Not TERMINATE: the app of a worker that has ended may consume without one.
+    return (
+        (stop is not None and stop is not False)
+        or (terminate is not None and terminate is not False)
+        or worker.blueprint.state == _bootsteps.CLOSE
+        or worker.dq_stops_softly
+    )
 
 
 #: Returned in the place of a result of a task whose error was reported.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
+
+import pytest
 
 from celery_dq.testing.waiting import wait_until
 from tests.allocation.shared_queue import QUEUE, SESSION_S, SharedQueue, tenants
@@ -100,3 +103,26 @@ def test_a_pinned_partition_stays_with_its_worker(shared_queue: SharedQueue) -> 
         assert shared_queue.leases() == [0, 0, 0, 1, 0, 0, 0, 0]
         wait_until(lambda: shared_queue.stored() == 1)
         assert shared_queue.generation.number == 0
+
+
+@pytest.mark.parametrize("how", ["remote", "soft"])
+def test_a_worker_that_stops_without_a_signals_flag_leaves_while_its_task_runs(
+    shared_queue: SharedQueue, how: str
+) -> None:
+    # A worker that its broker does not answer leaves after the most part of a lease.
+    shared_queue.conf.update(dq_lease=60, worker_soft_shutdown_timeout=30.0)
+    with shared_queue.worker("prefork", 2) as first:
+        shared_queue.send("hold", "a")
+        shared_queue.ran(1, subject="began")
+        with shared_queue.worker("threads", 2) as second:
+            shared_queue.wait_assigned(first.name, second.name)
+            if how == "remote":
+                shared_queue.app.control.shutdown(destination=[first.name])
+            else:
+                os.kill(first.pid, signal.SIGQUIT)
+            shared_queue.wait_assigned(second.name, timeout_s=20)
+            for tenant in TENANTS:
+                shared_queue.send("note", tenant, tenant=tenant)
+            shared_queue.ran(16, 20)
+            assert first.alive
+            first.stop(signal.SIGKILL)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import bootsteps
 from celery.worker import state
 
 from celery_dq.compat.prefork_pool import terminates
 from celery_dq.testing.waiting import wait_until
 from celery_dq.worker.lifecycle import PoolCapacity
-from tests.broker.worker_app import WorkerApp
+from tests.broker.worker_app import OpenApp, WorkerApp
+
+_STEPS: Any = bootsteps  # its types lack the names
+RUN, CLOSE = _STEPS.RUN, _STEPS.CLOSE
 
 
 @pytest.mark.parametrize(
@@ -29,9 +34,43 @@ def test_a_worker_is_closing_for_every_stop_flag_of_celery(
     monkeypatch: pytest.MonkeyPatch, flag: str, value: Any, closing: bool
 ) -> None:
     monkeypatch.setattr(state, flag, value)
-    # The property reads Celery's flags only; a whole worker would change the state of this process.
-    assert object.__new__(PoolCapacity).closing is closing
+    assert capacity_of(RUN).closing is closing
     assert terminates() is (closing and flag == "should_terminate")
+
+
+@pytest.mark.parametrize(
+    ("blueprint", "stops_softly", "closing"),
+    [(None, False, False), (RUN, False, False), (CLOSE, False, True), (RUN, True, True)],
+)
+def test_a_worker_is_closing_also_without_a_flag_of_celery(
+    blueprint: Any, stops_softly: bool, closing: bool
+) -> None:
+    assert capacity_of(blueprint, stops_softly).closing is closing
+
+
+def capacity_of(blueprint: Any, stops_softly: bool = False) -> PoolCapacity:
+    """Return the capacity of a worker in this state; a whole one would change the state of this process."""
+    controller = SimpleNamespace(blueprint=SimpleNamespace(state=blueprint), dq_stops_softly=stops_softly)
+    capacity = object.__new__(PoolCapacity)
+    capacity._consumer = SimpleNamespace(controller=controller)
+    return capacity
+
+
+def test_a_soft_shutdown_leaves_new_messages_to_other_workers(open_app: OpenApp) -> None:
+    # A message that the stopping worker claims would wait for twice the time of dq_claim_ahead.
+    worker_app = open_app(dq_lease=60, dq_claim_ahead=10, worker_soft_shutdown_timeout=60.0)
+    with worker_app.worker("prefork", 4) as worker:
+        worker_app.send("hold", "a")
+        worker_app.ran(1, subject="began")
+        with worker_app.worker("prefork", 4):
+            assert worker.process is not None
+            worker.process.send_signal(signal.SIGQUIT)
+            worker.wait_for_log("Initiating Soft Shutdown")
+            for number in range(12):
+                worker_app.send("note", number)
+                worker_app.ran(number + 1, 15)
+            assert worker.alive
+            worker.stop(signal.SIGKILL)
 
 
 def test_a_message_written_in_part_to_a_child_is_completed_in_a_warm_shutdown(worker_app: WorkerApp) -> None:

@@ -112,6 +112,46 @@ def test_an_ordinary_stop_of_a_leader_logs_no_warning(posting: PostingWorkers, p
     assert [line for line in lines if any(level in line for level in levels)] == []
 
 
+@pytest.mark.parametrize(
+    ("election", "broker", "how"),
+    [
+        ("redis", "dq", "remote"),
+        ("zookeeper", "dq", "soft"),
+        ("redis", "stock", "remote"),
+        ("redis", "stock", "soft"),
+    ],
+    indirect=["election"],
+)
+def test_a_leader_that_stops_without_a_signals_flag_hands_over_during_a_task_of_another_queue(
+    open_posting: Callable[..., PostingWorkers],
+    open_plain: Callable[..., PostingWorkers],
+    election: str,
+    broker: str,
+    how: str,
+) -> None:
+    # Any other way than a hand-over to let another worker lead would take as long as the lease.
+    conf = {"dq_lease": 3 * SESSION_S, "worker_soft_shutdown_timeout": 3 * SESSION_S}
+    posting = open_posting(election=election, **conf) if broker == "dq" else open_plain(**conf)
+    with posting.worker(queues=[QUEUE, "mail"]) as leader:
+        posting.send("hold", 100, queue="mail")
+        posting.wait_started(100)
+        assert posting.leader() == leader.name
+        with posting.worker():
+            if how == "remote":
+                posting.app.control.shutdown(destination=[leader.name])
+                leader.wait_for_log("Got shutdown from remote")
+            else:
+                os.kill(leader.pid, signal.SIGQUIT)
+                leader.wait_for_log("Initiating Soft Shutdown")
+            posted = posting.post(range(3))
+            assert posting.finished(3, 2 * SESSION_S) == posted
+            if how == "remote":
+                posting.book.release("100")
+                assert leader.wait() == 0
+            else:
+                leader.stop(signal.SIGKILL)
+
+
 def test_a_candidate_with_a_new_child_that_is_elected_loses_no_connection(
     open_posting: Callable[..., PostingWorkers],
 ) -> None:

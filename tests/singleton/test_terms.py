@@ -102,6 +102,8 @@ def broker_url(request: pytest.FixtureRequest, redis_url: str, tmp_path: Path) -
         return f"dq-sqlite:///{tmp_path / 'queues.sqlite'}"
     if kind == "zookeeper":
         return f"dq-zookeeper://{request.getfixturevalue('zookeeper').hosts}/{tmp_path.name}"
+    if kind == "amqp":
+        return str(request.getfixturevalue("rabbitmq_server").url())
     return redis_url
 
 
@@ -208,6 +210,19 @@ def test_a_term_is_busy_until_the_broker_has_confirmed_the_end_of_its_message(
         assert not sequencer.is_busy(QUEUE, 2)
         late.may_answer.set()
         wait_until(lambda: not sequencer.is_busy(QUEUE, 1), 30)
+    consumer.connection = None
+
+
+@pytest.mark.parametrize("broker_url", ["amqp"], indirect=True)
+def test_a_term_is_busy_while_its_broker_may_still_send(sequencer: SingletonSequencer) -> None:
+    """The loop, which cancels the consumer, may be blocked by a task or by a soft shutdown."""
+    queue, consumer = sequencer._queues[QUEUE], sequencer._consumer
+    with consumer.app.connection_for_read() as consumer.connection:
+        sequencer._open(queue, 1)
+        assert sequencer.is_busy(QUEUE, 1)
+        assert not sequencer.is_busy(QUEUE, 2)
+        sequencer._close(queue)
+        assert not sequencer.is_busy(QUEUE, 1)
     consumer.connection = None
 
 
