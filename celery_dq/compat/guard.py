@@ -216,6 +216,12 @@ TABLE: tuple[PrivateName, ...] = (
         "_SimpleQueue.poll(timeout)",
     ),
     *_rows(
+        "task_ends",
+        "celery.worker.request: Request._already_cancelled, Request._already_revoked, Request._context",
+        "a dead letter of a failure for good, and of no run that Celery cancels, requeues or retries",
+        "a signal in the worker's main process for each failure that Celery records",
+    ),
+    *_rows(
         "worker",
         "celery.worker.request: Request._already_cancelled, Request._already_revoked, "
         "Request._announce_cancelled(self), Request._announce_revoked(self reason terminated signum "

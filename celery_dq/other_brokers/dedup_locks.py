@@ -62,7 +62,7 @@ from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.waker import Waker
 from celery_dq.worker.bootsteps import ContextStep
 from celery_dq.worker.discards import Followers
-from celery_dq.worker.task_events import TaskSubscriber, task_events
+from celery_dq.worker.task_events import TaskSubscriber, error_of, task_events
 
 logger = shown_logger(__name__)
 
@@ -278,7 +278,7 @@ class WorkerDedupLocks(TaskSubscriber):
         singleton: SingletonMessage | None = getattr(request.message, "dq_singleton_message", None)
         if singleton is not None and singleton.run is not None:
             singleton.run.is_over = True
-        self._over(self._running.pop(request), _raised(info))
+        self._over(self._running.pop(request), error_of(info))
 
     def forgotten(self, request: Any) -> None:
         """Release the lock of a job that the pool has dropped; the broker delivers the message again."""
@@ -467,12 +467,6 @@ class WorkerDedupLocks(TaskSubscriber):
         else:
             self._declined.remember(request, later.call)
             self._decline(request, key, later.call)
-
-
-def _raised(info: Any) -> BaseException | None:
-    """Return the exception of a task, which Celery wraps with its traceback. A Retry is not unwrapped."""
-    exc: Any = getattr(info, "exception", None)
-    return exc if isinstance(exc, Retry) else getattr(exc, "exc", None) or exc
 
 
 def _seconds_until(exc: Retry) -> float:

@@ -15,16 +15,17 @@ from __future__ import annotations
 from typing import Any
 
 from celery.concurrency.solo import TaskPool as SoloPool
-from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
+from celery.exceptions import Ignore, Retry, TaskRevokedError
 from celery.worker import state
 
 from celery_dq.clock import Clock
+from celery_dq.compat.task_ends import fails_for_good
 from celery_dq.errors import LONGEST_REASON, described
 from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight import Message
 from celery_dq.worker.discards import Discards
 from celery_dq.worker.ready_requests import ReadyRequests
-from celery_dq.worker.task_events import TaskSubscriber, stops
+from celery_dq.worker.task_events import TaskSubscriber, error_of, stops
 
 logger = shown_logger(__name__)
 
@@ -107,17 +108,15 @@ class TaskLifecycle(TaskSubscriber):
     def ending(self, request: Any, info: Any, crashed: bool) -> None:
         """Note why the task has failed, before Celery acknowledges or rejects its message."""
         message: Message = request.message
+        error = error_of(info)
         if crashed:
             message.crashed = True
             if getattr(request.task, "retry_on_worker_lost", False):  # since Celery 5.7
                 message.expect_return()
-        elif info is not None:
-            exc = getattr(info, "exception", None)
-            # An exception from a pool's child may be wrapped. The `exc` of a Retry is its reason.
-            if any(isinstance(each, (Retry, Ignore)) for each in (exc, getattr(exc, "exc", None))):
-                message.expect_return()
-            if self._dead_letter_failures:
-                _dead_letter_failure(message, exc)
+        elif isinstance(error, (Retry, Ignore)):
+            message.expect_return()
+        if self._dead_letter_failures and error is not None and fails_for_good(request, error, crashed):
+            message.dead_letter(f"failed: {described(error)}"[:LONGEST_REASON])
 
     def ended(self, request: Any, info: Any) -> None:
         """Finish the message, or requeue it."""
@@ -169,12 +168,6 @@ class TaskLifecycle(TaskSubscriber):
         """Stop counting a message as in the pool; return the time of its start, or of its entry."""
         self._started.pop(tag, None)
         return self._in_pool.pop(tag, None)
-
-
-def _dead_letter_failure(message: Message, exc: BaseException | None) -> None:
-    exc = getattr(exc, "exc", None) or exc if not isinstance(exc, (Retry, Ignore, Reject)) else exc
-    if exc is not None and not isinstance(exc, (Retry, Ignore, Reject)):
-        message.dead_letter(f"failed: {described(exc)}"[:LONGEST_REASON])
 
 
 #: Limit of the messages of a singleton queue in a worker with one slot, and with a green pool of one slot.

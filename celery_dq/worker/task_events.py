@@ -19,8 +19,9 @@ from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from billiard import einfo
 from billiard.einfo import ExceptionInfo
-from billiard.exceptions import WorkerLostError
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import bootsteps
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import TaskRevokedError, WorkerTerminate
@@ -37,6 +38,7 @@ from celery_dq.compat.prefork_pool import (
     guard_flush,
     notice_deaths,
 )
+from celery_dq.compat.task_ends import requeues_timeout
 from celery_dq.errors import LONGEST_REASON, described
 from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight import Message, StoredMessage
@@ -113,8 +115,9 @@ logger = shown_logger(__name__)
 
 check("worker")
 
-# Its types lack the name.
+# The types of both libraries lack a name.
 _bootsteps: Any = bootsteps
+_einfo: Any = einfo
 
 
 def stops(consumer: Any) -> bool:
@@ -241,13 +244,16 @@ class TaskInPool:
         """
         request = self.request
         try:
+            if not soft and self._events.has(self):
+                # A pool of gevent has not reported it as a failure before.
+                info = _timed_out(timeout)
+                _report(self.followers, lambda each: each.ending(request, info, False))
             return self._time_out(soft, timeout)
         except Exception:
             if soft:
                 raise
             _log_not_recorded(request, "timed out")
-            acks = getattr(request.task, "acks_on_timeout", None)  # since Celery 5.7
-            if request.task.acks_late and (request.task.acks_on_failure_or_timeout if acks is None else acks):
+            if request.task.acks_late and not requeues_timeout(request.task):
                 request.acknowledge()
             return None
         finally:
@@ -523,11 +529,15 @@ def _report(followers: Iterable[TaskSubscriber], event: Callable[[TaskSubscriber
         raise first
 
 
+def error_of(info: Any) -> BaseException | None:
+    """Return the error of a task, without the traceback with which billiard may wrap it; None without one."""
+    error: BaseException | None = getattr(info, "exception", None)
+    return error.exc if isinstance(error, _einfo.ExceptionWithTraceback) else error
+
+
 def is_crash(info: Any) -> bool:
     """Whether the error of a pool means that the process of the task was lost."""
-    exc = getattr(info, "exception", None)
-    # billiard wraps an exception even if it did not come from another process.
-    return isinstance(getattr(exc, "exc", exc), (WorkerLostError, SystemExit, KeyboardInterrupt))
+    return isinstance(error_of(info), (WorkerLostError, SystemExit, KeyboardInterrupt))
 
 
 #: Celery's methods that announce an end of a request, and what each notes on the request at last.
@@ -605,6 +615,13 @@ def ack_promise(call_soon: Any, args: tuple[Any, ...], **options: Any) -> Any:
     if isinstance(getattr(answer, "__self__", None), Message):
         return AckPromise(answer, **options)
     return promise(call_soon, args, **options)
+
+
+def _timed_out(timeout: float) -> ExceptionInfo:
+    try:
+        raise TimeLimitExceeded(timeout)
+    except TimeLimitExceeded:
+        return ExceptionInfo()
 
 
 def _nothing(*args: Any, **options: Any) -> None:

@@ -21,6 +21,7 @@ from tests.broker.worker_app import WorkerApp
 def test_a_task_that_a_cold_stop_cancels_comes_back(worker_app: WorkerApp, pool: str, soft_s: float) -> None:
     worker_app.conf["worker_soft_shutdown_timeout"] = soft_s
     worker_app.conf["dq_max_deliveries"] = 1  # the cancelled task has killed no worker
+    worker_app.conf["dq_dead_letter_failures"] = True  # nor has it failed
     with worker_app.worker(pool, 2) as worker:
         result = worker_app.send("hold_late", "a")
         worker_app.ran(1, 30, "began")

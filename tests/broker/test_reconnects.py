@@ -103,8 +103,9 @@ def test_a_task_that_no_child_had_at_a_lost_connection_has_survived_no_crash(
 def test_a_task_that_celery_cancels_at_a_lost_connection_has_survived_no_crash(
     worker_app: WorkerApp, proxy: Proxy, open_app: OpenApp
 ) -> None:
-    conf = {"dq_max_deliveries": 1, "worker_cancel_long_running_tasks_on_connection_loss": True}
-    far = open_app(port=proxy.port, task_default_queue=worker_app.queue, **conf)
+    conf = {"dq_max_deliveries": 1, "dq_dead_letter_failures": True}
+    cancels = {"worker_cancel_long_running_tasks_on_connection_loss": True}
+    far = open_app(port=proxy.port, task_default_queue=worker_app.queue, **conf, **cancels)
     with far.worker("prefork", 1):
         result = worker_app.send("hold_late", "a")
         worker_app.ran(1, DEADLINE_S, subject="began")

@@ -147,6 +147,18 @@ def add_tasks(app: Celery, port: int) -> Celery:
         if not self.request.retries:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    @app.task(name="hold_again", retry_on_worker_lost=True, max_retries=1, default_retry_delay=0)
+    def hold_again(key: str) -> None:
+        report("began", key)
+        own_witness(port).hold(key)
+
+    def die_at_last(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @app.task(name="succeed_and_die", on_success=die_at_last)
+    def succeed_and_die() -> None:
+        pass
+
     def stumble(what: Any) -> None:
         report("ran", what)
 
