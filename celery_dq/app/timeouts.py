@@ -8,10 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-
-from kombu.exceptions import LimitExceeded
 
 from celery_dq.compat.kombu_messages import publish_prepared
 from celery_dq.errors import TooFewReplicas
@@ -129,46 +126,6 @@ def _report_that_it_waits(call: LimitedCall, error: BaseException) -> None:
             extra={"event": "publish_waits_for_broker"},
         )
         call.what = ""
-
-
-def limit_waits(producers: Any, deadline: Deadline, longest_s: float | None) -> None:
-    """Let the waits for a producer of a pool, and for its connection, end with the time of the call.
-
-    Args:
-        producers: a pool of kombu. Methods are replaced on it, and on its pool of connections.
-        deadline: the deadline of the app's calls.
-        longest_s: seconds that any wait may take; None without a limit.
-    """
-    # The methods of the class are called, so that a replacement on the instance is never wrapped again.
-    for pool in (producers, producers.connections):
-        pool.acquire = partial(_acquire_in_time, pool, deadline, longest_s)
-    producers.prepare = partial(_prepare, producers)
-
-
-def _acquire_in_time(
-    pool: Any, deadline: Deadline, longest_s: float | None, block: bool = False, timeout: float | None = None
-) -> Any:
-    call = deadline.call.get()
-    left_s = math.inf if call is None else max(call.latest - time.monotonic(), 0.0)
-    wait_s = min(each for each in (left_s, longest_s, timeout) if each is not None)
-    try:
-        return type(pool).acquire(pool, block, None if wait_s == math.inf else wait_s)
-    except LimitExceeded as error:
-        if not block:
-            raise
-        raise BrokerUnavailable(
-            f"no connection to the broker was free within {wait_s:.1f} s, because other calls use all "
-            f"{pool.limit} of them: raise broker_pool_limit, or the limits of the wait, which are "
-            "dq_publish_timeout and broker_pool_acquire_timeout"
-        ) from error
-
-
-def _prepare(pool: Any, producer: Any) -> Any:
-    if not callable(producer):
-        # When no connection is free, kombu releases the producer, and with it the connection of its last use,
-        # which another call may have by now.
-        producer.__connection__ = None
-    return type(pool).prepare(pool, producer)
 
 
 @contextmanager

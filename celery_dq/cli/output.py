@@ -40,9 +40,6 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
-codecs.register_error(_ESCAPE, _escaped)
-
-
 class ErrorsAsJson(click.Group):
     """A group whose commands print an error as JSON, too, if --json is among their words.
 
@@ -53,6 +50,7 @@ class ErrorsAsJson(click.Group):
         """See click; remember whether JSON is wanted."""
         ctx.meta[__name__] = "--json" in args
         if isinstance(sys.stdout, TextIOWrapper):
+            codecs.register_error(_ESCAPE, _escaped)
             sys.stdout.reconfigure(errors=_ESCAPE)
         return super().parse_args(ctx, args)
 

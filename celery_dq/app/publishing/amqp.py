@@ -8,22 +8,26 @@ publishes all the same, and the signal does not name the app. Each app has one t
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 from kombu import pools
+from kombu.exceptions import LimitExceeded
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.dedup_stage import DedupRules, conclude_verdict, dedup_request_for
 from celery_dq.app.publishing.pipeline import CALL_OPTION, Call
 from celery_dq.app.tenant_rules import TenantRules
-from celery_dq.app.timeouts import connection_with_timeout, limit_waits, unchanged_attempts
+from celery_dq.app.timeouts import Deadline, connection_with_timeout, unchanged_attempts
 from celery_dq.compat.celery_calls import arguments_of
 from celery_dq.compat.kombu_messages import publishing_by
 from celery_dq.context import APP_CONTEXT
 from celery_dq.errors import ConfigurationError, MissingLibrary
 from celery_dq.producer.buffering_producer import BufferingProducer, RecordingProducer
+from celery_dq.producer.sender import BrokerUnavailable
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.shown import why_unreadable
 from celery_dq.transport.aliases import TENANT_SCHEMES, refuse_misspelt, register_transports
@@ -88,7 +92,7 @@ class DQAmqp:
             self._producer_pool = pools.producers[connection]
             self._producer_pool.limit = self.app.pool.limit
             longest_s = self.app.conf.get("broker_pool_acquire_timeout")  # since Celery 5.7
-            limit_waits(self._producer_pool, dq.deadline, longest_s)
+            _limit_waits(self._producer_pool, dq.deadline, longest_s)
         return self._producer_pool
 
     publisher_pool = producer_pool  # Celery's old name for it
@@ -172,3 +176,43 @@ def _needs_no_binding(queue: Any) -> bool:
 def _is_ours(producer: Any) -> bool:
     """Whether the broker gives verdicts."""
     return getattr(producer.connection, "transport_cls", "") in TENANT_SCHEMES
+
+
+def _limit_waits(producers: Any, deadline: Deadline, longest_s: float | None) -> None:
+    """Let the waits for a producer of a pool, and for its connection, end with the time of the call.
+
+    Args:
+        producers: a pool of kombu. Methods are replaced on it, and on its pool of connections.
+        deadline: the deadline of the app's calls.
+        longest_s: seconds that any wait may take; None without a limit.
+    """
+    # The methods of the class are called, so that a replacement on the instance is never wrapped again.
+    for pool in (producers, producers.connections):
+        pool.acquire = partial(_acquire_in_time, pool, deadline, longest_s)
+    producers.prepare = partial(_prepare, producers)
+
+
+def _acquire_in_time(
+    pool: Any, deadline: Deadline, longest_s: float | None, block: bool = False, timeout: float | None = None
+) -> Any:
+    call = deadline.call.get()
+    left_s = math.inf if call is None else max(call.latest - time.monotonic(), 0.0)
+    wait_s = min(each for each in (left_s, longest_s, timeout) if each is not None)
+    try:
+        return type(pool).acquire(pool, block, None if wait_s == math.inf else wait_s)
+    except LimitExceeded as error:
+        if not block:
+            raise
+        raise BrokerUnavailable(
+            f"no connection to the broker was free within {wait_s:.1f} s, because other calls use all "
+            f"{pool.limit} of them: raise broker_pool_limit, or the limits of the wait, which are "
+            "dq_publish_timeout and broker_pool_acquire_timeout"
+        ) from error
+
+
+def _prepare(pool: Any, producer: Any) -> Any:
+    if not callable(producer):
+        # When no connection is free, kombu releases the producer, and with it the connection of its last use,
+        # which another call may have by now.
+        producer.__connection__ = None
+    return type(pool).prepare(pool, producer)
