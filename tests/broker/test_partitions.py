@@ -362,6 +362,13 @@ def test_basic_get_finds_messages_in_partitions_that_were_added(
     assert stored(kombu_client) == [0, 0, 0, 0]
 
 
+def test_basic_get_from_a_partition_of_an_unfinished_change_finds_nothing(kombu_client: KombuClient) -> None:
+    declare(kombu_client, **FOUR)
+    kombu_client.client.hset(keys_of()[3].state, "partitions", "7<4#1")
+    with KombuClient(kombu_client.url, "push/3").connect() as connection:
+        assert connection.default_channel.basic_get("push/3") is None
+
+
 # -- one partition
 
 

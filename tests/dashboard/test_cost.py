@@ -1,4 +1,4 @@
-"""What a page costs Redis does not grow with the tenants; queues and viewers share it."""
+"""The cost of a page for Redis does not grow with the tenants; queues and viewers share it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def before_next(patch: pytest.MonkeyPatch, owner: Any, name: str, action: Callab
 
 
 def owner_of(moment: str) -> Any:
-    """What has the function of a change with this name."""
+    """Return the module or class that has the function of a change with this name."""
     return map_change if hasattr(map_change, moment) else TenantMoves
 
 
@@ -209,7 +209,7 @@ def killed_once(function: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_pause_that_begins_while_settings_move_ends_by_itself(
     wide: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It begins before any one of the requests that write settings in the partition of its tenant."""
+    """The pause begins before each request in turn that writes settings in the partition of its tenant."""
     moving = next(each for each in TENANTS if PartitionMap(7, 4).moves(each))
     (old,) = PartitionMap(4).partitions(moving)
     names = (f"staying-{number}" for number in range(1000))

@@ -868,8 +868,8 @@ class Channel(ConsumingChannel):
         self.context.refuse_inherited()
         if self.transients.exists(self.client, queue):
             return super().basic_get(queue, no_ack=no_ack, **kwargs)
-        queues = self.queues(queue)
-        while True:
+        for refresh in (False, True):
+            queues = self.queues(queue, refresh=refresh)
             # An empty queue costs two round trips, however many partitions it has.
             targets = queues.partitions if len(queues.partitions) == 1 else with_messages(queues, self.client)
             for target in targets:
@@ -877,8 +877,8 @@ class Channel(ConsumingChannel):
                 if message is not None:
                     return message
             if is_current(queues, self.client):
-                return None
-            queues = self.queues(queue, refresh=True)
+                break
+        return None
 
     def _get_from(self, target: Queue, no_ack: bool) -> Message | None:
         self.identity.threads.keep_lease(target, self.thread_clients)
