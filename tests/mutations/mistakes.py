@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Area(NamedTuple):
     """A part of the package, and the tests that should see mistakes in it.
 
     Attributes:
-        paths: Folders or files, relative to the package.
+        paths: Folders or files, relative to the package. A file belongs to the area with its longest path.
         tests: Arguments of pytest.
     """
 
@@ -35,39 +35,36 @@ class Area(NamedTuple):
 AREAS = {
     "lua": Area(("transport/redis/lua",), ("tests/lua", "tests/properties")),
     "transport": Area(
-        (
-            "transport/redis",
-            "transport/in_flight",
-            "transport/threaded_channel.py",
-            "transport/threaded_transport.py",
-        ),
-        ("tests/broker", "tests/conformance", "-k", "not zookeeper and not sqlite and not stock"),
+        ("transport", "scripts", "native.py", "daemon_threads.py", "waker.py", "wake_flag.py", "outage.py"),
+        ("tests/broker", "tests/conformance", "tests/cluster", "-k", "not zookeeper and not stock"),
     ),
-    "worker": Area(("worker",), ("tests/broker", "tests/dedup", "tests/singleton")),
-    "publishing": Area(("app/publishing", "producer", "app/senders.py"), ("tests/producer",)),
-    "dedup": Area(("dedup",), ("tests/dedup", "tests/unit")),
+    "worker": Area(
+        ("worker", "compat", "lost_attempts.py", "tracing", "wiring.py", "context.py"),
+        ("tests/broker", "tests/dedup", "tests/singleton"),
+    ),
+    "publishing": Area(("app/publishing", "producer", "app"), ("tests/producer", "tests/unit")),
+    "dedup": Area(("dedup", "other_brokers"), ("tests/dedup", "tests/singleton", "tests/unit")),
     "leaders": Area(
         ("leadership", "singleton", "allocation", "beat"),
         ("tests/leadership", "tests/allocation", "tests/beat", "tests/singleton"),
     ),
     "zookeeper": Area(
-        ("zookeeper", "transport/zookeeper", "transport/fetcher.py", "curator"),
+        (
+            "zookeeper",
+            "transport/zookeeper",
+            "transport/fetcher.py",
+            "curator",
+            "compat/kazoo_connection.py",
+            "znodes.py",
+        ),
         ("tests/zookeeper", "tests/zookeeper_transport", "tests/curator"),
     ),
     "operating": Area(
-        ("app/api", "app/checks", "inspector", "cli", "metrics", "contrib"),
-        ("tests/integration", "tests/dashboard", "tests/metrics"),
+        ("app/api", "app/checks", "inspector", "cli", "metrics", "contrib", "migration", "probe.py"),
+        ("tests/integration", "tests/dashboard", "tests/metrics", "tests/migration"),
     ),
     "words": Area(
-        (
-            "options",
-            "keys.py",
-            "duration.py",
-            "clock.py",
-            "transport/message_record.py",
-            "transport/tenant.py",
-        ),
-        ("tests/unit", "tests/lua"),
+        (".", "options", "transport/message_record.py", "transport/tenant.py"), ("tests/unit", "tests/lua")
     ),
 }
 
@@ -117,10 +114,11 @@ def choose(seed: int, count: int, areas: Iterable[str] = ()) -> list[Mistake]:
     """
     generator = random.Random(seed)
     names = list(areas) or list(AREAS)
+    modules = sorted(each for each in PACKAGE.rglob("*") if each.suffix in {".py", ".lua"})
     chosen: list[Mistake] = []
     for number, name in enumerate(names):
         area = AREAS[name]
-        files = sorted({file for path in area.paths for file in _files(PACKAGE / path)})
+        files = [file for file in modules if area_of(file) == name]
         edits = {file: edits_of(file) for file in files}
         for _ in range((count + number) // len(names)):
             file = generator.choices(files, [len(edits[each]) ** 0.5 for each in files])[0]
@@ -138,13 +136,11 @@ def edits_of(file: Path) -> list[Edit]:
     return lua_edits(source) if file.suffix == ".lua" else python_edits(source)
 
 
-def _files(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-        return
-    for each in path.rglob("*"):
-        if each.suffix in {".py", ".lua"} and each.name != "__init__.py":
-            yield each
+def area_of(file: Path) -> str:
+    """Return the name of the area that a file of the package belongs to."""
+    parents = {str(each) for each in (file.relative_to(PACKAGE), *file.relative_to(PACKAGE).parents)}
+    paths = [(len(path), name) for name, area in AREAS.items() for path in area.paths if path in parents]
+    return max(paths)[1]
 
 
 def _mistake(name: str, area: Area, file: Path, edit: Edit) -> Mistake:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mutations.mistakes import PACKAGE, Edit, choose, edits_of, lua_edits, python_edits
+from tests.mutations.mistakes import AREAS, PACKAGE, Edit, area_of, choose, edits_of, lua_edits, python_edits
 
 PYTHON = '''
 def claim(self, consumer: str, tenant: str, timeout_s: float) -> None:
@@ -73,6 +73,15 @@ def test_the_mistakes_of_lua() -> None:
     comment_ends = LUA.index("local")
     assert all(each.start > comment_ends for each in lua_edits(LUA)), "a comment is not code"
     assert not any("x == y"[2:4] == LUA[each.start : each.end] for each in lua_edits(LUA)), "nor is a text"
+
+
+def test_each_area_has_its_own_files() -> None:
+    paths = [(path, name) for name, area in AREAS.items() for path in area.paths]
+    assert [path for path, _ in paths if not (PACKAGE / path).exists()] == []
+    assert [path for path, name in paths if area_of(PACKAGE / path) != name] == []
+    assert area_of(PACKAGE / "transport/redis/lua/push.lua") == "lua"
+    assert area_of(PACKAGE / "transport/in_flight.py") == "transport"
+    assert area_of(PACKAGE / "clock.py") == "words"
 
 
 def test_a_seed_chooses_the_same_mistakes_and_each_area_its_share() -> None:
