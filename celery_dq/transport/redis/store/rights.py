@@ -51,7 +51,8 @@ class Role:
             path = files("celery_dq") / folder
             found = (each.name for each in path.iterdir() if each.name.endswith(".lua"))
             scripts = ScriptSet(path, *(names or (each.removesuffix(".lua") for each in found)))
-            lines.update(*(script.source.splitlines() for script in scripts.values()))
+            for script in scripts.values():
+                lines.update(script.source.splitlines())
         return tuple(sorted({name for line in lines for name in _NAMED.findall(line.split("--")[0])}))
 
     @property
