@@ -42,7 +42,7 @@ AREAS = {
         ("worker", "compat", "lost_attempts.py", "tracing", "wiring.py", "context.py"),
         ("tests/broker", "tests/dedup", "tests/singleton"),
     ),
-    "publishing": Area(("app/publishing", "producer", "app"), ("tests/producer", "tests/unit")),
+    "publishing": Area(("app", "producer"), ("tests/producer", "tests/unit")),
     "dedup": Area(("dedup", "other_brokers"), ("tests/dedup", "tests/singleton", "tests/unit")),
     "leaders": Area(
         ("leadership", "singleton", "allocation", "beat"),

@@ -51,6 +51,7 @@ class Role:
             path = files("celery_dq") / folder
             found = (each.name for each in path.iterdir() if each.name.endswith(".lua"))
             scripts = ScriptSet(path, *(names or (each.removesuffix(".lua") for each in found)))
+            # One after the other: the allocator would keep the memory of all lines for the life of a worker.
             for script in scripts.values():
                 lines.update(script.source.splitlines())
         return tuple(sorted({name for line in lines for name in _NAMED.findall(line.split("--")[0])}))
