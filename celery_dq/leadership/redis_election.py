@@ -88,7 +88,7 @@ class RedisLines:
 
     def read(self, names: Collection[str]) -> dict[str, list[str]]:
         """Return the leader, and all candidates that have looked for a vacancy within the last session."""
-        seconds = int(self._client.execute_command("TIME")[0])
+        seconds, micros = map(int, self._client.execute_command("TIME"))
         pipeline = self._client.pipeline(transaction=False)
         for keys in map(self._keys, names):
             pipeline.hmget(keys.leader, "who", "until")
@@ -97,7 +97,7 @@ class RedisLines:
         lines = {}
         for name, (who, until), line in zip(names, answers[::2], answers[1::2], strict=True):
             recent = [_text(each) for each in line]
-            leader = [_text(who)] if who and int(until) > seconds * 1_000_000 else []
+            leader = [_text(who)] if who and int(until) > seconds * 1_000_000 + micros else []
             lines[name] = leader + [each for each in recent if each not in leader]
         return lines
 

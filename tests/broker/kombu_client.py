@@ -18,6 +18,12 @@ from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.script_calls import load_scripts
 
 
+def clients_of(client: Any) -> list[dict[str, str]]:
+    """Return the connections to the database of a client: those of earlier tests have other databases."""
+    database = str(client.get_connection_kwargs()["db"])
+    return [each for each in client.client_list() if each["db"] == database]
+
+
 class KombuClient:
     """One queue in one database.
 

@@ -14,7 +14,7 @@ from celery_dq.transport.redis.consuming import channel_claims, subscriptions
 from celery_dq.transport.redis.consuming.consumer_threads import ConsumerThreads
 from celery_dq.transport.redis.store.partition import Queue
 from tests.broker.claims_harness import LEASE_S, ClaimsHarness, turn_until
-from tests.broker.kombu_client import KombuClient
+from tests.broker.kombu_client import KombuClient, clients_of
 from tests.lua.partition_scripts import PartitionScripts
 
 MakeConsumer = Callable[..., ClaimsHarness]
@@ -99,7 +99,7 @@ def test_the_wait_of_one_group_begins_again_after_a_cut(
     monkeypatch.setattr(subscriptions, "GROUP_SIZE", 1)
     harness = make_consumer(10, FIRST, SECOND)
     turn_until(lambda: harness.is_quiet, harness)
-    waiting = [each for each in scripts[0].client.client_list() if each["cmd"] == "blpop"]
+    waiting = [each for each in clients_of(scripts[0].client) if each["cmd"] == "blpop"]
     scripts[0].client.client_kill_filter(_id=waiting[1]["id"])
     with pytest.raises(redis.ConnectionError):
         turn_until(lambda: False, harness)

@@ -11,7 +11,7 @@ from typing import Any
 import kombu
 
 from celery_dq.testing.waiting import wait_until
-from tests.broker.kombu_client import KombuClient, bodies, consumer_of
+from tests.broker.kombu_client import KombuClient, bodies, clients_of, consumer_of
 
 
 def test_messages_lost_with_the_lease_are_not_delivered(kombu_client: KombuClient) -> None:
@@ -302,7 +302,7 @@ def test_consumers_of_one_transient_queue_lose_no_message(kombu_client: KombuCli
         return connection.Consumer([queue], callbacks=[lambda body, _: got.append((name, body))], no_ack=True)
 
     def waits() -> list[str]:
-        return [each["id"] for each in kombu_client.client.client_list() if each["cmd"] == "blpop"]
+        return [each["id"] for each in clients_of(kombu_client.client) if each["cmd"] == "blpop"]
 
     with kombu_client.connect() as connection:
         first, last, publish = consumer("first"), consumer("last"), connection.Producer().publish

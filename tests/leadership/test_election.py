@@ -63,6 +63,23 @@ class TestElection:
         second.resign(clean=True)
         assert elect(first) == 42
 
+    def test_who_resigns_comes_behind_the_other_candidates(self, elections: ElectionHarness) -> None:
+        first, second = elections.candidate(), elections.candidate()
+        elect(first)
+        assert not second.become_candidate()
+        first.resign(clean=True)
+        assert not first.become_candidate()
+        assert second.leader() is None
+        elect(second)
+
+    def test_who_resigns_is_elected_again_if_no_other_one_comes(self, elections: ElectionHarness) -> None:
+        first, second = elections.candidate(), elections.candidate(SHORT_S)
+        elect(first)
+        second.become_candidate()
+        first.resign(clean=True)
+        elections.silence(second)
+        assert elect(first) == 2
+
     def test_renews_again_and_again(self, elections: ElectionHarness) -> None:
         first, second = elections.candidate(SHORT_S), elections.candidate()
         patiently(lambda: elect(first))

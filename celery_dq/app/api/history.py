@@ -62,12 +62,15 @@ class HistoryApi:
             now = queue_snapshot(partitions, client)
             sample = HistorySample.of(0, now.waiting, now.oldest_waiting_s, now.counters)
             try:
-                if last_step > step:
-                    # Another program wrote it, or the clock was set back: Redis takes no earlier entry.
-                    client.delete(key)
-                # Two processes may write one each in the same 15 seconds, which does no harm.
-                client.xadd(key, {"s": sample.pack()}, maxlen=MAX_SAMPLES, approximate=False)
-                client.pexpire(key, TTL_MS)
+                # Two processes may write one each in the same 15 seconds, which does no harm. The transaction
+                # keeps one of them from removing what the other has just written.
+                with client.pipeline(transaction=True) as pipe:
+                    if last_step > step:
+                        # Another program wrote it, or the clock was set back: Redis takes no earlier entry.
+                        pipe.delete(key)
+                    pipe.xadd(key, {"s": sample.pack()}, maxlen=MAX_SAMPLES, approximate=False)
+                    pipe.pexpire(key, TTL_MS)
+                    pipe.execute()
             except redis.ResponseError:
                 return False
         return True
