@@ -31,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for the tests that take too long for each run."""
     parser.addoption("--cluster", action="store_true", help="the whole conformance suite on a cluster")
     parser.addoption("--sqlite", action="store_true", help="the whole conformance suite on an SQLite file")
+    parser.addoption("--stock", action="store_true", help="the whole conformance suite on Celery's transport")
 
 
 def pytest_configure() -> None:
