@@ -40,7 +40,7 @@ IN_PART: Mapping[str, tuple[str, ...]] = {
         "test_routing",
         "test_shutdown_by_remote_control",
     ),
-    # It says whether a test describes Celery or only this package, which a change of the package cannot alter.
+    # It says whether a test describes Celery, too, which no change of this package can alter.
     "stock": ("test_connections", "test_delivery", "test_encoding", "test_queues", "test_routing"),
 }
 

@@ -67,6 +67,29 @@ def test_a_connection_sends_acks_after_its_thread_could_not_start(path: str) -> 
         client.close()
 
 
+def test_an_ack_that_is_under_way_is_not_confirmed(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The term of a singleton queue waits for it before it ends."""
+    begun, may_end = threading.Event(), threading.Event()
+    ack = SqlitePartition.ack
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        begun.set()
+        assert may_end.wait(WAIT)
+        return ack(*args, **kwargs)
+
+    monkeypatch.setattr(SqlitePartition, "ack", slow)
+    with connection_of(path) as connection:
+        channel = KombuQueue(connection, "ledger").channel
+        KombuQueue(connection, "other").publish(1)
+        KombuQueue(connection, "ledger").publish(1)
+        channel.basic_get("ledger").ack()
+        assert begun.wait(WAIT)
+        assert channel.has_unconfirmed_acks("ledger")
+        assert not channel.has_unconfirmed_acks("other")
+        may_end.set()
+        wait_until(lambda: not channel.has_unconfirmed_acks("ledger"), WAIT)
+
+
 def test_the_prefetch_count_holds_from_the_first_claim(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = threading.Semaphore(0)
     version, add = SqliteStore.version, StoreFetcher.add
