@@ -35,7 +35,17 @@ class Area(NamedTuple):
 AREAS = {
     "lua": Area(("transport/redis/lua",), ("tests/lua", "tests/properties")),
     "transport": Area(
-        ("transport", "scripts", "native.py", "daemon_threads.py", "waker.py", "wake_flag.py", "outage.py"),
+        (
+            "transport",
+            "scripts",
+            "testing",
+            "native.py",
+            "daemon_threads.py",
+            "waker.py",
+            "wake_flag.py",
+            "outage.py",
+            "hash_slots.py",
+        ),
         ("tests/broker", "tests/conformance", "tests/cluster", "-k", "not zookeeper and not stock"),
     ),
     "worker": Area(
@@ -60,7 +70,18 @@ AREAS = {
         ("tests/zookeeper", "tests/zookeeper_transport", "tests/curator"),
     ),
     "operating": Area(
-        ("app/api", "app/checks", "inspector", "cli", "metrics", "contrib", "migration", "probe.py"),
+        (
+            "app/api",
+            "app/checks",
+            "inspector",
+            "cli",
+            "metrics",
+            "contrib",
+            "migration",
+            "probe.py",
+            "testing/apps.py",
+            "testing/pytest.py",
+        ),
         ("tests/integration", "tests/dashboard", "tests/metrics", "tests/migration"),
     ),
     "words": Area(

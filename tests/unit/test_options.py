@@ -198,6 +198,31 @@ def test_a_long_lease_lengthens_the_default_watchdog() -> None:
     assert resolve({"dq_lease": "10m"}).watchdog_us == 600_000_000
 
 
+@pytest.mark.parametrize(
+    ("enabled", "allocated", "partitions", "expected"),
+    [
+        (True, None, 1, False),
+        (True, None, 2, True),
+        (True, True, 1, True),
+        (True, True, 2, True),
+        (True, False, 1, False),
+        (True, False, 2, False),
+        (False, None, 2, False),
+        (False, False, 2, False),
+    ],
+)
+def test_a_queue_with_several_partitions_is_allocated_by_default(
+    enabled: bool, allocated: bool | None, partitions: int, expected: bool
+) -> None:
+    section = {} if allocated is None else {"allocated": allocated}
+    conf = {
+        "dq_allocation": enabled,
+        "dq_election": "zookeeper://localhost:2181",
+        "dq_queues": {"push": {"partitions": 8, **section}},
+    }
+    assert resolve(conf).is_allocated("push", partitions) is expected
+
+
 def test_the_settings_of_an_app_are_read_and_left_alone() -> None:
     app = Celery("shop")
     app.conf.update(dq_lease=30)
