@@ -63,7 +63,7 @@ class TestElection:
         second.resign(clean=True)
         assert elect(first) == 42
 
-    def test_who_resigns_comes_behind_the_other_candidates(self, elections: ElectionHarness) -> None:
+    def test_a_former_leader_comes_behind_the_other_candidates(self, elections: ElectionHarness) -> None:
         first, second = elections.candidate(), elections.candidate()
         elect(first)
         assert not second.become_candidate()
@@ -72,7 +72,7 @@ class TestElection:
         assert second.leader() is None
         elect(second)
 
-    def test_who_resigns_is_elected_again_if_no_other_one_comes(self, elections: ElectionHarness) -> None:
+    def test_a_former_leader_is_elected_again_if_no_other_one_comes(self, elections: ElectionHarness) -> None:
         first, second = elections.candidate(), elections.candidate(SHORT_S)
         elect(first)
         second.become_candidate()
