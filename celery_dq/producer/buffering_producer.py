@@ -24,6 +24,8 @@ class _Nowhere:
     """The connection of a buffering producer. It reaches no broker, so nothing on it can fail."""
 
     transport_options: dict[str, Any] = {}  # noqa: RUF012 - read only
+    #: Celery 5.7 reads them when it sends a callback.
+    recoverable_connection_errors = ()
 
     def __init__(self, driver_type: str) -> None:
         #: Monitoring tools read the kind of broker here.

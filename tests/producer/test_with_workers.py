@@ -75,6 +75,22 @@ def test_publishes_of_a_task_are_not_buffered_unless_asked_for(
             assert app.send_task("publish").get(timeout=60) == {"buffered": expected}
 
 
+def test_a_worker_buffers_the_next_task_of_a_chain(
+    make_app: MakeApp, dq_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    app = make_app(result_backend=redis_url)
+    task: Any = app.task(name="add", shared=False)(add)
+    conf = {
+        "broker_url": dq_url,
+        "result_backend": redis_url,
+        "dq_buffer": True,
+        "dq_buffer_in_workers": True,
+        "dq_buffer_folder": str(tmp_path / "of-worker"),
+    }
+    with worker(tmp_path / "log", conf):
+        assert chain(task.s(1, 2), task.s(3)).apply_async().get(timeout=60) == 6
+
+
 def test_the_end_of_a_pool_child_sends_the_calls_of_its_tasks(
     make_app: MakeApp, dq_url: str, redis_url: str, tmp_path: Path, stored: Stored
 ) -> None:
