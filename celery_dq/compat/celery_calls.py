@@ -27,11 +27,6 @@ join_will_block = _celerys.task_join_will_block
 own_backend = attrgetter("_backend")
 
 
-def running_task() -> Any:
-    """Return the task that runs in this thread; None outside of tasks."""
-    return _stack.top
-
-
 @dataclass(slots=True, eq=False)
 class LostRun:
     """A run whose process was lost, with the attributes of a running task.
@@ -52,7 +47,9 @@ _lost_run: ContextVar[LostRun | None] = ContextVar("dq_lost_run", default=None)
 
 @contextmanager
 def ending_lost_run(request: Any) -> Iterator[LostRun]:
-    """Take a call with the id of a lost run for its retry, which Celery's worker sends since Celery 5.7.
+    """Take the calls of the worker's main process for those of a run that ended without its process.
+
+    Celery calls errbacks there. A call with the id of the run is its retry, which Celery sends since 5.7.
 
     Args:
         request: the worker's request of the run.
@@ -74,9 +71,23 @@ def ending_lost_run(request: Any) -> Iterator[LostRun]:
 
 def continued_run(task_id: Any) -> Any:
     """Return the run that a call with this id continues: a running task or a lost run; else None."""
-    run = _lost_run.get() or (running_task() if running_tasks else None)
+    run = _lost_run.get() or (_stack.top if running_tasks else None)
     is_same = task_id is not None and run is not None and run.request.id == task_id
     return run if is_same else None
+
+
+def calling_request() -> Any:
+    """Return the request of the run that makes a call here; None outside of runs.
+
+    A task that a run calls as a function, or applies eagerly, has no message. Its calls are those of the run.
+    """
+    for task in reversed(_stack.stack if running_tasks else ()):
+        # A task that applies itself is on the stack twice, and has two requests.
+        for request in reversed(task.request_stack.stack):
+            if request.properties:
+                return request
+    lost = _lost_run.get()
+    return None if lost is None else lost.request
 
 
 def in_task() -> bool:

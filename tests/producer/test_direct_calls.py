@@ -248,6 +248,20 @@ def test_publishes_of_a_task_are_always_tried() -> None:
         assert inner.apply().get() == "OperationalError"
 
 
+def test_a_task_that_is_applied_without_a_message_does_not_wait_for_the_broker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with deaf_port("refused") as port:
+        app = make_app(URLS[2].format(port), dq_publish_timeout=TIMEOUT_S)
+
+        def apply() -> None:
+            failure(app)
+
+        app.task(name="apply", shared=False)(apply).apply().get()
+        assert "waits for the broker" not in caplog.text
+        app.close()
+
+
 def test_it_can_be_switched_off() -> None:
     with deaf_port("refused") as port:
         app = make_app(URLS[2].format(port), dq_breaker_failures=0, dq_publish_timeout=0, **HASTY)

@@ -20,6 +20,7 @@ from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.aliases import register_transports
 from celery_dq.transport.redis.store.server_errors import BrokerRefused
+from tests.apps import run_task, task
 from tests.broker.proxy import Proxy
 from tests.producer.conftest import MakeApp
 
@@ -272,7 +273,7 @@ def test_a_small_call_of_a_task_outlives_a_storm_that_closes_its_connections(mak
             app.send_task("job", ("storm",), queue="a")
 
         proxy.cut_requests, proxy.cuts_left = b"storm", MOST_LOSSES
-        app.task(name="parent", shared=False)(parent).apply(throw=True)
+        run_task(task(app, name="parent")(parent))
         assert proxy.cut == MOST_LOSSES
         assert app.dq.queues["a"].depth == 1
 

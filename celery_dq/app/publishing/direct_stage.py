@@ -28,7 +28,7 @@ from celery_dq.app.publishing.buffer_stage import LazyPoolProducer
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.app.timeouts import Deadline, LimitedCall
 from celery_dq.clock import Clock, SystemClock
-from celery_dq.compat.celery_calls import running_task
+from celery_dq.compat.celery_calls import calling_request
 from celery_dq.compat.kombu_messages import default_channel
 from celery_dq.errors import TooFewReplicas
 from celery_dq.per_process import OwnerProcess, current_pid
@@ -251,8 +251,8 @@ class DirectStage:
 
     def _must_not_be_lost(self) -> bool:
         """Whether the broker keeps the message of the running task, which makes the call, while it waits."""
-        running = running_task()
-        return running is not None and not running.request.get(FOLLOWS) and self._broker_is_ours
+        request = calling_request()
+        return request is not None and not request.get(FOLLOWS) and self._broker_is_ours
 
     @cached_property
     def _broker_is_ours(self) -> bool:
