@@ -18,6 +18,7 @@ from celery.app.trace import build_tracer
 from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
+from celery_dq.compat.celery_calls import ending_lost_run
 from celery_dq.errors import CoveringRunUnknown, DeliveriesExhausted
 from celery_dq.protocols import FOLLOWS
 from celery_dq.shown import shown_logger
@@ -171,9 +172,10 @@ def fail_task(consumer: Any, message: Any, name: str, why: str) -> None:
     )
     try:
         request = symbol_by_name(task.Request)(message, app=app, task=task, hostname=consumer.hostname)
-        task.backend.mark_as_failure(
-            request.id, exc, request=request._context, store_result=request.store_errors
-        )
+        with ending_lost_run(request):
+            task.backend.mark_as_failure(
+                request.id, exc, request=request._context, store_result=request.store_errors
+            )
         try:
             raise exc
         except DeliveriesExhausted:

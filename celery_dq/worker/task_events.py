@@ -248,7 +248,8 @@ class TaskInPool:
                 # A pool of gevent has not reported it as a failure before.
                 info = _timed_out(timeout)
                 _report(self.followers, lambda each: each.ending(request, info, False))
-            return self._time_out(soft, timeout)
+            with nullcontext() if soft else ending_lost_run(request):
+                return self._time_out(soft, timeout)
         except Exception:
             if soft:
                 raise
