@@ -10,6 +10,7 @@ from celery_dq.app.api.api import dq_of
 from celery_dq.app.mixins import DurableRevoke, define_attributes, mix_into
 from celery_dq.app.publishing.amqp import DQAmqp
 from celery_dq.app.publishing.buffer_stage import BufferStage, acquire_lazily
+from celery_dq.app.publishing.call_tenants import note_callers_of_chords
 from celery_dq.app.publishing.dedup_stage import DedupStage
 from celery_dq.app.publishing.direct_stage import DirectStage
 from celery_dq.app.publishing.pipeline import CallPipeline, CelerysWay, Stage
@@ -70,6 +71,7 @@ def setup(app: Any) -> Any:
         raise InvalidRequest(f"setup({app!r}): give the Celery app, such as celery_dq.setup(app)")
     register_transports()
     define_attributes()
+    note_callers_of_chords()
     dq_of(app)
     mix_into(app, "amqp", DQAmqp)
     mix_into(app, "control", DurableRevoke)

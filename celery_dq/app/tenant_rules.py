@@ -16,8 +16,8 @@ class TenantRules:
         self._app = app
         self._compiled: dict[str, tuple[Any, Rule | None]] = {}
 
-    def of_call(self, name: str, tenant: Any, args: Any, kwargs: Any, headers: Any = None) -> str:
-        """Return the tenant that a call names, or else that of the task's option.
+    def named(self, name: str, tenant: Any, args: Any, kwargs: Any, headers: Any = None) -> str | None:
+        """Return the tenant that a call names, or else the task's option; None when neither names one.
 
         A retry keeps the tenant of the run that it repeats, which the `headers` of its message tell.
 
@@ -28,16 +28,12 @@ class TenantRules:
         if tenant is not None:
             return check_tenant(tenant, where=f"{name}: tenant")
         if headers and headers.get("retries"):
-            inherited = self._of_retried(headers["id"])
-            if inherited is not None:
-                return inherited
+            run = continued_run(headers["id"])
+            if run is not None and run.request.properties:
+                return tenant_of_run(run.request)
         rule = self.rule(name)
-        return "" if rule is None else check_tenant(rule(args, kwargs), where=f"tenant of task {name}")
-
-    def _of_retried(self, task_id: str) -> str | None:
-        run = continued_run(task_id)
-        properties = None if run is None else run.request.properties
-        return check_tenant(properties.get("tenant")) if properties else None
+        named = None if rule is None else rule(args, kwargs)
+        return None if named is None else check_tenant(named, where=f"tenant of task {name}")
 
     def rule(self, name: str) -> Rule | None:
         """Return the compiled ``tenant`` option of the task, None when it has none."""
@@ -48,6 +44,15 @@ class TenantRules:
         if known is None or known[0] is not task:
             known = self._compiled[name] = (task, tenant_rule(_option(task), name, task.run))
         return known[1]
+
+
+def tenant_of_run(request: Any) -> str:
+    """Return the tenant of the message that a task runs, by its request.
+
+    Raises:
+        InvalidTenant: Another program has given the message an invalid tenant.
+    """
+    return check_tenant(request.properties.get("tenant"))
 
 
 def _option(task: Any) -> Any:

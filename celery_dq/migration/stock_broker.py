@@ -34,6 +34,7 @@ from celery_dq.transport import envelope
 from celery_dq.transport.aliases import TENANT_SCHEMES
 from celery_dq.transport.in_flight import shown_eta
 from celery_dq.transport.message_record import DedupSection, MessageRecord
+from celery_dq.transport.tenant import NO_TENANT
 
 #: ``inverted``: the order is kept, 0 becomes 9. ``same``: the numbers are kept.
 Priorities: TypeAlias = Literal["inverted", "same"]
@@ -54,13 +55,13 @@ class StockReader:
 
     Args:
         tenant_of: Returns the tenant of a task, by its name, the tenant that the call names, arguments and
-            headers.
+            headers; None for a call that names none.
         accept: Content types that the workers decode.
         priorities: How priorities are converted.
     """
 
     def __init__(
-        self, tenant_of: Callable[..., str], accept: AbstractSet[str], priorities: Priorities
+        self, tenant_of: Callable[..., str | None], accept: AbstractSet[str], priorities: Priorities
     ) -> None:
         self._tenant_of = tenant_of
         self._accept = accept
@@ -115,7 +116,7 @@ class StockReader:
     def _tenant(self, task: str, headers: Any, properties: Any, content: Any) -> str:
         try:
             args, kwargs, _ = arguments_of((headers, properties, content))
-            return self._tenant_of(task, None, args, kwargs, headers)
+            return self._tenant_of(task, None, args, kwargs, headers) or NO_TENANT
         except DQError as exc:
             raise InvalidMessage(f"it has no tenant: {exc}") from exc
         except Exception as exc:

@@ -313,6 +313,11 @@ class Options:
         "Quota of each tenant, in queues without a quota of their own.",
         unset=UNLIMITED,
     )
+    inherit_tenant: bool = setting(
+        "dq_inherit_tenant",
+        False,
+        "Whether a call of a running task that names no tenant gets the tenant of that task.",
+    )
     dead_letter_failures: bool = setting(
         "dq_dead_letter_failures",
         False,

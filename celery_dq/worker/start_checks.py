@@ -81,6 +81,8 @@ def unenforced(options: Options, tasks: Any) -> str:
         names.append(f"the quota of {_listed('queue', quotas)} in dq_queues is not enforced")
     if options.defaults.quota != UNLIMITED:
         names.append("dq_default_quota is not enforced")
+    if options.inherit_tenant:
+        names.append("dq_inherit_tenant is ignored")
     return ", ".join(names)
 
 

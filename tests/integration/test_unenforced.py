@@ -27,7 +27,8 @@ def test_tenants_and_quotas_that_are_ignored(
     redis_url: str, scheme: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = redis_url.replace("redis", scheme, 1)
-    app = make_app(url, dq_queues={"push": {"rate": 5}}, dq_default_quota={"concurrency": 4})
+    queues = {"push": {"rate": 5}}
+    app = make_app(url, dq_queues=queues, dq_default_quota={"concurrency": 4}, dq_inherit_tenant=True)
     app.task(shared=False, name="notify", tenant="{merchant}")(notify)
     with (
         caplog.at_level(logging.WARNING, LOGGER),
@@ -37,8 +38,8 @@ def test_tenants_and_quotas_that_are_ignored(
     text = [record.getMessage() for record in caplog.records if record.name == LOGGER]
     expected = (
         "The broker redis:// has no tenants: the tenant of task 'notify' is ignored, the quota of "
-        "queue 'push' in dq_queues is not enforced, dq_default_quota is not enforced. Set broker_url to "
-        "dq-redis://… to enforce them."
+        "queue 'push' in dq_queues is not enforced, dq_default_quota is not enforced, dq_inherit_tenant is "
+        "ignored. Set broker_url to dq-redis://… to enforce them."
     )
     assert text == ([expected] if scheme == "redis" else [])
 

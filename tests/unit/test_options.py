@@ -37,6 +37,7 @@ def test_every_setting_is_read() -> None:
                 "mail": {"max_deliveries": 9},
             },
             "dq_default_quota": {"rate": 5, "burst": 2, "concurrency": 4},
+            "dq_inherit_tenant": True,
             "dq_dead_letter_failures": True,
             "dq_dead_letter_retention": "30d",
             "dq_dead_letter_limit": 1_000,
@@ -70,6 +71,7 @@ def test_every_setting_is_read() -> None:
     assert options.key_prefix == "shop:"
     assert options.lease_us == 20_000_000
     assert options.otel is True
+    assert options.inherit_tenant is True
     assert options.dead_letter_failures is True
     assert options.confirm_replicas == 1
     assert options.watchdog_us == 0
@@ -131,6 +133,7 @@ def test_every_setting_is_read() -> None:
         ({"dq_max_deliveries": 0}, "dq_max_deliveries = 0 is too small: give 1 or more"),
         ({"dq_max_deliveries": 2.0}, "dq_max_deliveries = 2.0 is not a whole number; from 1 to 1000000"),
         ({"dq_max_deliveries": True}, "dq_max_deliveries = True is not a whole number"),
+        ({"dq_inherit_tenant": {"priority": True}}, "is not True or False"),
         ({"dq_allow_eviction": "no"}, "dq_allow_eviction = 'no' is not True or False"),
         ({"dq_watchdog": 1}, "dq_watchdog = 1 is too small: give 5s or more, or 0 for off"),
         *(

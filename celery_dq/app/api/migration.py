@@ -176,7 +176,7 @@ class BrokerMigration:
         self._connection = connection
         self._options = options
         self._reader = StockReader(
-            TenantRules(app).of_call, broker.accept_content, options.priorities or "same"
+            TenantRules(app).named, broker.accept_content, options.priorities or "same"
         )
         self._packer = Packer(broker.options, SystemClock())
         self._report = MigrationReport()

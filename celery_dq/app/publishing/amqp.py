@@ -18,9 +18,9 @@ from kombu import pools
 from kombu.exceptions import LimitExceeded
 
 from celery_dq.app.api.api import dq_of
+from celery_dq.app.publishing.call_tenants import CALLERS_TENANT, CallTenants
 from celery_dq.app.publishing.dedup_stage import DedupRules, conclude_verdict, dedup_request_for
 from celery_dq.app.publishing.pipeline import CALL_OPTION, Call
-from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.app.timeouts import Deadline, connection_with_timeout, unchanged_attempts
 from celery_dq.compat.celery_calls import arguments_of
 from celery_dq.compat.kombu_messages import publishing_by
@@ -99,7 +99,7 @@ class DQAmqp:
 
     def _create_task_sender(self) -> Callable[..., Any]:
         send: Callable[..., Any] = super()._create_task_sender()  # type: ignore[misc]  # of Celery's AMQP
-        tenant_of = TenantRules(self.app).of_call
+        tenant_of = CallTenants(self.app).of_call
         dedup_rules = DedupRules(self.app)
         declared: set[str] = set()
 
@@ -121,7 +121,8 @@ class DQAmqp:
             if call is not None and call.published is not None:
                 call.routed = {key: value for key, value in options.items() if key not in OF_ONE_CALL}
             args, kwargs, _ = arguments_of(message)
-            tenant = tenant_of(name, options.pop("tenant", None), args, kwargs, message.headers)
+            named, noted = options.pop("tenant", None), options.pop(CALLERS_TENANT, None)
+            tenant = tenant_of(name, named, args, kwargs, message.headers, noted)
             if tenant:
                 options["tenant"] = tenant
             priority = options.get("priority")

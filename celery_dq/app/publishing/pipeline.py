@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from celery_dq.app.api.api import dq_of
+from celery_dq.app.publishing.call_tenants import CallTenants
 from celery_dq.app.publishing.results import Ids, flushing_result_class, prepare_for_results
-from celery_dq.app.tenant_rules import TenantRules
 from celery_dq.compat.celery_calls import in_task
 from celery_dq.dedup.key import MakeKey
 from celery_dq.dedup.rule import Dedup
@@ -130,7 +130,7 @@ class CelerysWay:
         #: A ``send_task`` that a program has put on the app. It is called instead of the class's method.
         self._own: Callable[..., Any] | None = dq_of(app).own_send_task
         self._ids = Ids(app)
-        self._rules = TenantRules(app)
+        self._tenants = CallTenants(app)
 
     def send(self, call: Call, proceed: Proceed) -> Any:
         """See :class:`Stage`."""
@@ -145,7 +145,10 @@ class CelerysWay:
             # Celery takes a third of its time for a message to make them.
             options["argsrepr"] = options["kwargsrepr"] = ""
         if not options.get("task_id") and self._ids.name_tenants:
-            tenant = self._rules.of_call(call.name, options.get("tenant"), call.args or (), call.kwargs or {})
+            # The body of a chord has an id.
+            tenant = self._tenants.of_call(
+                call.name, options.get("tenant"), call.args or (), call.kwargs or {}
+            )
             options["task_id"] = self._ids.new(tenant.encode())
         if self._own is not None:
             return self._own(call.name, call.args, call.kwargs, **options)
