@@ -16,6 +16,7 @@ PROMISES = {
     "rate": "A tenant gets at most",
     "concurrency": "At most ``concurrency`` of a tenant's messages are in workers' hands.",
     "fairness": "No tenant's backlog delays another's turn.",
+    "inheritance": "With ``dq_inherit_tenant``, a call of a task that names no tenant",
     "poison": "A message that kills its workers is given up on after ``dq_max_deliveries``.",
     "eta": "A task with an ETA waits in the broker.",
     "dedup": "Of the calls with one dedup key at most one runs and at most one waits",
