@@ -22,7 +22,6 @@ not durable or with ``x-expires``) is a plain Redis list that expires (``store/t
 
 from __future__ import annotations
 
-import inspect
 import math
 import ssl
 import time
@@ -50,7 +49,7 @@ from celery_dq.transport.redis.consuming.broadcasts import Broadcasts
 from celery_dq.transport.redis.consuming.consumer_thread import RETRY_AFTER_REFUSAL_S
 from celery_dq.transport.redis.consuming.delivery import ChannelDelivery, QueueConsumer
 from celery_dq.transport.redis.consuming.subscriptions import WakeupGroups
-from celery_dq.transport.redis.store.address import socket_options
+from celery_dq.transport.redis.store.address import option_names, socket_options
 from celery_dq.transport.redis.store.full_server import add_member, is_full
 from celery_dq.transport.redis.store.partition import DepthCall, Partition, PartitionedQueue, Queue
 from celery_dq.transport.redis.store.partition_map import PartitionMap
@@ -993,8 +992,7 @@ def _refuse_unknown(options: Mapping[str, object]) -> None:
     Raises:
         ConfigurationError: There is such an option.
     """
-    makers = [maker for each in redis.SSLConnection.__mro__ if (maker := vars(each).get("__init__"))]
-    known = {name for maker in makers for name in inspect.signature(maker).parameters}
+    known = option_names(redis.SSLConnection)
     for name in sorted(str(each) for each in options if each not in known):
         close = get_close_matches(name, known, 1) or get_close_matches(f"ssl_{name}", known, 1)
         remedy = f"did you mean {close[0]!r}?" if close else "remove it."

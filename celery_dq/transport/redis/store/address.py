@@ -1,7 +1,8 @@
-"""The parts of a broker URL besides host and port."""
+"""The parts of a broker URL besides host and port, and the options of connections."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -67,6 +68,12 @@ def socket_options(hostname: str | None) -> dict[str, Any]:
     if database is not None:
         options.setdefault("db", _number(database))
     return options
+
+
+def option_names(connection_class: type) -> set[str]:
+    """Return the names of the parameters that a class of connections of redis-py takes."""
+    makers = [maker for each in connection_class.__mro__ if (maker := vars(each).get("__init__"))]
+    return {name for maker in makers for name in inspect.signature(maker).parameters}
 
 
 def _number(text: str) -> int | float | str:

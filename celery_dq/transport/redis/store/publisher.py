@@ -204,7 +204,7 @@ class RedisPublisher:
                 replies[at] = reply
         if self._options.confirm_replicas:
             repeats = replies is not None and any(each.status == "seen" for each in replies)
-            self._confirm(self._options.confirm_replicas, repeats)
+            self.check_confirmed(self._exchange(_ask_last, self.confirmation(repeats)))
         return replies
 
     def _route(
@@ -219,16 +219,31 @@ class RedisPublisher:
 
         The return value is that of :meth:`deliver`.
         """
+        if queue.homes not in tried:
+            tried.append(queue.homes)
+        if queue.homes.total > 1 and len(messages) > 1:
+            return self._route_batch(queue, sequence, messages, marker_ttl_ms)
+        call = self.call_for(queue, sequence, messages, marker_ttl_ms)
+        answer = self._exchange(ask_script, call)
+        return None if type(answer) is int else call.parse(answer)
+
+    def call_for(
+        self,
+        queue: PartitionedQueue,
+        sequence: str,
+        messages: Sequence[OutgoingRecord],
+        marker_ttl_ms: int,
+    ) -> ScriptCall[list[PushReply]]:
+        """Return the push of one message, or of several ones to a queue of one partition.
+
+        The arguments after `queue` are those of :meth:`deliver`.
+        """
         if queue.homes.total == 1:
             home, moving = queue.partitions[0], False
-        elif len(messages) == 1:
+        else:
             _, task_id, record = messages[0]  # a buffered one has other names
             home, moving = queue.route(record, task_id)
-        else:
-            return self._route_batch(queue, sequence, messages, marker_ttl_ms, tried)
-        call = self._call(home, sequence, messages, marker_ttl_ms, moving)
-        answer = self._send(queue, tried, ask_script, call)
-        return None if type(answer) is int else call.parse(answer)
+        return self._call(home, sequence, messages, marker_ttl_ms, moving)
 
     def _route_batch(
         self,
@@ -236,7 +251,6 @@ class RedisPublisher:
         sequence: str,
         messages: Sequence[OutgoingRecord],
         marker_ttl_ms: int,
-        tried: list[PartitionMap],
     ) -> list[PushReply] | None:
         routed: dict[tuple[int, bool], tuple[Queue, list[int]]] = {}
         for place, (_, task_id, record) in enumerate(messages):
@@ -248,7 +262,7 @@ class RedisPublisher:
             for (_, moving), (home, places) in routed.items()
         ]
         replies: dict[int, PushReply] = {}
-        answers = self._send(queue, tried, _ask_together, calls)
+        answers = self._exchange(_ask_together, calls)
         if all(type(answer) is int for answer in answers):
             return None
         for (_, places), call, answer in zip(routed.values(), calls, answers, strict=True):
@@ -281,12 +295,24 @@ class RedisPublisher:
             moving=moving,
         )
 
-    def _confirm(self, replicas: int, repeats: bool) -> None:
-        """Wait for replicas. `repeats`: messages were stored before, perhaps over another connection."""
+    def confirmation(self, repeats: bool) -> list[tuple[Any, ...]]:
+        """Return the commands that wait for replicas to confirm the last push on the same connection.
+
+        Args:
+            repeats: Messages were stored before, perhaps over another connection.
+        """
         # WAIT waits for the writes of its own connection, and a message that was seen is not a write.
         writes = [("PEXPIRE", *each) for each in self._pushed_with.items()] if repeats else []
-        timeout_ms = self._confirm_timeout_ms()
-        confirmed = self._exchange(_ask_last, [*writes, ("WAIT", replicas, timeout_ms)])
+        self._pushed_with.clear()
+        return [*writes, ("WAIT", self._options.confirm_replicas, self._confirm_timeout_ms())]
+
+    def check_confirmed(self, confirmed: int) -> None:
+        """Check how many replicas have confirmed a push.
+
+        Raises:
+            TooFewReplicas: They are fewer than ``dq_confirm_replicas``.
+        """
+        replicas, timeout_ms = self._options.confirm_replicas, self._confirm_timeout_ms()
         if confirmed < replicas:
             longer = "; a longer dq_publish_timeout or socket_timeout gives them more time"
             raise TooFewReplicas(
@@ -302,17 +328,6 @@ class RedisPublisher:
             return CONFIRM_TIMEOUT_MS
         # WAIT with a timeout of 0 would wait for ever.
         return max(1, min(CONFIRM_TIMEOUT_MS, int(socket_timeout_s * 1000 * CONFIRM_SHARE)))
-
-    def _send(
-        self,
-        queue: PartitionedQueue,
-        tried: list[PartitionMap],
-        converse: Callable[[PipelinedConnection, T], R],
-        requests: T,
-    ) -> R:
-        if queue.homes not in tried:
-            tried.append(queue.homes)
-        return self._exchange(converse, requests)
 
     def _exchange(self, converse: Callable[[PipelinedConnection, T], R], requests: T) -> R:
         """Lend the connection to a function that reads each answer; close it when one may be left.
@@ -355,12 +370,17 @@ class RedisPublisher:
         Raises:
             redis.RedisError: Redis did not answer; the markers keep their usual lifetime.
         """
-        if self._markers:
+        if commands := self.retirement():
             with client.pipeline(transaction=False) as pipe:
-                for marker in self._markers.values():
-                    pipe.pexpire(marker, RETIRED_MARKER_MS)
+                for _, marker, life_ms in commands:
+                    pipe.pexpire(marker, life_ms)
                 pipe.execute()
-            self._markers.clear()
+
+    def retirement(self) -> list[tuple[str, str, int]]:
+        """Return the commands of :meth:`retire`, and forget the markers."""
+        commands = [("PEXPIRE", marker, RETIRED_MARKER_MS) for marker in self._markers.values()]
+        self._markers.clear()
+        return commands
 
 
 def _ask_together(connection: PipelinedConnection, calls: Sequence[ScriptCall[Any]]) -> list[Any]:
