@@ -195,7 +195,8 @@ def imported_at_run_time(tree: ast.AST) -> Iterator[str]:
 
 def test_only_modules_of_the_oldest_redis_py_are_loaded() -> None:
     known = {
-        f"redis.{name}" for name in ("backoff", "client", "connection", "exceptions", "retry", "sentinel")
+        f"redis.{name}"
+        for name in ("asyncio", "backoff", "client", "connection", "exceptions", "retry", "sentinel")
     }
     strange = {
         (str(path.relative_to(PACKAGE)), node.module)
