@@ -150,3 +150,8 @@ def dumps_pydantic_arguments(task: Any) -> bool:
 def set_ignored(result: Any, ignored: Any) -> None:
     """Mark a result with the option ``ignore_result`` of its call."""
     result._ignored = ignored
+
+
+def keep_meta(result: Any, meta: Any) -> None:
+    """Give a result the state that the backend has stored for its task."""
+    result._maybe_set_cache(meta)

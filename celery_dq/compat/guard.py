@@ -105,6 +105,12 @@ TABLE: tuple[PrivateName, ...] = (
         "Celery.result_cls",
     ),
     *_rows(
+        "celery_calls",
+        "celery.result: AsyncResult._maybe_set_cache(self meta)",
+        "a coroutine has read the state of a task, and get() must not ask for it again",
+        "AsyncResult with a method that takes the state of its task",
+    ),
+    *_rows(
         "beat_sync",
         "celery.beat: Scheduler._do_sync(self)",
         "the elected scheduler saves the schedule of the scheduler that it wraps",

@@ -1,0 +1,222 @@
+"""Awaited results: ``await result.aget()``, by PUB/SUB where the result backend is Redis.
+
+Celery's backend publishes each state under the key of the result. One connection of a loop subscribes to the
+keys that are awaited there, and others read the states that exist already. Nothing polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import redis
+from celery import states
+from celery.exceptions import TimeoutError as ResultTimeout
+from celery.result import (  # type: ignore[attr-defined]  # the last is not in its stubs
+    EagerResult,
+    assert_will_not_block,
+)
+from redis.asyncio import Redis
+
+from celery_dq.app.api.api import dq_of
+from celery_dq.compat.celery_calls import keep_meta
+from celery_dq.per_loop import PerLoop
+from celery_dq.transport.redis.store.asyncio_connections import (
+    asyncio_pool,
+    close_sentinels,
+    in_time,
+)
+
+_BACKEND = "celery.backends.redis"
+#: Name of the attribute under which a backend has the results of its loops; None when it has no asyncio.
+_ATTRIBUTE = "dq_loop_results"
+#: Options of ``get`` that change nothing here.
+_UNUSED = frozenset(("interval", "no_ack", "follow_parents", "disable_sync_subtasks"))
+#: Maximum number of states that a loop reads at the same time.
+READS_AT_ONCE = 8
+#: Seconds without a message after which the states of awaited results are read, because a connection may die
+#: in silence.
+QUIET_S = 30.0
+#: Attempts in a row to reach Redis, and the longest pause between them, as of Celery's backend.
+ATTEMPTS, LONGEST_PAUSE_S = 20, 1.0
+
+
+async def get_result(result: Any, timeout: float | None, propagate: bool, options: Mapping[str, Any]) -> Any:
+    """Await the return value of a result, see :func:`celery_dq.app.publishing.async_methods.aget`."""
+    plain = partial(result.get, timeout=timeout, propagate=propagate, **options)
+    if isinstance(result, EagerResult) or result.ignored:
+        return plain()
+    results = _results_of(result.backend)
+    if results is None or options.keys() - _UNUSED:
+        return await asyncio.to_thread(plain)
+    if options.get("disable_sync_subtasks", True):
+        assert_will_not_block()
+    dq_of(result.app).buffer.flush_soon()
+    try:
+        async with asyncio.timeout(timeout):
+            meta = await _final_state(results, result.backend.get_key_for_task(result.id))
+    except TimeoutError:
+        raise ResultTimeout("The operation timed out.") from None
+    keep_meta(result, meta)
+    # A failed task of a chain leaves its error in the results of the later ones, so no parent is asked.
+    return result.get(propagate=propagate, follow_parents=False, disable_sync_subtasks=False)
+
+
+def _results_of(backend: Any) -> PerLoop[LoopResults] | None:
+    """Return the results that the loops await from a backend; None when it has no asyncio."""
+    known = vars(backend)
+    if _ATTRIBUTE not in known:
+        is_redis = any(each.__module__ == _BACKEND for each in type(backend).__mro__)
+        pool = getattr(backend.client, "connection_pool", None) if is_redis else None
+        serves = pool is not None and asyncio_pool(pool) is not None
+        known[_ATTRIBUTE] = PerLoop(partial(LoopResults, backend)) if serves else None
+    results: PerLoop[LoopResults] | None = known[_ATTRIBUTE]
+    return results
+
+
+async def _final_state(results: PerLoop[LoopResults], key: bytes) -> dict[str, Any]:
+    loop_results = await results.get()
+    for attempt in range(ATTEMPTS):
+        try:
+            return await loop_results.final_state(key)
+        except (redis.ConnectionError, redis.TimeoutError):
+            if attempt == ATTEMPTS - 1:
+                raise
+        await asyncio.sleep(min(attempt / 10, LONGEST_PAUSE_S))
+    raise AssertionError("the last attempt returns or raises")
+
+
+class _Awaited:
+    """One key: whether it is subscribed, and the coroutines that await its final state."""
+
+    def __init__(self) -> None:
+        self.subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.states: set[asyncio.Future[dict[str, Any]]] = set()
+
+    def fail(self, error: BaseException) -> None:
+        """Raise an error in the coroutines."""
+        futures: tuple[asyncio.Future[Any], ...] = (self.subscribed, *self.states)
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # it may be that no coroutine awaits this one
+
+
+class LoopResults:
+    """The results that coroutines of one event loop await from one Redis.
+
+    Args:
+        backend: The result backend of Celery, which is one on Redis.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        pool = backend.client.connection_pool
+        self._timeout_s: float | None = pool.connection_kwargs.get("socket_timeout")
+        self._client: Any = Redis(connection_pool=asyncio_pool(pool))
+        self._pubsub: Any = self._client.pubsub()
+        self._awaited: dict[bytes, _Awaited] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
+        #: One command at a time on the connection of the subscriptions.
+        self._writes = asyncio.Lock()
+
+    async def final_state(self, key: bytes) -> dict[str, Any]:
+        """Await the state of a task that has ended.
+
+        Args:
+            key: The key of its result.
+
+        Raises:
+            redis.ConnectionError: The connection is lost.
+            redis.TimeoutError: Redis does not answer.
+        """
+        awaited = self._awaited.get(key)
+        is_first = awaited is None
+        if awaited is None:
+            awaited = self._awaited[key] = _Awaited()
+        state: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        awaited.states.add(state)
+        try:
+            if is_first:
+                await self._subscribe(key)
+            # A state that is stored before the subscription is read, and a later one is published.
+            await asyncio.shield(awaited.subscribed)
+            return await self._read(key) or await state
+        finally:
+            awaited.states.discard(state)
+            if not awaited.states and self._awaited.get(key) is awaited:
+                del self._awaited[key]
+                await self._unsubscribe(key)
+
+    async def _subscribe(self, key: bytes) -> None:
+        try:
+            async with self._writes:
+                await in_time(self._timeout_s, self._pubsub.subscribe(key))
+        except BaseException as error:
+            self._awaited.pop(key).fail(error if isinstance(error, Exception) else redis.ConnectionError())
+            raise
+        if self._reader is None or self._reader.done():
+            self._reader = asyncio.create_task(self._read_messages())
+
+    async def _unsubscribe(self, key: bytes) -> None:
+        async with self._writes:
+            # Another coroutine may have subscribed again. A lost connection has no subscription.
+            if key not in self._awaited:
+                with suppress(redis.RedisError, OSError, RuntimeError):
+                    await in_time(self._timeout_s, self._pubsub.unsubscribe(key))
+
+    async def _read(self, key: bytes) -> dict[str, Any] | None:
+        """Return the stored state of a task that has ended; None before its end."""
+        async with self._reads:
+            stored = await in_time(self._timeout_s, self._client.get(key))
+        return self._ended(stored)
+
+    def _ended(self, stored: Any) -> dict[str, Any] | None:
+        meta: dict[str, Any] | None = self._backend.decode_result(stored) if stored else None
+        return meta if meta is not None and meta["status"] in states.READY_STATES else None
+
+    async def _read_messages(self) -> None:
+        """Pass on what Redis publishes, until the loop ends or the connection is lost."""
+        try:
+            while True:
+                message = await self._pubsub.get_message(timeout=QUIET_S)
+                if message is None:
+                    for key in tuple(self._awaited):
+                        self._pass_on(key, await self._read(key))
+                    continue
+                awaited = self._awaited.get(message["channel"])
+                if message["type"] == "subscribe" and awaited and not awaited.subscribed.done():
+                    awaited.subscribed.set_result(None)
+                elif message["type"] == "message":
+                    self._pass_on(message["channel"], self._ended(message["data"]))
+        except Exception as error:
+            lost, self._awaited = self._awaited, {}
+            pubsub, self._pubsub = self._pubsub, self._client.pubsub()
+            for awaited in lost.values():
+                awaited.fail(error)
+            with suppress(redis.RedisError, OSError):
+                await pubsub.aclose()
+
+    def _pass_on(self, key: bytes, meta: dict[str, Any] | None) -> None:
+        awaited = self._awaited.get(key)
+        if awaited is None or meta is None:
+            return
+        for state in awaited.states:
+            if not state.done():
+                state.set_result(meta)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.wait([self._reader])
+        with suppress(redis.RedisError, OSError):
+            await self._pubsub.aclose()
+        pool = self._client.connection_pool
+        with suppress(redis.RedisError, OSError):
+            await pool.disconnect()
+        await close_sentinels(pool)
