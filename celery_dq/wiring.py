@@ -9,6 +9,8 @@ from typing import Any
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.mixins import DurableRevoke, define_attributes, mix_into
 from celery_dq.app.publishing.amqp import DQAmqp
+from celery_dq.app.publishing.async_methods import define_async_methods
+from celery_dq.app.publishing.awaited_calls import AwaitedCalls
 from celery_dq.app.publishing.buffer_stage import BufferStage, acquire_lazily
 from celery_dq.app.publishing.call_tenants import note_callers_of_chords
 from celery_dq.app.publishing.dedup_stage import DedupStage
@@ -71,6 +73,7 @@ def setup(app: Any) -> Any:
         raise InvalidRequest(f"setup({app!r}): give the Celery app, such as celery_dq.setup(app)")
     register_transports()
     define_attributes()
+    define_async_methods()
     note_callers_of_chords()
     dq_of(app)
     mix_into(app, "amqp", DQAmqp)
@@ -88,6 +91,7 @@ def wrap_calls(app: Any) -> None:
         dq.calls_are_wrapped = True
         dq.own_send_task = app.__dict__.get("send_task")
         app.send_task = CallPipeline([stage(app) for stage in STAGES])
+        app.asend_task = AwaitedCalls(app)
         acquire_lazily(app)
 
 

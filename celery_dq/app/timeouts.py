@@ -66,8 +66,19 @@ class Deadline:
             MessageRefused: The message loses each connection on which it is sent.
         """
         call = self.call.get()
-        if call is None:
-            return
+        pause_s = 0.0 if call is None else self.pause_s(call, error)
+        if pause_s:
+            time.sleep(pause_s)
+
+    def pause_s(self, call: LimitedCall, error: BaseException) -> float:
+        """Return the pause in seconds before the next attempt of a call; raise when there is none.
+
+        The errors are those of a call of the deadline.
+
+        Args:
+            call: the call.
+            error: the error of its last attempt.
+        """
         if isinstance(error, TooFewReplicas) and call.latest < math.inf:
             raise error
         losses = call.losses = call.losses or LostAttempts()
@@ -80,8 +91,7 @@ class Deadline:
                 f"the broker did not answer within dq_publish_timeout: {str(error) or repr(error)}"
             ) from error
         _report_that_it_waits(call, error)
-        if losses.pause_s:
-            time.sleep(max(min(losses.pause_s, call.latest - time.monotonic()), 0.0))
+        return max(min(losses.pause_s, call.latest - time.monotonic()), 0.0)
 
     def publisher_that_waits(self, producer: Any, policy: dict[str, Any]) -> Callable[..., Any]:
         """Return a function that publishes a prepared message of a running task, however long it takes.

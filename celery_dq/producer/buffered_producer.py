@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -220,13 +220,36 @@ class BufferedProducer:
         if self._syncs:
             self._persist(own, self.persistence)
 
+    async def aput(self, message: Addressed) -> None:
+        """Do the same as :meth:`put`, in asyncio. A thread waits for the disk."""
+        own = self._mine() or self._begin()
+        while not own.outbox.put(*message):
+            for _ in self._looks_for_room(own.outbox, self._max_block_s):
+                await asyncio.sleep(LOOK_S)
+                if own.outbox.put(*message):
+                    break
+            else:
+                own = self._begin()  # the store was closed meanwhile
+                continue
+            break
+        if self._syncs:
+            await asyncio.to_thread(self._persist, own, self.persistence)
+
     def _wait_for_room(self, outbox: MessageStore, message: Addressed) -> bool:
         """Put a message as soon as there is room. Return False when the message store was closed."""
-        deadline = time.monotonic() + (0.0 if in_event_loop() else self._max_block_s)
+        for _ in self._looks_for_room(outbox, 0.0 if in_event_loop() else self._max_block_s):
+            time.sleep(LOOK_S)
+            if outbox.put(*message):
+                return True
+        return False
+
+    def _looks_for_room(self, outbox: MessageStore, max_block_s: float) -> Iterator[None]:
+        """Yield before each look for room; return when the message store was closed."""
+        deadline = time.monotonic() + max_block_s
         while True:
             outbox.wake()
             if outbox.closed:
-                return False
+                return
             if time.monotonic() >= deadline:
                 outbox.counters.full += 1
                 full = "memory is" if outbox.segment_index is None else "memory and spill log are"
@@ -236,9 +259,7 @@ class BufferedProducer:
                     "than its producers, or down: restore the broker, or raise dq_buffer_max_messages and "
                     "dq_buffer_max_spill_bytes"
                 )
-            time.sleep(LOOK_S)
-            if outbox.put(*message):
-                return True
+            yield
 
     def _persist(self, own: _ProducerProcess, kept: Persistence) -> None:
         if kept.folder is None:

@@ -14,7 +14,7 @@ from kombu import Producer
 
 from celery_dq.compat.kombu_messages import publish_prepared, publishing_by
 
-__all__ = ["BufferingProducer", "Published", "RecordingProducer"]
+__all__ = ["NOWHERE", "BufferingProducer", "Published", "RecordingProducer", "message_of"]
 
 #: Takes a message, its exchange, its routing key, and the entities to declare.
 Published: TypeAlias = Callable[[dict[str, Any], str, str, Any], None]
@@ -27,12 +27,19 @@ class _Nowhere:
     #: Celery 5.7 reads them when it sends a callback.
     recoverable_connection_errors = ()
 
+    #: The scheme of the broker that answers for the producer; "" when no answer is awaited.
+    transport_cls = ""
+
     def __init__(self, driver_type: str) -> None:
         #: Monitoring tools read the kind of broker here.
         self.transport = SimpleNamespace(driver_type=driver_type)
 
     def _reraise_as_library_errors(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         return nullcontext()
+
+
+#: The connection of a producer of this broker whose calls await no answer.
+NOWHERE = _Nowhere("redis")
 
 
 class BufferingProducer(Producer):
@@ -60,11 +67,11 @@ class BufferingProducer(Producer):
         super().publish(body, *args, **options)
 
     def _publish(self, *prepared: Any) -> None:
-        message, exchange, routing_key, declare = _message_of(*prepared)
+        message, exchange, routing_key, declare = message_of(*prepared)
         self._accept(message, exchange, routing_key, declare)
 
 
-def _message_of(
+def message_of(
     body: Any,
     priority: Any,
     content_type: Any,
@@ -104,7 +111,7 @@ class RecordingProducer:
 
     def __init__(self, producer: Any, published: Published) -> None:
         # The buffer's producer is shared by threads, so this call gets one of its own.
-        own = isinstance(producer, BufferingProducer)
+        own = type(producer) is BufferingProducer
         self._producer: Any = BufferingProducer(producer._accept) if own else producer
         self._published: Published | None = published
 
@@ -120,7 +127,7 @@ class RecordingProducer:
         publish = publish_prepared(producer)
 
         def publish_and_report(*prepared: Any) -> Any:
-            message = _message_of(*prepared)
+            message = message_of(*prepared)
             done = publish(*prepared)
             published(*message)
             return done

@@ -117,7 +117,8 @@ class DQAmqp:
                 for option in ("argsrepr", "kwargsrepr"):
                     options.pop(option, None)
                 call.represent(message)
-            buffered, ours = isinstance(producer, BufferingProducer), _is_ours(producer)
+            ours = _is_ours(producer)
+            buffered = isinstance(producer, BufferingProducer) and not ours
             if call is not None and call.published is not None:
                 call.routed = {key: value for key, value in options.items() if key not in OF_ONE_CALL}
             args, kwargs, _ = arguments_of(message)
@@ -204,11 +205,21 @@ def _acquire_in_time(
     except LimitExceeded as error:
         if not block:
             raise
-        raise BrokerUnavailable(
-            f"no connection to the broker was free within {wait_s:.1f} s, because other calls use all "
-            f"{pool.limit} of them: raise broker_pool_limit, or the limits of the wait, which are "
-            "dq_publish_timeout and broker_pool_acquire_timeout"
-        ) from error
+        raise no_free_connection(wait_s, pool.limit) from error
+
+
+def no_free_connection(wait_s: float, limit: int) -> BrokerUnavailable:
+    """Return the error of a call that has waited for a connection.
+
+    Args:
+        wait_s: Seconds that it has waited.
+        limit: Number of connections, all of which other calls use.
+    """
+    return BrokerUnavailable(
+        f"no connection to the broker was free within {wait_s:.1f} s, because other calls use all "
+        f"{limit} of them: raise broker_pool_limit, or the limits of the wait, which are "
+        "dq_publish_timeout and broker_pool_acquire_timeout"
+    )
 
 
 def _prepare(pool: Any, producer: Any) -> Any:

@@ -21,6 +21,7 @@ from typing import Any
 from celery.local import Proxy
 
 from celery_dq.app.api.api import dq_of
+from celery_dq.app.publishing.awaited_producer import AwaitedProducer
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.compat.celery_calls import continued_run, registered_tasks
 from celery_dq.options.sections import BufferOptions
@@ -108,19 +109,26 @@ class BufferStage:
         """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
         options = call.options
         asked = options.pop("buffered", None)
+        lent = options.get("producer")
+        if type(lent) is AwaitedProducer:
+            del options["producer"]
+            call.producer, lent.call = lent, call
         if call.dedup is not None and call.dedup[0].verdict != "later":
             # The caller gets the covering call, which only the broker knows.
             return proceed(call)
         if continued_run(options.get("task_id")) is not None:
             # A singleton queue gives it the place of the running message, and a dedup key its lock.
             return proceed(call)
-        lent = options.get("producer")
         if type(lent) is LazyPoolProducer:
             # Canvas shares one producer between its calls. The user has not chosen it.
             del options["producer"]
         if self._choice.wanted(asked, call):
-            call.producer = self._producer
-        elif lent is not None:
+            if isinstance(call.producer, AwaitedProducer):
+                # A coroutine waits for room in the buffer.
+                call.producer.buffer_by(self._sender.get().address)
+            else:
+                call.producer = self._producer
+        elif type(lent) is LazyPoolProducer:
             options["producer"] = lent
         return proceed(call)
 

@@ -15,21 +15,22 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from kombu.exceptions import OperationalError
 from kombu.pools import ProducerPool
 
 from celery_dq.app.api.api import dq_of
+from celery_dq.app.publishing.awaited_producer import AwaitedProducer
 from celery_dq.app.publishing.buffer_stage import LazyPoolProducer
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.app.timeouts import Deadline, LimitedCall
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.compat.celery_calls import calling_request
-from celery_dq.compat.kombu_messages import default_channel
+from celery_dq.compat.kombu_messages import default_channel, publish_prepared
 from celery_dq.errors import TooFewReplicas
 from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.producer.buffering_producer import BufferingProducer
@@ -132,6 +133,28 @@ class CircuitBreaker:
                 self._open_until = self._clock.monotonic() + self._pause_s
 
 
+class CallLimits(NamedTuple):
+    """The limits of an awaited call.
+
+    Attributes:
+        breaker: The circuit breaker that has admitted the call; None without one.
+        limited: Until when the call may be tried; None without a deadline.
+        retry: Its option ``retry``.
+        policy: Its option ``retry_policy``.
+    """
+
+    breaker: CircuitBreaker | None
+    limited: LimitedCall | None
+    retry: Any = None
+    policy: dict[str, Any] | None = None
+
+    def whole_policy(self, app: Any) -> dict[str, Any]:
+        """Return the retry policy with the settings of the app, which are slow to read."""
+        if app.conf.task_publish_retry if self.retry is None else self.retry:
+            return retry_policy(app, self.policy)
+        return {"max_retries": 0}
+
+
 class DirectStage:
     """See the module.
 
@@ -165,6 +188,8 @@ class DirectStage:
         # Any other look at the lazy one would acquire a producer, before the deadline begins.
         own = chosen is not None and type(chosen) is not LazyPoolProducer
         if call.producer is not None or (own and isinstance(chosen, BufferingProducer)):
+            if isinstance(call.producer, AwaitedProducer) and call.producer.is_direct:
+                call.producer.limits = self._admitted(call)
             return proceed(call)
         # A call of beat has a producer. Neither it nor a call of a task may fail at once.
         breaker = None if own or call.in_task or self._app.loader.worker_initialized else self.breaker
@@ -198,25 +223,17 @@ class DirectStage:
         *arguments: Any,
     ) -> T:
         """Send a call within its limit, and report the outcome to the breaker."""
-        timeout_s = self._timeout_s
         if breaker is not None:
-            wait = breaker.admit(timeout_s or 60.0)
-            if wait:
-                raise BrokerUnavailable(
-                    f"{name} was not sent: the broker has not answered lately ({breaker.last_error}), "
-                    f"and is tried again in {wait:.1f} s; see dq_breaker_failures and dq_breaker_pause"
-                )
+            wait_s = breaker.admit(self._timeout_s or 60.0)
+            if wait_s:
+                raise _refused(name, breaker, wait_s)
         started = time.monotonic()
         token = None if limited is None else self._deadline.call.set(limited)
         try:
             sent = send(*arguments)
         except BaseException as error:
             if breaker is not None:
-                if self._blames_the_broker(error):
-                    hung = bool(timeout_s) and time.monotonic() - started >= timeout_s / 3
-                    breaker.failed(error, hung=hung)
-                else:
-                    breaker.abstained()
+                self._report(breaker, error, started)
             raise
         finally:
             if token is not None:
@@ -224,6 +241,53 @@ class DirectStage:
         if breaker is not None:
             breaker.succeeded()
         return sent
+
+    def _report(self, breaker: CircuitBreaker, error: BaseException, started: float) -> None:
+        """Report the failure of a call that began at this monotonic time to the breaker."""
+        timeout_s = self._timeout_s
+        if self._blames_the_broker(error):
+            breaker.failed(error, hung=bool(timeout_s) and time.monotonic() - started >= timeout_s / 3)
+        else:
+            breaker.abstained()
+
+    def _admitted(self, call: Call) -> CallLimits:
+        """Return the limits of an awaited call, which the breaker has admitted."""
+        breaker = None if self._app.loader.worker_initialized else self.breaker
+        if breaker is not None:
+            wait_s = breaker.admit(self._timeout_s or 60.0)
+            if wait_s:
+                raise _refused(call.name, breaker, wait_s)
+        limited = self._limit_of(call)
+        return CallLimits(breaker, limited, call.options.get("retry"), call.options.get("retry_policy"))
+
+    def plain_limits(self, name: str) -> CallLimits:
+        """Return the limits of an awaited plain call, as :meth:`send_plain` has them.
+
+        Args:
+            name: the name of the task.
+
+        Raises:
+            BrokerUnavailable: The broker did not answer the last calls.
+        """
+        breaker, timeout_s = self.breaker, self._timeout_s
+        wait_s = breaker.admit(timeout_s or 60.0)
+        if wait_s:
+            raise _refused(name, breaker, wait_s)
+        if not timeout_s:
+            return CallLimits(breaker, None)
+        return CallLimits(breaker, LimitedCall(time.monotonic() + timeout_s * 2 / 3), None, self._policy)
+
+    async def send_awaited(self, limits: CallLimits, send: Callable[[], Awaitable[None]]) -> None:
+        """Await the exchange of a call that was admitted, and report the outcome to the breaker."""
+        started = time.monotonic()
+        try:
+            await send()
+        except BaseException as error:
+            if limits.breaker is not None:
+                self._report(limits.breaker, error, started)
+            raise
+        if limits.breaker is not None:
+            limits.breaker.succeeded()
 
     @cached_property
     def _deadline(self) -> Deadline:
@@ -275,20 +339,46 @@ class DirectStage:
         return (OSError, *connection.connection_errors)
 
 
-def publish_direct(app: Any, message: PackedMessage, policy: dict[str, Any] | None = None) -> bool:
+def _refused(name: str, breaker: CircuitBreaker, wait_s: float) -> BrokerUnavailable:
+    return BrokerUnavailable(
+        f"{name} was not sent: the broker has not answered lately ({breaker.last_error}), "
+        f"and is tried again in {wait_s:.1f} s; see dq_breaker_failures and dq_breaker_pause"
+    )
+
+
+def publish_by_kombu(app: Any, policy: dict[str, Any], *prepared: Any) -> None:
+    """Publish a prepared message on a producer of the app's pool.
+
+    Args:
+        app: a Celery app.
+        policy: the whole retry policy of the call.
+        prepared: the arguments of kombu's ``Producer._publish``.
+    """
+    with app.producer_or_acquire() as producer:
+        producer.connection.transport_options.update(policy)
+        producer.connection.ensure(producer, publish_prepared(producer), **policy)(*prepared)
+
+
+def publish_direct(
+    app: Any,
+    message: PackedMessage,
+    policy: dict[str, Any] | None = None,
+    stamped: StampedMessage | None = None,
+) -> bool:
     """Publish a packed message on a connection of the app's pool; return False when kombu has to publish it.
 
     Args:
         app: a Celery app whose broker is one of celery-dq.
         message: the message.
         policy: the retry policy of the call, which adds to the one of the app; None for the latter.
+        stamped: the message with its stamp, when it may have been sent before; None otherwise.
     """
     pool = app.amqp.producer_pool
     if type(pool) is not ProducerPool:
         return False
     connection = pool.connections.acquire(block=True)
     try:
-        published = _Publish(message)
+        published = _Publish(message, stamped)
         if not published.on_open(default_channel(connection) if connection.connected else None):
             published.with_retries(connection, retry_policy(app, policy))
         return published.is_sent

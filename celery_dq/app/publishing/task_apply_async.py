@@ -24,6 +24,7 @@ from kombu.pools import ProducerPool
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.amqp import DQAmqp
+from celery_dq.app.publishing.awaited_producer import AwaitedMessage, AwaitedProducer
 from celery_dq.app.publishing.buffer_stage import BufferChoice
 from celery_dq.app.publishing.direct_stage import DirectStage
 from celery_dq.app.publishing.message_template import MessageTemplate, MessageTemplates, only_adds
@@ -206,7 +207,7 @@ class TaskApplyAsync:
         if (
             (not options or options.keys() <= _FILLED)
             and (not headers or only_adds(headers))
-            and producer is None
+            and (producer is None or type(producer) is AwaitedProducer)
             and link is None
             and link_error is None
             and shadow is None
@@ -222,7 +223,9 @@ class TaskApplyAsync:
             if task.typing:
                 task.__header__(*(args or ()), **(kwargs or {}))
             filled = self._templates.fill(self._template, args, kwargs, task_id, tenant, headers)
-            if filled is not None and self._sent(task, filled):
+            if filled is not None and (
+                self._sent(task, filled) if producer is None else self._taken(task, filled, producer)
+            ):
                 return result_of(self._app, filled.id, task.AsyncResult, task.ignore_result)
         # Looked up on the class, where monitoring tools replace the method.
         return type(task).apply_async(
@@ -239,6 +242,20 @@ class TaskApplyAsync:
             self._put(_addressed(Addressed, (self._template.lane, message.id.encode(), message.record)))
             return True
         return self._direct is not None and self._direct.send_plain(self._template.name, message)
+
+    def _taken(self, task: Any, message: PackedMessage, producer: AwaitedProducer) -> bool:
+        """Do the same as :meth:`_sent` for an awaited call, whose coroutine sends the message later."""
+        if self._block.get(self._wanted):
+            if not self._buffer_choice.possible(task.ignore_result):
+                return False
+            lane = self._template.lane
+            producer.buffered.append(_addressed(Addressed, (lane, message.id.encode(), message.record)))
+            return True
+        if self._direct is None:
+            return False
+        producer.limits = self._direct.plain_limits(self._template.name)
+        producer.messages.append(AwaitedMessage(message))
+        return True
 
 
 def replace_apply_async(

@@ -23,9 +23,10 @@ from typing import Any
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.amqp import OF_ONE_CALL
+from celery_dq.app.publishing.awaited_producer import AwaitedProducer
 from celery_dq.app.publishing.buffer_stage import BufferChoice
 from celery_dq.app.publishing.dedup_stage import DedupRequests, conclude_verdict
-from celery_dq.app.publishing.direct_stage import publish_direct, retry_policy
+from celery_dq.app.publishing.direct_stage import publish_by_kombu, publish_direct, retry_policy
 from celery_dq.app.publishing.message_template import (
     EMBED,
     Kind,
@@ -84,7 +85,7 @@ class TemplateStage:
     def _kind_of(self, call: Call) -> Kind | None:
         """The kind of a call; None when it has to go Celery's way."""
         options = call.options
-        if call.producer is not None:
+        if _is_buffered(call):
             return None if call.dedup is not None else self.templates.kind_of(call.name, options)
         policy = options.get("retry_policy")
         # The deadline sets a policy with only an errback. Any other policy is the caller's choice.
@@ -118,7 +119,7 @@ class TemplateStage:
     ) -> Any:
         """Send a call from its template, and return its result; None when it has to go Celery's way."""
         options = call.options
-        requests = None if call.producer is not None else self._requests.get(kind)
+        requests = None if _is_buffered(call) else self._requests.get(kind)
         if (call.dedup and call.dedup[1]) is not (requests and requests.key):
             return None  # the task's rule has changed since the template was made
         if observed:
@@ -128,7 +129,7 @@ class TemplateStage:
         if message is None:
             return None
         if call.producer is not None:
-            self._buffer(template, message)
+            self._take(call.producer, template, message)
         elif not publish_direct(self._app, message, options.get("retry_policy")):
             return None
         if requests is not None:
@@ -139,7 +140,11 @@ class TemplateStage:
             replace_apply_async(task, self, self.templates, self.choice, self._buffer_choice)
         return result_of(self._app, message.id, options.get("result_cls"), options.get("ignore_result"))
 
-    def _buffer(self, template: MessageTemplate, message: PackedMessage) -> None:
+    def _take(self, producer: Any, template: MessageTemplate, message: PackedMessage) -> None:
+        """Put a message into the buffer, or give it to the producer of an awaited call."""
+        if type(producer) is AwaitedProducer:
+            producer.take(template.lane, message)
+            return
         dq_of(self._app).buffer.producer.put(Addressed(template.lane, message.id.encode(), message.record))
 
     # -- an observed call
@@ -150,11 +155,11 @@ class TemplateStage:
         deliver: Callable[[PackedMessage], Any]
         otherwise: Callable[..., Any]
         if call.producer is not None:
-            deliver, otherwise = partial(self._buffer, template), publish_prepared(call.producer)
+            deliver, otherwise = partial(self._take, call.producer, template), publish_prepared(call.producer)
         else:
             policy = options.get("retry_policy")
             deliver = partial(publish_direct, self._app, policy=policy)
-            otherwise = partial(self._publish_prepared, retry_policy(self._app, policy))
+            otherwise = partial(publish_by_kombu, self._app, retry_policy(self._app, policy))
         producer = TemplateProducer(self.templates, template, deliver, otherwise)
         if self.choice.send_task_is_replaced:
             call.producer = producer
@@ -170,11 +175,11 @@ class TemplateStage:
         result_cls, ignored = options.get("result_cls"), options.get("ignore_result")
         return result_of(self._app, message.headers["id"], result_cls, ignored)
 
-    def _publish_prepared(self, policy: dict[str, Any], *message: Any) -> None:
-        """Publish a message that differs from its template, on a producer of the pool."""
-        with self._app.producer_or_acquire() as producer:
-            producer.connection.transport_options.update(policy)
-            producer.connection.ensure(producer, publish_prepared(producer), **policy)(*message)
+
+def _is_buffered(call: Call) -> bool:
+    """Whether the verdict on a dedup key comes later than the result of the call."""
+    producer = call.producer
+    return producer is not None and not (type(producer) is AwaitedProducer and producer.is_direct)
 
 
 class TemplateProducer(BufferingProducer):
