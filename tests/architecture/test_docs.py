@@ -235,6 +235,22 @@ def test_the_program_for_plain_kombu_runs(bin_path: dict[str, str], tmp_path: Pa
         assert_prints("python letters.py", printed.splitlines(), tmp_path, bin_path)
 
 
+def test_the_program_for_asyncio_runs(bin_path: dict[str, str], tmp_path: Path) -> None:
+    found = list(blocks((DOCS / "guides" / "asyncio.rst").read_text()))
+    program = next(text for _, caption, text in found if caption == "asynchronous.py")
+    printed = next(text for language, _, text in found if language == "text")
+    with RedisServer() as server:
+        (tmp_path / "asynchronous.py").write_text(
+            program.replace("localhost:6379", f"127.0.0.1:{server.port}")
+        )
+        command = [sys.executable, "-m", "celery", "-A", "asynchronous", "worker", "--pool", "solo"]
+        with subprocess.Popen(command, cwd=tmp_path, env=bin_path, stderr=subprocess.DEVNULL) as worker:
+            try:
+                assert_prints("python asynchronous.py", printed.splitlines(), tmp_path, bin_path)
+            finally:
+                worker.terminate()
+
+
 def test_the_broker_in_a_file_runs(bin_path: dict[str, str], tmp_path: Path) -> None:
     found = blocks((DOCS / "guides" / "another-store.rst").read_text())
     (tmp_path / "in_a_file.py").write_text(

@@ -24,6 +24,7 @@ PROMISES = {
     "buffer": "A buffered call (``dq_buffer``) that has returned is published",
     "zookeeper": "On ``dq-zookeeper://``, a message stays in its queue until it is acknowledged",
     "once": "A publish that is repeated after a lost connection adds no second message.",
+    "awaited": "An awaited call (``adelay``) that is cancelled is published once or not at all.",
     "revoke": "A revoked task that has not started does not run.",
     "beat": "",
     "calls": "",

@@ -345,6 +345,31 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/producer/test_lost_answers.py",),
     ),
     Mutation(
+        "awaited",
+        "a cancelled call occupies its connection for ever",
+        "transport/redis/store/asyncio_publisher.py",
+        "        finally:\n            self._permits.release()\n",
+        "        except Exception:\n            self._permits.release()\n            raise\n"
+        "        self._permits.release()\n",
+        ("tests/producer/test_awaited_calls.py", "-k", "cancelled_call and answer"),
+    ),
+    Mutation(
+        "awaited",
+        "the second attempt of an awaited call has another number",
+        "transport/redis/store/asyncio_publisher.py",
+        "            if publication.stamped is None:\n",
+        "            if True:\n",
+        ("tests/producer/test_awaited_calls.py", "-k", "answer_is_lost"),
+    ),
+    Mutation(
+        "awaited",
+        "a producer sequence goes on after a call that is sent again",
+        "transport/redis/store/asyncio_publisher.py",
+        "        keeps = False\n",
+        "        keeps = True\n",
+        ("tests/producer/test_awaited_calls.py", "-k", "cut_connections or earlier_number"),
+    ),
+    Mutation(
         "revoke",
         "a push does not look for tombstones",
         "transport/redis/lua/push.lua",

@@ -303,10 +303,11 @@ async def awaiting_all(made: Any, count: int) -> list[Any]:
 
 def test_another_broker_gets_its_awaited_calls_from_a_thread() -> None:
     app: Any = celery_dq.setup(Celery("other", broker="memory://", set_as_current=False))
+    app.conf.task_default_queue = "awaited"
     made = notify_of(app)
     ids = [each.id for each in run(awaiting_all(made, 3))]
     with app.connection_for_read() as connection:
-        queue = connection.SimpleQueue("celery")
+        queue = connection.SimpleQueue("awaited")
         assert [queue.get(timeout=5).headers["id"] for _ in ids] == ids
         queue.close()
     app.close()
@@ -374,7 +375,7 @@ def test_a_buffer_that_stays_full_refuses_an_awaited_call(
 def test_a_cancelled_call_is_published_once_or_not_at_all(
     make_app: MakeApp, proxy: Proxy, dq_url: str, stored: Stored, moment: str
 ) -> None:
-    app = make_app(proxy.url(dq_url), **DIRECT, dq_publish_timeout="60s", broker_pool_limit=1)
+    app = make_app(proxy.url(dq_url), **DIRECT, dq_publish_timeout="20s", broker_pool_limit=1)
     made = notify_of(app)
 
     async def calls() -> set[str]:
@@ -557,7 +558,7 @@ def test_a_refusal_of_the_server_has_its_remedy_and_keeps_the_connection(make_ap
         pools.reset()
 
 
-def test_a_call_that_too_few_replicas_confirm_says_so(make_app: MakeApp, stored: Stored) -> None:
+def test_a_call_that_too_few_replicas_confirm_is_an_error(make_app: MakeApp, stored: Stored) -> None:
     app = make_app(**DIRECT)
     made = notify_of(app)
     run(prepared(made))
@@ -590,3 +591,24 @@ def test_a_queue_that_got_other_partitions_stores_each_call_once(make_app: MakeA
     app = make_app(**DIRECT)
     found = [message.id for message in app.dq.queues["push"].peek(100)]
     assert Counter(found) == Counter(ids)
+
+
+def test_a_call_with_an_earlier_number_is_sent_again_after_later_ones(
+    make_app: MakeApp, proxy: Proxy, dq_url: str, stored: Stored
+) -> None:
+    policy = {"max_retries": 5, "interval_start": 0.3, "interval_step": 0, "interval_max": 0.3}
+    app = make_app(proxy.url(dq_url), **DIRECT, dq_publish_timeout="60s", task_publish_retry_policy=policy)
+    made = notify_of(app)
+
+    async def calls() -> set[str]:
+        await prepared(made)
+        stored.client.flushdb()
+        proxy.cut_requests, proxy.cuts_left = b"earlier", 1
+        earlier = asyncio.create_task(made.aapply_async(task_id="earlier"))
+        await until(lambda: proxy.cut)
+        later = [(await made.adelay(number)).id for number in range(3)]
+        assert not earlier.done()
+        return {(await earlier).id, *later}
+
+    assert run(calls()) == set(stored.ids("celery"))
+    pools.reset()

@@ -8,6 +8,10 @@
 ``message_template``  the message of a task as a template, and the parts in which calls differ
 ``task_apply_async``  may a call use a template? and a task's ``apply_async`` for plain calls
 ``amqp``              ``app.amqp``: checks tenant and priority on every publish
+``async_methods``     ``adelay``, ``aapply_async`` and ``aget`` of tasks, signatures and results
+``awaited_producer``  keeps the messages of an awaited call
+``awaited_calls``     sends them from a coroutine
+``awaited_results``   awaits results by PUB/SUB
 ``results``           the id of a call, what it prepares for its result, and the result that the caller gets
 
 ``celery_dq.wiring`` has the order of the stages. Calls reach ``celery_dq.producer`` or a transport from here.
