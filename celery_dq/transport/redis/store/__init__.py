@@ -9,6 +9,7 @@
 ``home``                   the partition in which a tenant lives, and ids that name a tenant; pure
 ``whole_queue``            reads and calls on many partitions in few round trips
 ``publisher``              publishes messages, each once
+``asyncio_publisher``, ``asyncio_connections``   publishes from coroutines
 ``quotas``                 quotas from the settings
 ``rounds``                 the same steps on many partitions, in the round trips of one
 ``transient``              reply queues that end with their consumer
