@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import multiprocessing
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -612,3 +615,55 @@ def test_a_call_with_an_earlier_number_is_sent_again_after_later_ones(
 
     assert run(calls()) == set(stored.ids("celery"))
     pools.reset()
+
+
+def test_a_forked_child_awaits_calls_of_its_own_and_leaves_those_of_its_parent(
+    direct_app: Any, stored: Stored
+) -> None:
+    made = notify_of(direct_app)
+
+    async def calls() -> list[str]:
+        await prepared(made)
+        before = [(await made.adelay(number)).id for number in range(3)]
+        # A child of the loop's process makes a loop of its own, as a server that forks its workers does.
+        child = multiprocessing.get_context("fork").Process(target=child_calls, args=(made,))
+        child.start()
+        await asyncio.to_thread(child.join, 30)
+        assert child.exitcode == 0
+        return before + [(await made.adelay(number)).id for number in range(3)]
+
+    ids = run(calls())
+    assert set(ids) < set(stored.ids("celery"))
+    assert stored.count("celery") == 4 + 3 + 6 + 3
+
+
+def child_calls(made: Any) -> None:
+    with ThreadPoolExecutor(1) as pool:  # its thread runs no loop
+        pool.submit(asyncio.run, awaiting_all(made, 6)).result()
+
+
+@pytest.mark.parametrize("sends_event", [False, True])
+def test_an_awaited_call_may_name_no_producer_and_sends_its_event(
+    make_app: MakeApp, stored: Stored, sends_event: bool
+) -> None:
+    app = make_app(**DIRECT, task_send_sent_event=sends_event)
+    made = notify_of(app)
+    events: list[dict[str, Any]] = []
+
+    async def calls() -> set[str]:
+        return {(await made.aapply_async((number,), producer=None)).id for number in range(4)}
+
+    with app.connection_for_read() as connection:
+        receiver = app.events.Receiver(connection, handlers={"task-sent": events.append})
+        with receiver.consumer_context() as (listening, _, _):
+            ids = run(calls())
+            wait_until(lambda: received(listening, events, 4 if sends_event else 0), 30)
+    assert set(stored.ids("celery")) == ids
+    assert {each["uuid"] for each in events} == (ids if sends_event else set())
+
+
+def received(connection: Any, events: list[Any], count: int) -> bool:
+    if len(events) < count:
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0.1)
+    return len(events) >= count

@@ -16,7 +16,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
@@ -45,7 +45,7 @@ from celery_dq.clock import SystemClock
 from celery_dq.compat.celery_calls import in_task
 from celery_dq.compat.kombu_messages import library_errors
 from celery_dq.per_loop import PerLoop
-from celery_dq.per_process import PerProcess
+from celery_dq.per_process import OwnerProcess
 from celery_dq.transport.aliases import CLUSTER_SCHEME, TENANT_SCHEMES
 from celery_dq.transport.packer import Packer
 from celery_dq.transport.redis.store.asyncio_publisher import (
@@ -98,10 +98,12 @@ class _Found:
     """The finding of a process about its broker.
 
     Attributes:
+        owner: The process.
         is_known: Whether it has looked.
         publishing: The parts of awaited calls; None on a broker without asyncio.
     """
 
+    owner: OwnerProcess = field(default_factory=OwnerProcess)
     is_known: bool = False
     publishing: AsyncioPublishing | None = None
 
@@ -115,7 +117,10 @@ class AwaitedCalls:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._found = PerProcess(_Found)
+        self._found = _Found()
+        #: Those of parent processes. They are kept, because the end of a connection of asyncio would act on
+        #: the selector of the parent's loop.
+        self._inherited: list[_Found] = []
 
     async def __call__(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Send a task by name; see Celery's ``send_task``, whose options it has.
@@ -137,10 +142,13 @@ class AwaitedCalls:
         Returns:
             The result that `send` returns without asyncio.
         """
-        found = self._found.get()
         if in_task():
             # Celery knows by the thread that the call is a child of the task. It is tried until it is sent.
             return send(*args, **options)
+        found = self._found
+        if not found.owner.is_current:
+            self._inherited.append(found)
+            found = self._found = _Found()
         publishing = found.publishing
         if publishing is None or any(options.get(name) is not None for name in _OWN_CONNECTION):
             if self._app.conf.task_always_eager and send is not self._app.send_task:
@@ -151,9 +159,9 @@ class AwaitedCalls:
             )
         publishers = await publishing.publishers.get()
         await publishers.turns.wait()
-        producer = AwaitedProducer(publishing.producers)
+        producer = options["producer"] = AwaitedProducer(publishing.producers)
         try:
-            result = send(*args, producer=producer, **options)
+            result = send(*args, **options)
         except BaseException:
             if producer.limits is not None and producer.limits.breaker is not None:
                 producer.limits.breaker.abstained()
@@ -166,6 +174,7 @@ class AwaitedCalls:
                     producer.limits, partial(self._send_all, publishing, producer)
                 )
             except _NotDirect:
+                del options["producer"]
                 return await asyncio.to_thread(send, *args, **options)
         return self._concluded(producer, result)
 

@@ -268,6 +268,7 @@ class LoopPublishers:
 
     async def close(self) -> None:
         """Close all connections that are not in use."""
-        while self._idle:
-            await self._idle.pop().close()
+        idle, self._idle = self._idle, []
+        # Together, because a server that hangs answers none of them.
+        await asyncio.gather(*(publisher.close() for publisher in idle))
         await close_sentinels(self._pool)
