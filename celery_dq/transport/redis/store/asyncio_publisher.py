@@ -124,11 +124,14 @@ class AsyncioPublisher:
         name, sequence, outgoing, dedup, marker_ttl_ms = message
         queue, maps = self._broker.known_queue(name), self._broker.maps
         tried = maps.take_unanswered(name, sequence)
-        if queue is None or tried not in ([], [queue.homes]):
+        try:
+            if queue is None or tried not in ([], [queue.homes]):
+                raise BlockingPushNeeded
+            await self._connect()
+        except BaseException:
             if tried:
-                maps.note_unanswered(name, sequence, tried)
-            raise BlockingPushNeeded
-        await self._connect()
+                maps.note_unanswered(name, sequence, tried)  # it was not sent again
+            raise
         call = self._publisher.call_for(queue, sequence, [outgoing], marker_ttl_ms)
         try:
             try:
@@ -254,7 +257,8 @@ class LoopPublishers:
             keeps = not isinstance(error, (redis.ConnectionError, *PASSING_ERRORS))
             raise
         except asyncio.CancelledError:
-            # Nor is one that is not awaited any more. Its answer may be left on the connection.
+            # A message that is not awaited any more is not sent again either. Its answer may be left on the
+            # connection.
             await publisher.disconnect()
             keeps = True
             raise
