@@ -78,12 +78,12 @@ class LoopTurns:
 
     async def wait(self) -> None:
         """Wait for a turn in which the caller may run its piece of code; first come, first served."""
-        loop = asyncio.get_running_loop()
-        if self._left == PIECES_PER_TURN:
-            loop.call_soon(self._begin_turn, loop)
         if self._left and not self._waiting:
             self._left -= 1
             return
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._begin_turn, loop)
         waiting = loop.create_future()
         self._waiting.append(waiting)
         await waiting
@@ -95,5 +95,5 @@ class LoopTurns:
             if not waiting.done():  # else its coroutine was cancelled
                 waiting.set_result(None)
                 self._left -= 1
-        if self._left < PIECES_PER_TURN:
+        if self._waiting:
             loop.call_soon(self._begin_turn, loop)
