@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     )
     from celery_dq.producer.singular_update_queue import SingularUpdateQueue as SingularUpdateQueue
     from celery_dq.transport.resource_set import AnyOf as AnyOf
+    from celery_dq.transport.throttled import Throttled as Throttled
 
 __version__ = "0.1.0"
 
@@ -69,6 +70,7 @@ _HOMES = {
     "setup": "celery_dq.wiring",
     "Quota": "celery_dq.options",
     "AnyOf": "celery_dq.transport.resource_set",
+    "Throttled": "celery_dq.transport.throttled",
     "dedup": "celery_dq.dedup",
     "Career": "celery_dq.leadership.career",
     "Runner": "celery_dq.leadership.runner",

@@ -156,6 +156,7 @@ class PartitionKeys:
     config_before = _Key("ZSET: packed quota of settings -> µs when it was replaced; expires.")
     pauses = _Key("ZSET: tenant -> µs since when it is paused, with backlog or without.")
     pause_ends = _Key("ZSET: tenant -> µs when its pause ends by itself.")
+    pause_causes = _Key("HASH: tenant -> JSON: reason, task, task_id; of a pause by a task.")
     arriving = _Key("ZSET: tenant that moves to this partition, and is not served yet -> µs since when.")
     arrived = _Key("SET: tenants that have moved to this partition, until the end of the change.")
     outbox = _Key(

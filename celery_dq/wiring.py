@@ -17,6 +17,7 @@ from celery_dq.app.publishing.dedup_stage import DedupStage
 from celery_dq.app.publishing.direct_stage import DirectStage
 from celery_dq.app.publishing.pipeline import CallPipeline, CelerysWay, Stage
 from celery_dq.app.publishing.template_stage import TemplateStage
+from celery_dq.app.throttling import handle_throttled
 from celery_dq.errors import InvalidRequest
 from celery_dq.transport.aliases import register_transports, schemes_in
 
@@ -75,6 +76,7 @@ def setup(app: Any) -> Any:
     define_attributes()
     define_async_methods()
     note_callers_of_chords()
+    handle_throttled()
     dq_of(app)
     mix_into(app, "amqp", DQAmqp)
     mix_into(app, "control", DurableRevoke)

@@ -14,6 +14,7 @@ from celery_dq.inspector.queues import fencing_token, is_worker, queue_pause
 from celery_dq.inspector.redis_values import Client, server_time_us, text
 from celery_dq.inspector.tenants import TenantSnapshot, stored_quota, tenant_snapshot, total_of
 from celery_dq.shown import shell_word
+from celery_dq.transport.partition_replies import PauseCause
 from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.message_ids import task_id_of
 from celery_dq.transport.redis.store.partition import Partition
@@ -221,7 +222,8 @@ def _pauses(tenant: TenantSnapshot, partition: Partition, client: Client) -> lis
         call = f"app.dq.quotas.set({whose}, paused=False)"
         pauses.append(("paused", f"its quota has paused = True; {call} resumes it", None))
     if tenant.paused_since is not None:
-        pauses.append(_paused_by_call(tenant.paused_until, f"app.dq.quotas.resume({whose})", "it"))
+        call = f"app.dq.quotas.resume({whose})"
+        pauses.append(_paused_by_call(tenant.paused_until, call, "it", tenant.pause_cause))
     if client.zscore(partition.keys.arriving, tenant.tenant) is not None:
         pauses.append(
             ("moving", "it moves here, and its tasks still wait or run in its former partition", None)
@@ -237,9 +239,10 @@ def _end_of_pause(pause: _Why) -> float:
     return math.inf if until is None else until.timestamp()
 
 
-def _paused_by_call(until: datetime | None, call: str, subject: str) -> _Why:
+def _paused_by_call(until: datetime | None, call: str, subject: str, cause: PauseCause | None = None) -> _Why:
     end = f"a call of {call}" if until is None else f"{_clock(until)}, or {call}"
-    return "paused", f"{subject} is paused until {end}", until
+    why = "" if cause is None else f", because {cause}"
+    return "paused", f"{subject} is paused until {end}{why}", until
 
 
 def _idle(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:

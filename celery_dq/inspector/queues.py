@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from celery_dq.inspector.queue_counters import COUNTER_FIELDS, PLACES, QueueCounters, oldest_waiting_s
 from celery_dq.inspector.redis_values import Client, chunks, moment, number, scan_all, server_time_us, text
+from celery_dq.transport.partition_replies import PauseCause
 from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.partition import Partition, process_of
-from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_rounds
+from celery_dq.transport.redis.store.rounds import Atomic, Rounds, run_rounds, together
 
 #: The fields of the hash ``state`` that :func:`pause_of` reads.
 PAUSE_FIELDS = ("paused_since", "paused_until")
@@ -30,23 +31,27 @@ class Pause:
     Attributes:
         since: When it began.
         until: When it ends by itself; None when only a call ends it.
+        cause: The task that has paused the tenant by ``Throttled``; None for a pause by a call.
     """
 
     since: datetime | None
     until: datetime | None = None
+    cause: PauseCause | None = None
 
     def __str__(self) -> str:
-        """Return a phrase for a table: its end, or without one its begin."""
+        """Return a phrase for a table: its end and its cause, or without an end its begin."""
         if self.until is not None:
-            return f"until {self.until.isoformat(timespec='seconds')}"
+            cause = "" if self.cause is None else f", because {self.cause}"
+            return f"until {self.until.isoformat(timespec='seconds')}{cause}"
         return "without end" if self.since is None else f"since {self.since.isoformat(timespec='seconds')}"
 
 
-def pause_of(since_us: float, until_us: float, now_us: float) -> Pause | None:
+def pause_of(since_us: float, until_us: float, now_us: float, cause: bytes | None = None) -> Pause | None:
     """Return a pause from its times in µs; None when it is over. An end of 0 or `WITHOUT_END_US` is none."""
     if 0 < until_us <= now_us:
         return None
-    return Pause(moment(since_us), None if until_us >= WITHOUT_END_US else moment(until_us))
+    until = None if until_us >= WITHOUT_END_US else moment(until_us)
+    return Pause(moment(since_us), until, PauseCause.unpack(cause))
 
 
 def pause_of_all(pauses: Sequence[Pause | None]) -> Pause | None:
@@ -80,17 +85,24 @@ def paused_tenants(partitions: Sequence[Partition], client: Client) -> dict[str,
     found = [
         row for partition, rows in stored for row in rows if homes.concerns(partition.keys.partition, row[1])
     ]
-    pauses = {name: pause_of(since, until, now) for since, name, until in sorted(found)}
+    found.sort(key=lambda row: row[:2])
+    pauses = {name: pause_of(since, until, now, cause) for since, name, until, cause in found}
     return {name: pause for name, pause in pauses.items() if pause is not None}
 
 
-def _pauses_in(partition: Partition) -> Rounds[list[tuple[float, str, float]]]:
-    """Return begin (µs), tenant and end (µs, 0 for none) of the pauses of tenants."""
+def _pauses_in(partition: Partition) -> Rounds[list[tuple[float, str, float, bytes | None]]]:
+    """Return begin (µs), tenant, end (µs, 0 for none) and cause of the pauses of tenants."""
     since = yield from scan_all("zset", partition.keys.pauses)
     found = []
     for names in chunks(list(since)):
-        (ends,) = yield methodcaller("zmscore", partition.keys.pause_ends, names)
-        found += [(since[name], text(name), end or 0) for name, end in zip(names, ends, strict=True)]
+        ends, causes = yield together(
+            methodcaller("zmscore", partition.keys.pause_ends, names),
+            methodcaller("hmget", partition.keys.pause_causes, names),
+        )
+        found += [
+            (since[name], text(name), end or 0, cause)
+            for name, end, cause in zip(names, ends, causes, strict=True)
+        ]
     return found
 
 

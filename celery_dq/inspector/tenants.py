@@ -31,6 +31,7 @@ from celery_dq.inspector.redis_values import (
 from celery_dq.keys import CONFIG_QUOTA, DEFAULT_QUOTA, PartitionKeys, quota_field
 from celery_dq.options import Quota
 from celery_dq.options.quota import UNLIMITED, quota_of_bytes
+from celery_dq.transport.partition_replies import PauseCause
 from celery_dq.transport.redis.store.partition import Partition
 from celery_dq.transport.redis.store.rounds import (
     Atomic,
@@ -60,6 +61,7 @@ class TenantSnapshot:
         quota: The quota in force for it.
         paused_since: When it was paused by a call; None when it is not paused, or only by its quota.
         paused_until: When that pause ends by itself; None when only a call ends it.
+        pause_cause: The task that has paused it by ``Throttled``; None for a pause by a call.
         oldest_waiting_s: How long its oldest waiting message has waited, in seconds; None without one. With
             aging priorities another message may have waited longer, by at most nine steps.
         service: How fast it is served, beside the rate and the share that its quota allows.
@@ -74,6 +76,7 @@ class TenantSnapshot:
     paused_since: datetime | None = None
     oldest_waiting_s: float | None = None
     paused_until: datetime | None = None
+    pause_cause: PauseCause | None = None
     service: ServiceRate = field(default_factory=ServiceRate)
 
 
@@ -220,7 +223,7 @@ def quota_in_force(partition: Partition, client: Client, tenant: str | None) -> 
         return quota
     pipeline = client.pipeline(transaction=False)
     _put_pauses(pipeline, keys=partition.keys, names=[tenant])
-    ((since, _),) = _pauses_in_force(*pipeline.execute())
+    ((since, *_),) = _pauses_in_force(*pipeline.execute())
     return _in_force(quota, since)
 
 
@@ -338,13 +341,13 @@ def described_tenants(partition: Partition, found: Sequence[InLine]) -> Rounds[l
         pipe.hmget(keys.state, PACE_FIELDS)
         _put_pauses(pipe, keys=keys, names=names)
 
-    *waiting, singles, running, (default, config, *own), state, pauses, ends, now = yield read
+    *waiting, singles, running, (default, config, *own), state, pauses, ends, causes, now = yield read
     pace, entries = PartitionPace.read(state, now), [RunningEntry.unpack(each) for each in running]
     oldest = yield from oldest_waiting_of(partition, names)
-    in_force = _pauses_in_force(pauses, ends, now)
+    in_force = _pauses_in_force(pauses, ends, causes, now)
     quotas = [
         _in_force(_first([packed, default, config]), since)
-        for packed, (since, _) in zip(own, in_force, strict=True)
+        for packed, (since, *_) in zip(own, in_force, strict=True)
     ]
     # No claim has placed it again since its pause ended.
     states: list[TenantState] = [
@@ -362,9 +365,10 @@ def described_tenants(partition: Partition, found: Sequence[InLine]) -> Rounds[l
             paused_since=moment(since),
             oldest_waiting_s=age,
             paused_until=moment(end),
+            pause_cause=PauseCause.unpack(cause),
             service=pace.service(entry, standing, quota),
         )
-        for each, standing, waits, single, entry, quota, (since, end), age in zip(
+        for each, standing, waits, single, entry, quota, (since, end, cause), age in zip(
             found, states, waiting, singles, entries, quotas, in_force, oldest, strict=True
         )
     ]
@@ -373,16 +377,22 @@ def described_tenants(partition: Partition, found: Sequence[InLine]) -> Rounds[l
 def _put_pauses(pipe: Any, *, keys: PartitionKeys, names: Sequence[str]) -> None:
     pipe.zmscore(keys.pauses, names)
     pipe.zmscore(keys.pause_ends, names)
+    pipe.hmget(keys.pause_causes, names)
     pipe.time()
 
 
 def _pauses_in_force(
-    pauses: Sequence[float | None], ends: Sequence[float | None], now: tuple[int, int]
-) -> list[tuple[float, float]]:
-    """Return begin and end of each pause by a call in µs, 0 for none. A pause that is over counts as none."""
+    pauses: Sequence[float | None],
+    ends: Sequence[float | None],
+    causes: Sequence[bytes | None],
+    now: tuple[int, int],
+) -> list[tuple[float, float, bytes | None]]:
+    """Return begin and end in µs (0 for none) and cause of each pause; one that is over counts as none."""
     now_us = now[0] * 1_000_000 + now[1]
-    found = [(since or 0.0, end or 0.0) for since, end in zip(pauses, ends, strict=True)]
-    return [(0.0, 0.0) if 0 < end <= now_us else (since, end) for since, end in found]
+    found = [
+        (since or 0.0, end or 0.0, cause) for since, end, cause in zip(pauses, ends, causes, strict=True)
+    ]
+    return [(0.0, 0.0, None) if 0 < pause[1] <= now_us else pause for pause in found]
 
 
 def _in_force(quota: Quota, paused_since: float) -> Quota:

@@ -8,11 +8,13 @@ An in-flight message goes through these states::
       ├──────────────dead letter──────────┤
       └──────────────release──────────────┘
 
+    held or settled ──requeue, with a pause──▶ done
+
 * *held*: claimed under the process's lease. If the process dies, other workers get it.
 * *settled*: acknowledged before its body ran (Celery's default). It is never
   delivered again, but its tenant's slot is taken until it finishes.
-* *done*: finished, released, or made a dead letter. The ack is pending until the next call for its partition
-  carries it.
+* *done*: finished, released, made a dead letter, or requeued by ``Throttled`` with a pause of its tenant.
+  The ack is pending until the next call for its partition carries it.
 
 :class:`InFlightMessages` belongs to the process, not to a channel: a broken connection ends its channels,
 while running tasks go on, and the next connection sends their acks. Its methods never block and take no
@@ -39,7 +41,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from kombu.utils import json as kombu_json
 
@@ -59,7 +61,7 @@ from celery_dq.transport.bases import KombuMessage, VirtualQoS
 from celery_dq.transport.envelope import unpack
 from celery_dq.transport.message_record import DedupSection, MessageRecord
 from celery_dq.transport.partition_replies import ClaimedEntry, DeliveryTag, ReleaseMode
-from celery_dq.transport.partition_store import AckedQueue, StoreCall
+from celery_dq.transport.partition_store import AckedQueue, PartitionStore, PausingStore, StoreCall
 
 logger = shown_logger(__name__)
 
@@ -178,6 +180,38 @@ class PendingDeadLetter:
 
 
 @dataclass(eq=False, slots=True)
+class PausingRequeue:
+    """The mode of a release by ``Throttled``, which also returns a settled message, and pauses tenants.
+
+    Attributes:
+        for_us: time until the end of the pause, µs.
+        cause: the cause that is kept with the pause.
+        record: the message as stored; the broker has no record of a settled message.
+        tenants: the tenants to pause; () for the one whose slot the message takes.
+    """
+
+    for_us: int
+    cause: str
+    record: bytes
+    tenants: tuple[str, ...]
+
+    def call(self, partition: PartitionStore[C], consumer: str, held: InFlightMessage) -> StoreCall[C, int]:
+        """Return the call, for a partition that can pause tenants."""
+        return cast("PausingStore[C]", partition).requeue_and_pause(
+            consumer,
+            DeliveryTag(held.claim, held.id),
+            record=self.record,
+            for_us=self.for_us,
+            cause=self.cause,
+            tenants=self.tenants,
+        )
+
+
+#: How a message is released.
+Release: TypeAlias = ReleaseMode | PausingRequeue
+
+
+@dataclass(eq=False, slots=True)
 class Acks:
     """The acks that one call carries, which are not pending any more.
 
@@ -188,7 +222,7 @@ class Acks:
 
     settles: list[InFlightMessage] = field(default_factory=list)
     finishes: list[InFlightMessage] = field(default_factory=list)
-    releases: list[tuple[str, InFlightMessage]] = field(default_factory=list)
+    releases: list[tuple[Release, InFlightMessage]] = field(default_factory=list)
     dead_letters: list[PendingDeadLetter] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -217,7 +251,7 @@ class PendingAcks:
 
     settles: deque[InFlightMessage] = field(default_factory=deque)
     finishes: deque[InFlightMessage] = field(default_factory=deque)
-    releases: deque[tuple[str, InFlightMessage]] = field(default_factory=deque)
+    releases: deque[tuple[Release, InFlightMessage]] = field(default_factory=deque)
     dead_letters: deque[PendingDeadLetter] = field(default_factory=deque)
     #: One element for every release without an answer; several threads count by its length.
     releases_under_way: deque[None] = field(default_factory=deque)
@@ -243,10 +277,10 @@ class PendingAcks:
         settles = [held for held in _pop(self.settles) if not held.done] if self.settles else []
         return Acks(settles, _pop(self.finishes) if self.finishes else [])
 
-    def take_releases(self) -> Iterator[tuple[str, list[InFlightMessage]]]:
+    def take_releases(self) -> Iterator[tuple[Release, list[InFlightMessage]]]:
         """Pop releases; yield the messages of each mode, to send them in one call."""
         releases = _pop(self.releases)
-        for mode in sorted({mode for mode, _ in releases}):
+        for mode in dict.fromkeys(mode for mode, _ in releases):
             yield mode, [held for how, held in releases if how == mode]
 
     def take_dead_letters(self) -> Iterator[PendingDeadLetter]:
@@ -301,12 +335,12 @@ def ack_calls(
         calls.append((partition.ack(consumer, **acks.tags()), acks))
     if pending.releases:
         for mode, helds in pending.take_releases():
-            released = partition.release(
-                consumer,
-                tags(helds),
-                mode=cast(ReleaseMode, mode),
-                max_deliveries=queue.max_deliveries,
-                worker=worker,
+            released = (
+                mode.call(partition, consumer, helds[0])
+                if isinstance(mode, PausingRequeue)  # it is the mode of one message
+                else partition.release(
+                    consumer, tags(helds), mode=mode, max_deliveries=queue.max_deliveries, worker=worker
+                )
             )
             calls.append((released, Acks(releases=[(mode, held) for held in helds])))
     if pending.dead_letters:
@@ -441,17 +475,17 @@ class InFlightMessages:
         self._end_move(held, box)
         return held
 
-    def release(self, tag: str, mode: str) -> None:
+    def release(self, tag: str, mode: Release) -> None:
         """Release this message to its old place.
 
         Args:
             tag: delivery tag.
-            mode: ``unstarted`` (the rate limit gets its permit back), ``requeue`` or ``crashed`` (counts
-                towards ``max_deliveries``).
+            mode: ``unstarted`` (the rate limit gets its permit back), ``requeue``, ``crashed`` (counts
+                towards ``max_deliveries``), or one with a pause of tenants.
         """
         if (move := self._begin_move(tag)) is not None:
             held, box = move
-            if held.settled:
+            if held.settled and not isinstance(mode, PausingRequeue):
                 # A settled message is never delivered again: a release could only run it twice.
                 box.finishes.append(held)
             else:
@@ -883,7 +917,7 @@ class Message(StoredMessage):
         self.settles = True
         self.channel.qos.settle(self.delivery_tag, may_wait)
 
-    def release(self, mode: str) -> None:
+    def release(self, mode: Release) -> None:
         """Release the message to its old place; for the modes see ``InFlightMessages.release``. Idempotent.
 
         Like :meth:`finish`, it may be called from any thread, and after the channel was closed.
@@ -956,7 +990,7 @@ class QoS(VirtualQoS):
         """Remove the message from the prefetch count only; the messages in flight track its ack."""
         self._delivered.pop(delivery_tag, None)
 
-    def release(self, delivery_tag: str, mode: str) -> None:
+    def release(self, delivery_tag: str, mode: Release) -> None:
         """Release a message to its place; the modes are those of ``InFlightMessages.release``."""
         # Released before it makes room: a fetcher's thread must not claim a later message in between.
         self.channel.in_flight.release(delivery_tag, mode)

@@ -5,8 +5,12 @@ Each store of messages gives these answers; a field with a default may stay away
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple, TypeAlias
+
+from celery_dq.shown import shown_name
 
 #: How a message is released; see ``PartitionStore.release``.
 ReleaseMode: TypeAlias = Literal["unstarted", "requeue", "crashed"]
@@ -20,6 +24,39 @@ class DeliveryTag(NamedTuple):
 
     claim: str
     id: str
+
+
+@dataclass(frozen=True)
+class PauseCause:
+    """The task that has paused a tenant, by :class:`~celery_dq.Throttled`.
+
+    Attributes:
+        reason: its reason, "" for none.
+        task: name of the task.
+        task_id: id of the task.
+    """
+
+    reason: str
+    task: str
+    task_id: str
+
+    def __str__(self) -> str:
+        """Return a phrase for a table or a sentence."""
+        why = f" ({self.reason})" if self.reason else ""
+        return shown_name(f"task {self.task}[{self.task_id}] was throttled{why}")
+
+    def pack(self) -> str:
+        """Return the text that is stored with the pause."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def unpack(cls, stored: bytes | str | None) -> PauseCause | None:
+        """Return a stored cause; None without one, or when another program has written it."""
+        try:
+            found = json.loads(stored or "null")
+            return found and cls(*(str(found[name]) for name in ("reason", "task", "task_id")))
+        except (ValueError, TypeError, KeyError):
+            return None
 
 
 class OutgoingRecord(NamedTuple):

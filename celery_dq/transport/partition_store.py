@@ -27,7 +27,7 @@ from celery_dq.transport.partition_replies import (
     ReleaseMode,
 )
 
-__all__ = ["AckedQueue", "PartitionStore", "StoreCall"]
+__all__ = ["AckedQueue", "PartitionStore", "PausingStore", "StoreCall"]
 
 C_contra = TypeVar("C_contra", contravariant=True)
 T_co = TypeVar("T_co", covariant=True)
@@ -114,6 +114,22 @@ class PartitionStore(Protocol[C_contra]):
 
     def purge(self) -> StoreCall[C_contra, PurgeReply]:
         """Remove waiting and delayed messages, and none that is held; call again while there are more."""
+
+
+class PausingStore(PartitionStore[C_contra], Protocol[C_contra]):
+    """A partition that can pause tenants: that of the tenant broker in Redis."""
+
+    def requeue_and_pause(
+        self,
+        consumer: str,
+        tag: tuple[str, str],
+        *,
+        record: bytes,
+        for_us: int,
+        cause: str,
+        tenants: Sequence[str],
+    ) -> StoreCall[C_contra, int]:
+        """Requeue a delivery with its record, and pause tenants; the answer is the number of stale tags."""
 
 
 class AckedQueue(Protocol[C_contra]):

@@ -21,8 +21,12 @@ from celery.worker import state
 from celery_dq.clock import Clock
 from celery_dq.compat.task_ends import fails_for_good
 from celery_dq.errors import LONGEST_REASON, described
+from celery_dq.keys import PartitionKeys
+from celery_dq.protocols import RESOURCE_HEADER
 from celery_dq.shown import shown_logger
-from celery_dq.transport.in_flight import Message
+from celery_dq.transport.in_flight import Message, PausingRequeue
+from celery_dq.transport.partition_replies import PauseCause
+from celery_dq.transport.throttled import Throttled
 from celery_dq.worker.discards import Discards
 from celery_dq.worker.ready_requests import ReadyRequests
 from celery_dq.worker.task_events import TaskSubscriber, error_of, stops
@@ -113,6 +117,8 @@ class TaskLifecycle(TaskSubscriber):
             message.crashed = True
             if getattr(request.task, "retry_on_worker_lost", False):  # since Celery 5.7
                 message.expect_return()
+        elif isinstance(error, Throttled) and PartitionKeys.parse(message.delivery_tag) is not None:
+            _requeue_and_pause(request, message, error)
         elif isinstance(error, (Retry, Ignore)):
             message.expect_return()
         if self._dead_letter_failures and error is not None and fails_for_good(request, error, crashed):
@@ -168,6 +174,25 @@ class TaskLifecycle(TaskSubscriber):
         """Stop counting a message as in the pool; return the time of its start, or of its entry."""
         self._started.pop(tag, None)
         return self._in_pool.pop(tag, None)
+
+
+def _requeue_and_pause(request: Any, message: Message, throttled: Throttled) -> None:
+    """Requeue the message of a throttled task, and pause its tenant in the same step."""
+    tenants = ", ".join(throttled.tenants) or message.headers.get(RESOURCE_HEADER) or message.record.tenant
+    logger.info(
+        "Tenant %s of queue %s is paused for %g s, because task %s[%s] was throttled%s. The task was "
+        "requeued, and runs again after the pause.",
+        tenants,
+        message.queue,
+        throttled.retry_after,
+        request.name,
+        request.id,
+        f" ({throttled.reason})" if throttled.reason else "",
+        extra={"event": "task_throttled", "queue": message.queue, "tenant": tenants},
+    )
+    cause = PauseCause(throttled.reason, request.name, request.id)
+    for_us = round(throttled.retry_after * 1e6)
+    message.release(PausingRequeue(for_us, cause.pack(), message.record.pack(), throttled.tenants))
 
 
 #: Limit of the messages of a singleton queue in a worker with one slot, and with a green pool of one slot.

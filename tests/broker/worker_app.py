@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 
 import redis
 from billiard import current_process
-from celery import Celery, bootsteps
+from celery import Celery, Task, bootsteps
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.signals import worker_process_init
 from celery.worker.request import Request
 from kombu import Consumer, Queue
 
+from celery_dq import Throttled
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
@@ -201,6 +202,29 @@ def add_tasks(app: Celery, port: int) -> Celery:
         if retries and not self.request.retries:
             raise self.retry(countdown=0)
         report("left", f"{key} {resource}")
+
+    class Noting(Task):  # type: ignore[type-arg]
+        def on_failure(self, exc: Exception, *args: Any) -> None:
+            report("failed", exc)
+
+        def on_retry(self, exc: Exception, *args: Any) -> None:
+            report("retried", exc)
+
+    def ask(self: Any, key: str, retry_after: Any, times: int = 1, tenant: Any = None) -> str:
+        """Ask a service that answers 429 at first, so many times."""
+        asked, request = f"asked {key}", self.request
+        report(asked, f"{time.time()} {request.retries} {request.delivery_info.get('redelivered', False)}")
+        if len(own_witness(port).reports(asked)) <= times:
+            raise Throttled(retry_after, tenant, f"429 for {key}")
+        report("served", key)
+        return key
+
+    for name, options in (
+        ("ask", {}),
+        ("ask_late", {"acks_late": True}),
+        ("ask_again", {"autoretry_for": (Exception,), "max_retries": 0, "throws": (Throttled,)}),
+    ):
+        app.task(name=name, bind=True, base=Noting, **options)(ask)
 
     @app.task(name="errback")
     def errback(task_id: str) -> None:

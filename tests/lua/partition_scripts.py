@@ -18,6 +18,7 @@ from celery_dq.transport.redis.store.rounds import run_one
 from celery_dq.transport.redis.store.script_calls import load_scripts
 
 LEASE_MS = 60_000
+HOUR_US = 3_600_000_000
 PLACES = ("turn", "throttled", "at_concurrency", "paused")
 #: Returns the JSON of key -> type and pairs, of each hash and ZSET.
 SNAPSHOT = """
@@ -102,6 +103,15 @@ class PartitionScripts:
         self, *tags: DeliveryTag, mode: Any = "unstarted", consumer: str = "c1", **options: Any
     ) -> int:
         return self.partition.release(consumer, tags, mode=mode, **options).run(self.client)
+
+    def requeue_and_pause(
+        self, tag: DeliveryTag, *tenants: str, consumer: str = "c1", for_us: int = HOUR_US, **fields: Any
+    ) -> int:
+        record = fields.pop("record", None) or make_record(**fields)
+        call = self.partition.requeue_and_pause(
+            consumer, tag, record=record, for_us=for_us, cause="why", tenants=tenants
+        )
+        return call.run(self.client)
 
     def lose(self, consumer: str = "c1") -> None:
         """Ends a lease, as if its time had passed."""

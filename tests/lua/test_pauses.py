@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from celery_dq.testing.waiting import wait_until
-from tests.lua.partition_scripts import PartitionScripts, tags_of
-
-HOUR_US = 3_600_000_000
+from tests.lua.partition_scripts import HOUR_US, PartitionScripts, tags_of
 
 
 def pause(scripts: PartitionScripts, tenant: str | None = None, **end: int) -> Any:

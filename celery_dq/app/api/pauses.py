@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 
 from celery_dq.app.api.audit import AuditedChange
 from celery_dq.app.api.broker import BrokerAccess, MapChanged, OpenQueue
@@ -76,10 +77,27 @@ def resume(broker: BrokerAccess, opened: OpenQueue, tenant: str | None) -> bool:
     return change.count == 1
 
 
+def extend_pause(broker: BrokerAccess, opened: OpenQueue, tenant: str, for_us: int, cause: str) -> None:
+    """Pause a tenant for some time on behalf of a task; a pause that ends later, or never, stays.
+
+    It is not in the audit stream, which has the changes by people and programs.
+
+    Args:
+        broker: The broker.
+        opened: The queue.
+        tenant: The tenant.
+        for_us: Time from now until the end of the pause, µs; 0 for no pause.
+        cause: The cause that is kept with the pause.
+    """
+    if for_us:
+        pausing = partial(Partition.extend_pause, tenant=tenant, for_us=for_us, cause=cause)
+        broker.repeated(opened, lambda now: _run(now, tenant, None, pausing))
+
+
 def _run(
     opened: OpenQueue,
     tenant: str | None,
-    change: AuditedChange,
+    change: AuditedChange | None,
     call: Callable[[Partition], ScriptCall[PauseReply | NotPaused]],
 ) -> list[PauseReply | NotPaused]:
     """Make one change in the partitions of a tenant, or in all; first where a move takes settings from.
@@ -93,7 +111,8 @@ def _run(
         chosen = [each for each in opened.of(tenant) if (each.keys.partition == first) == is_first]
         replies += run_all([call(each) for each in chosen], opened.client)
         # A repetition with another map may not come to these partitions, and finds no more to change there.
-        change.count |= any(isinstance(each, PauseReply) and each.changed for each in replies)
+        if change is not None:
+            change.count |= any(isinstance(each, PauseReply) and each.changed for each in replies)
         if "moved" in replies:
             raise MapChanged.of(opened.name)
     return replies

@@ -35,6 +35,7 @@ class StoredSettings:
         infos: The same fields -> time and author.
         pauses: Paused tenant -> begin of the pause, µs.
         pause_ends: Paused tenant -> end of the pause, µs, if it ends by itself.
+        pause_causes: Paused tenant -> cause of the pause, as stored, if a task has paused it.
         queue_pause: Fields of the state that hold the pause of the whole queue.
         tombstones: Task id -> expiry, µs.
         config_before: Quota of settings -> when another one has replaced it, µs.
@@ -46,6 +47,7 @@ class StoredSettings:
     infos: dict[bytes, bytes] = field(default_factory=dict)
     pauses: dict[bytes, float] = field(default_factory=dict)
     pause_ends: dict[bytes, float] = field(default_factory=dict)
+    pause_causes: dict[bytes, bytes] = field(default_factory=dict)
     queue_pause: dict[str, bytes] = field(default_factory=dict)
     tombstones: dict[bytes, float] = field(default_factory=dict)
     config_before: dict[bytes, float] = field(default_factory=dict)
@@ -73,6 +75,9 @@ class StoredSettings:
         self.infos |= {name: other.infos[name] for name in names if name in other.infos}
         self.pauses |= {name: other.pauses[name] for name in members if name in other.pauses}
         self.pause_ends |= {name: other.pause_ends[name] for name in members if name in other.pause_ends}
+        self.pause_causes |= {
+            name: other.pause_causes[name] for name in members if name in other.pause_causes
+        }
 
     def holds_as(self, other: StoredSettings) -> bool:
         """Return whether the quotas and pauses are those of another partition; their times may differ."""
@@ -86,7 +91,8 @@ class StoredSettings:
         """Return a field with its values, as the script that writes it takes them."""
         tenant = name.removeprefix(_encoded(quota_field("")))
         quota, info = self.quotas.get(name, b""), self.infos.get(name, b"")
-        return name, quota, info, self.pauses.get(tenant, b""), self.pause_ends.get(tenant, b"")
+        pause = (each.get(tenant, b"") for each in (self.pauses, self.pause_ends, self.pause_causes))
+        return name, quota, info, *pause
 
     def divide(self, tenant: str, homes: PartitionMap, number: int) -> None:
         """Replace the quota of a spread tenant by that of its share in the partition of this number."""
@@ -280,11 +286,12 @@ def _read(partition: Partition) -> Rounds[StoredSettings]:
     infos = yield from scan_all("hash", keys.quota_info)
     pauses = yield from scan_all("zset", keys.pauses)
     ends = yield from scan_all("zset", keys.pause_ends)
+    causes = yield from scan_all("hash", keys.pause_causes)
     tombstones = yield from scan_all("zset", keys.tombstones)
     replaced = yield from scan_all("zset", keys.config_before)
     (fields,) = yield lambda pipe: pipe.hmget(keys.state, PAUSE_FIELDS)
     queue_pause = {name: each or b"0" for name, each in zip(PAUSE_FIELDS, fields, strict=True)}
-    return StoredSettings(quotas, infos, pauses, ends, queue_pause, tombstones, replaced)
+    return StoredSettings(quotas, infos, pauses, ends, causes, queue_pause, tombstones, replaced)
 
 
 def _write_all(changes: Sequence[tuple[Partition, StoredSettings]], client: Client) -> None:

@@ -72,8 +72,8 @@ def store_tenant_settings(
     Args:
         partition: The partition, with the map by which the tenants move.
         queue_pause: Begin and end of the pause of the queue, as in the state; `""` each keeps what is stored.
-        entries: Field, packed quota, its time and author, begin and end of the pause of its tenant; `""`
-            removes what is stored. At most :data:`MOVE_CHUNK`.
+        entries: Field, packed quota, its time and author, begin, end and cause of the pause of its
+            tenant; `""` removes what is stored. At most :data:`MOVE_CHUNK`.
     """
     args = (str(partition.homes), *queue_pause, *chain.from_iterable(entries))
     return ScriptCall(partition.scripts["tenant_settings"], (partition.keys.state,), args, read_flag)

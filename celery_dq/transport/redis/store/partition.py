@@ -240,6 +240,33 @@ class Partition:
         )
         return self._call("release", args, int)
 
+    def requeue_and_pause(
+        self,
+        consumer: str,
+        tag: tuple[str, str],
+        *,
+        record: bytes,
+        for_us: int,
+        cause: str = "",
+        tenants: Sequence[str] = (),
+    ) -> ScriptCall[int]:
+        """Requeue the message of a throttled task to its old place, and pause tenants in the same step.
+
+        The reply counts stale tags. A pause that ends later, or never, stays.
+
+        Args:
+            consumer: the name of the consumer.
+            tag: the delivery, which may be settled.
+            record: the message as stored.
+            for_us: after which time from now the pause ends; 0 is no pause.
+            cause: why, as :class:`~celery_dq.transport.throttled.PauseCause` packs it.
+            tenants: the tenants to pause; none is the tenant, or the resource, that has taken the message. If
+                that one is not among them, the message itself waits until the end.
+        """
+        _check_chunk(tenants)
+        args: tuple[Argument, ...] = (consumer, record, for_us, cause, 1, *tag, *tenants)
+        return self._call("requeue_and_pause", args, int)
+
     def heartbeat(
         self,
         consumer: str,
@@ -327,11 +354,17 @@ class Partition:
         Returns:
             A call whose reply is ``over`` or ``moved`` when nothing was changed; see :data:`NotPaused`.
         """
-        return self._call("pause", (*_paused(tenant), 1, until_us, for_us, str(self.homes)), read_pause_reply)
+        args = (*_paused(tenant), 1, until_us, for_us, str(self.homes), "")
+        return self._call("pause", args, read_pause_reply)
+
+    def extend_pause(self, tenant: str, *, for_us: int, cause: str) -> ScriptCall[PauseReply | NotPaused]:
+        """Pause a tenant as :meth:`pause`, with a cause, unless a pause of it ends later or never."""
+        args = (*_paused(tenant), "extend", 0, for_us, str(self.homes), cause)
+        return self._call("pause", args, read_pause_reply)
 
     def resume(self, tenant: str | None) -> ScriptCall[PauseReply | NotPaused]:
         """Undo :meth:`pause`. The reply says whether the tenant, or with None the queue, was paused."""
-        return self._call("pause", (*_paused(tenant), 0, 0, 0, str(self.homes)), read_pause_reply)
+        return self._call("pause", (*_paused(tenant), 0, 0, 0, str(self.homes), ""), read_pause_reply)
 
     def place_held_back(
         self, tenants: Sequence[str] = (), *, place: str = "", cursor: str = "0", most: int = MAX_CHUNK

@@ -55,6 +55,7 @@ SCRIPTS = (
     "quota",
     "recover",
     "release",
+    "requeue_and_pause",
     "heartbeat",
     "import_messages",
     "open_tenants",
