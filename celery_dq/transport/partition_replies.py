@@ -54,7 +54,7 @@ class PauseCause:
         """Return a stored cause; None without one, or when another program has written it."""
         try:
             found = json.loads(stored or "null")
-            return found and cls(*(str(found[name]) for name in ("reason", "task", "task_id")))
+            return cls(*(str(found[name]) for name in ("reason", "task", "task_id")))
         except (ValueError, TypeError, KeyError):
             return None
 

@@ -219,6 +219,12 @@ def add_tasks(app: Celery, port: int) -> Celery:
         report("served", key)
         return key
 
+    @app.task(name="hold_then_ask")
+    def hold_then_ask(key: str, retry_after: Any) -> None:
+        report("began", key)
+        own_witness(port).hold(key)
+        raise Throttled(retry_after)
+
     for name, options in (
         ("ask", {}),
         ("ask_late", {"acks_late": True}),

@@ -39,6 +39,7 @@ IN_PART: Mapping[str, tuple[str, ...]] = {
         "test_queues",
         "test_routing",
         "test_shutdown_by_remote_control",
+        "test_a_throttled_task_runs_again_later_and_no_retry_is_counted",
     ),
     # It says whether a test describes Celery, too, which no change of this package can alter.
     "stock": ("test_connections", "test_delivery", "test_encoding", "test_queues", "test_routing"),

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,8 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
+from celery_dq import Throttled
+from celery_dq.app.throttling import handle_throttled
 from tests.workers import ENVIRONMENT, app_from_environment
 
 NAME = "shop"
@@ -177,6 +180,18 @@ def add_tasks(app: Celery, port: int) -> Celery:
     def autoretry(key: str) -> None:
         witness().report(f"attempt:{key}")
         raise KeyError(key)
+
+    def throttled(self: Task[Any, Any], key: str, times: int = 2, seconds: float = 0.2) -> int:
+        own = witness()
+        own.report(f"attempt:{key}", f"{self.request.retries} {time.time()}")
+        count = len(own.reports(f"attempt:{key}"))
+        if count <= times:
+            raise Throttled(seconds)
+        return count
+
+    handle_throttled()  # by `celery_dq.setup`, which an app on the stock broker does not call here
+    for name, late in (("throttled", False), ("throttled_late", True)):
+        task(name=name, bind=True, autoretry_for=(Exception,), max_retries=0, acks_late=late)(throttled)
 
     @task(name="reject", bind=True, acks_late=True)
     def reject(self: Task[Any, Any], key: str, requeue: bool) -> str:

@@ -57,6 +57,16 @@ def test_retry_with_a_countdown(staffed_app: CeleryApp) -> None:
     assert staffed_app.send("retry", uuid4().hex, 1, 0.3).get(timeout=WAIT) == 1
 
 
+@pytest.mark.parametrize("task", ["throttled", "throttled_late"])
+def test_a_throttled_task_runs_again_later_and_no_retry_is_counted(staffed_app: CeleryApp, task: str) -> None:
+    key = uuid4().hex
+    assert staffed_app.send(task, key).get(timeout=WAIT) == 3
+    reports = [each.split() for each in staffed_app.witness.reports(f"attempt:{key}")]
+    assert [retries for retries, _ in reports] == ["0"] * 3
+    first, second, third = (float(at) for _, at in reports)
+    assert min(second - first, third - second) >= 0.19  # a countdown has whole milliseconds
+
+
 def test_autoretry_gives_up(staffed_app: CeleryApp) -> None:
     key = uuid4().hex
     with pytest.raises(KeyError):

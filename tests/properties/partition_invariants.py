@@ -100,6 +100,7 @@ class WatchedPartition(RuleBasedStateMachine):
         assert float(self.state.get("sets", 0)) == len(model.rotations.sets)
         found_rotations = {each: list(seen[keys.rotation(each)]) for each in TENANTS}
         assert found_rotations == {each: model.rotations.of.get(each, []) for each in TENANTS}
+        assert set(seen[keys.pause_causes]) <= set(seen[keys.pause_ends]) <= set(seen[keys.pauses])
         assert seen[keys.turn] == pytest.approx(model.start)
         assert float(self.state.get("v", 0)) == pytest.approx(model.v)
 
@@ -138,7 +139,16 @@ class WatchedPartition(RuleBasedStateMachine):
                     == 0
                 )
         # Allow the times of slow rates, quotas and lasting records; no other key.
-        allowed = {"leases", "quotas", "quota_info", "pauses", "pause_ends", "limiter", "tombstones"}
+        allowed = {
+            "leases",
+            "quotas",
+            "quota_info",
+            "pauses",
+            "pause_ends",
+            "pause_causes",
+            "limiter",
+            "tombstones",
+        }
         allowed |= {"dead", "dead_info", "dead_index"}
         allowed |= {f"reap_grace:{consumer}" for consumer in CONSUMERS}
         assert self.scripts.left_over() - allowed - {"producer:p", "wake"} == set()

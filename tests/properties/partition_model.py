@@ -297,6 +297,7 @@ class Model:
         mode: str,
         max_deliveries: int,
         as_what: str = "released",
+        delays: bool = False,
     ) -> int:
         before = self.counts["stale_acks"]
         charges: dict[str, float] = {}
@@ -313,7 +314,7 @@ class Model:
                 self.drop(message)
                 continue
             message.crashes += mode == "crashed"
-            message.returned = message.returned or mode != "unstarted"
+            message.returned = message.returned or mode not in ("unstarted", "paused")
             over = mode == "crashed" and message.crashes >= max_deliveries
             if message.reason:
                 if over and message.crashes >= 2 * max_deliveries:
@@ -330,6 +331,8 @@ class Model:
                 new.append((message, "dead:max_deliveries"))
             elif message.task in self.tombstones:
                 new.append((message, "cancelled"))
+            elif delays:
+                self.delayed[message.id] = 1e18
             else:
                 self.wait(message)
                 if mode == "unstarted" or (mode == "crashed" and message.crashes == 1):
@@ -344,6 +347,20 @@ class Model:
         self.put_in_place()
         self.refund(charges)
         return self.counts["stale_acks"] - before
+
+    def requeue_and_pause(self, consumer: str, tag: tuple[str, str], tenants: list[str]) -> int:
+        message = self.find(consumer, *tag)
+        if message is None:
+            return self.release(consumer, [tag], "paused", 0)
+        message.settled = False
+        own = self.held[consumer][message.id].resource
+        tenants = tenants or [own]
+        for tenant in tenants:
+            # A pause without end stays, and of two others the later end wins.
+            if tenant not in self.pauses or tenant in self.pause_ends:
+                self.pauses.add(tenant)
+                self.pause_ends[tenant] = False
+        return self.release(consumer, [tag], "paused", 0, delays=own not in tenants)
 
     def give_all(self, consumer: str, mode: str, max_deliveries: int) -> int:
         held = self.held.get(consumer, {})

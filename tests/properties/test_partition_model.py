@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from celery_dq.testing.servers import RedisServer
-from celery_dq.transport.partition_replies import ClaimedEntry, OutgoingRecord
+from celery_dq.transport.partition_replies import ClaimedEntry, DeliveryTag, OutgoingRecord
 from celery_dq.transport.redis.store.partition import PauseReply
 from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, make_record
 from tests.properties.partition_invariants import CONSUMERS, LINES, TENANTS, WatchedPartition
@@ -247,6 +247,28 @@ class PartitionMachine(WatchedPartition):
         for tag in self.some_tags(data, consumer)[:1]:
             call = self.scripts.partition.dead_letter(consumer, tag, reason="failed", worker="w")
             assert call.run(self.client) == self.model.dead_letter(consumer, tag)
+
+    @precondition(lambda self: any(self.model.held.values()))
+    @rule(
+        data=st.data(),
+        consumer=st.sampled_from(CONSUMERS),
+        named=st.lists(tenants, max_size=2, unique=True),
+        length=st.sampled_from([LONG // 2, LONG, 2 * LONG]),
+    )
+    def requeue_and_pause(self, data: st.DataObject, consumer: str, named: list[str], length: int) -> None:
+        for tag in self.some_tags(data, consumer)[:1]:
+            message = self.model.find(consumer, *tag)
+            if message is not None and message.reason:
+                continue  # the task of a discard does not run
+            fields = (
+                {"tenant": message.tenant, "priority": message.priority, "expires_us": message.expired}
+                if message is not None
+                else {}
+            )
+            stale = self.scripts.requeue_and_pause(
+                DeliveryTag(*tag), *named, consumer=consumer, for_us=length, **fields
+            )
+            assert stale == self.model.requeue_and_pause(consumer, tag, named)
 
     @rule(consumer=st.sampled_from(CONSUMERS))
     def resign(self, consumer: str) -> None:
