@@ -143,7 +143,11 @@ EVENTS: Final[dict[str, str]] = {
     "task_end_not_recorded": "The end of a task could not be stored in the result backend.",
     "task_not_started": "A lease or term was not renewed in time; the task was released unstarted.",
     "task_option_wrong": "A task has a wrong or misspelt option tenant or dedup; calls fail or ignore it.",
+    "task_throttled": "A task raised Throttled; it was requeued, and its tenant is paused until then.",
     "task_waits_for_predecessor": "The message before it will return; the task was released unstarted.",
+    "throttled_tenant_not_paused": (
+        "A throttled tenant could not be paused in all of its partitions; its tasks there still run."
+    ),
     "tenants_not_enforced": "The broker has no tenants; tenants and quotas of the app are ignored.",
     # Dedup.
     "dedup_call_declined": "Another call covers the call, which does not run.",

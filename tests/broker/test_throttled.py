@@ -164,7 +164,7 @@ def test_messages_with_a_dedup_key_stay_behind_a_throttled_one(worker_app: Worke
         worker_app.settled()
 
 
-def test_the_worker_says_why_a_tenant_is_paused(worker_app: WorkerApp) -> None:
+def test_a_worker_logs_why_a_tenant_is_paused(worker_app: WorkerApp) -> None:
     result = worker_app.send("ask", "k", LONG_S, tenant="a")
     with worker_app.worker("threads", 1) as worker:
         wait_for_pause(worker_app, "a")

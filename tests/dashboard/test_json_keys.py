@@ -16,7 +16,7 @@ import pytest
 
 from celery_dq.metrics.table import METRICS
 from tests.dq_command import run_dq
-from tests.integration.shop import claim, dead_letter, send
+from tests.integration.shop import claim, dead_letter, send, throttle
 
 KNOWN = Path(__file__).with_name("json_keys.txt")
 READS = ("queues", "status", "leaders", "partitions", "peek push", "peek push --delayed", "dead list push")
@@ -77,7 +77,7 @@ def make_shop(use_app: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]
 
 @pytest.fixture
 def busy(make_shop: Callable[..., Any], redis_url: str) -> Any:
-    """An app with waiting, delayed, running and dead messages, throttled tenants and a pause."""
+    """An app with waiting, delayed, running and dead messages, throttled tenants and pauses."""
     shop = make_shop(redis_url.replace("redis://", "dq-redis://", 1), dq_singleton_queues=["ledger"])
     shop.conf.dq_queues = {"wide": {"partitions": 2}}
     dead_letter(shop, "a")
@@ -86,6 +86,7 @@ def busy(make_shop: Callable[..., Any], redis_url: str) -> Any:
     claim(shop)
     shop.dq.quotas.set("push", "slow", rate="1/h")
     send(shop, "slow", "slow")
+    throttle(shop, "slow")
     send(shop, "later", countdown=3600)
     shop.dq.queues["push"].pause(until=timedelta(hours=1))
     return shop

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-from tests.integration.shop import claim, dead_letter, send
+from tests.integration.shop import claim, dead_letter, send, throttle
 
 
 def page_of(client: Any, path: str, status: int = 200, **query: Any) -> str:
@@ -140,6 +141,16 @@ def test_a_tenant_is_explained(shop: Any, operator: Any) -> None:
     assert "it is paused until" in page_of(operator, "tenant/", queue="push", tenant="a")
     # A message without a tenant has the tenant "".
     assert data_of(operator, "tenant/", queue="push", tenant="")["explanation"]["reason"] == "empty"
+
+
+def test_a_tenant_that_a_task_has_paused_shows_the_cause(shop: Any, operator: Any) -> None:
+    send(shop, "a")
+    cause = throttle(shop, "a", "<b>429</b>")
+    found = data_of(operator, "tenant/", queue="push", tenant="a")
+    assert found["row"]["tenant"]["pause_cause"] == asdict(cause)
+    text = page_of(operator, "tenant/", queue="push", tenant="a")
+    assert "Paused because" in text
+    assert text.count("was throttled (&lt;b&gt;429&lt;/b&gt;)") == 2  # once in the explanation
 
 
 def test_a_set_of_resources_leads_to_them_and_offers_no_quota(shop: Any, operator: Any) -> None:

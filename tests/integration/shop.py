@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery_dq.app.api.pauses import extend_pause
+from celery_dq.transport.partition_replies import PauseCause
+
 
 def send(app: Any, *merchants: Any, **options: Any) -> list[str]:
     """Publish a `notify` for each merchant; return the task ids."""
@@ -16,6 +19,14 @@ def claim(app: Any, want: int = 1, queue: str = "push") -> list[Any]:
     with app.dq._broker.open_home(queue) as (partition, client):
         claimed = partition.claim("worker:1", lease_ms=60_000, want=want).run(client)
         return list(claimed.entries)
+
+
+def throttle(app: Any, tenant: str, reason: str = "429", queue: str = "push") -> PauseCause:
+    """Pause a tenant for an hour, as a task of it that raises ``Throttled``; return the cause."""
+    cause = PauseCause(reason, "notify", "7d3c")
+    with app.dq._broker.open(queue) as opened:
+        extend_pause(app.dq._broker, opened, tenant, 3_600_000_000, cause.pack())
+    return cause
 
 
 def receive(app: Any) -> Any:

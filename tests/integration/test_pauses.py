@@ -10,7 +10,7 @@ import pytest
 
 from celery_dq.errors import InvalidRequest
 from tests.dq_command import Run
-from tests.integration.shop import claim, send
+from tests.integration.shop import claim, send, throttle
 
 LATER = datetime(2100, 1, 1, 12, tzinfo=timezone.utc)
 
@@ -105,3 +105,47 @@ def test_the_pause_that_ends_last_is_the_explanation(shop: Any) -> None:
     shop.dq.quotas.set_default("push", paused=True)
     found = queue.explain("a")
     assert (found.until, "its quota has paused = True" in found.sentence) == (None, True)
+
+
+def test_the_pause_by_a_task_is_shown_with_its_cause(run: Run, shop: Any) -> None:
+    (task_id,) = send(shop, "a")
+    cause = throttle(shop, "a", "429 of \x1b[31mapi")
+    why = r"because task notify[7d3c] was throttled (429 of \x1b[31mapi)"
+    pause = shop.dq.quotas.paused("push")["a"]
+    assert pause.cause == cause
+    (tenant,) = shop.dq.queues["push"].tenants()
+    assert (tenant.state, tenant.paused_until, tenant.pause_cause) == ("paused", pause.until, cause)
+    for found in (shop.dq.explain(tenant="a", queue="push"), shop.dq.explain(task_id=task_id)):
+        assert (found.reason, found.until) == ("paused", pause.until)
+        assert why in found.sentence
+    assert f"a: paused until {pause.until.isoformat(timespec='seconds')}, {why}" in run("quotas get push")
+    assert why in run("quotas get push a")
+    stored = {"reason": "429 of \x1b[31mapi", "task": "notify", "task_id": "7d3c"}
+    assert json.loads(run("quotas get push --json"))["paused"]["a"]["cause"] == stored
+    assert json.loads(run("tenants push --json"))[0]["pause_cause"] == stored
+    assert shop.dq.audit() == []
+
+
+def test_a_person_ends_or_replaces_the_pause_by_a_task(run: Run, shop: Any) -> None:
+    throttle(shop, "a")
+    run("pause push --tenant a --for 5m --in-advance")
+    pause = shop.dq.quotas.paused("push")["a"]
+    assert (pause.cause, pause.until - pause.since < timedelta(minutes=6)) == (None, True)
+    throttle(shop, "a")
+    assert shop.dq.quotas.paused("push")["a"].cause is not None
+    assert run("resume push --tenant a") == "Tenant 'a' of 'push' is resumed.\n"
+    assert shop.dq.quotas.paused("push") == {}
+
+
+def test_the_cause_of_a_pause_follows_its_tenant_to_another_partition(shop: Any) -> None:
+    tenants = [f"t{number}" for number in range(8)]
+    send(shop, *tenants)
+    causes = {tenant: throttle(shop, tenant, tenant) for tenant in tenants}
+    shop.dq.queues["push"].set_partitions(4)
+    pauses = shop.dq.quotas.paused("push")
+    assert {tenant: pause.cause for tenant, pause in pauses.items()} == causes
+    shop.dq.quotas.set("push", "t0", spread=3)
+    throttle(shop, "t0", "again")
+    with shop.dq._broker.open("push") as (partitions, client):
+        stored = [each for each in partitions if client.hexists(each.keys.pause_causes, "t0")]
+    assert len(stored) == 3

@@ -18,6 +18,7 @@ PROMISES = {
     "fairness": "No tenant's backlog delays another's turn.",
     "inheritance": "With ``dq_inherit_tenant``, a call of a task that names no tenant",
     "poison": "A message that kills its workers is given up on after ``dq_max_deliveries``.",
+    "throttled": "A task that raises ``Throttled`` runs again after its pause",
     "eta": "A task with an ETA waits in the broker.",
     "dedup": "Of the calls with one dedup key at most one runs and at most one waits",
     "singleton": "Of the workers of a singleton queue",

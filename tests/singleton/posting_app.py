@@ -22,6 +22,7 @@ from celery.exceptions import Reject
 from celery.signals import worker_process_init
 
 import celery_dq
+from celery_dq import Throttled
 from celery_dq.transport.redis.consuming import singleton_delivery as lanes
 from tests import replaced  # noqa: F401  # registers its command
 from tests.workers import ENVIRONMENT, app_from_environment
@@ -142,6 +143,15 @@ def add_tasks(app: Celery, port: int) -> Celery:
         if book().numbers("start").count(number) == 1:
             raise Reject("not yet", requeue=True)
         finish(self, number)
+
+    def throttled_once(self: Task[Any, Any], number: int, seconds: float = 0.0) -> None:
+        start(self, number)
+        if book().numbers("start").count(number) == 1:
+            raise Throttled(0.3)
+        finish(self, number)
+
+    task(name="throttled_once", bind=True)(throttled_once)
+    task(name="throttled_once_late", bind=True, **late)(throttled_once)
 
     @task(name="refuse_late", bind=True, acks_late=True)
     def refuse_late(self: Task[Any, Any], number: int, seconds: float = 0.0) -> None:

@@ -165,6 +165,18 @@ def test_a_requeued_message_goes_before_messages_fetched_after_it(
         assert redis_posting.finished(30) == list(range(30))
 
 
+@POOLS
+@pytest.mark.parametrize("task", ["throttled_once", "throttled_once_late"])
+def test_a_throttled_message_keeps_its_place_and_blocks_until_the_end_of_the_pause(
+    redis_posting: PostingWorkers, pool: str, concurrency: int, task: str
+) -> None:
+    redis_posting.post(range(3))
+    redis_posting.post(range(3, 5), task=task)
+    redis_posting.post(range(5, 30))
+    with redis_posting.worker(pool, concurrency):
+        assert redis_posting.finished(30) == list(range(30))
+
+
 def test_celery_inspect_reports_the_leader(redis_posting: PostingWorkers) -> None:
     with redis_posting.worker() as one, redis_posting.worker() as two:
         leader = redis_posting.leader(2)
