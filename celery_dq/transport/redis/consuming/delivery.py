@@ -796,11 +796,6 @@ class PartitionConsumers:
         return bool(self._by_tag)
 
     @property
-    def partition_count(self) -> int:
-        """How many partitions are consumed."""
-        return len(self._by_prefix)
-
-    @property
     def all(self) -> tuple[QueueConsumer, ...]:
         """All consumers."""
         return tuple(self._by_tag.values())
