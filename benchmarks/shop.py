@@ -71,6 +71,19 @@ def add_tasks(app: Celery, clock_port: int) -> Celery:
     def recorded(number: int) -> None:
         os.write(_record(app.conf["record"]), RECORD.pack(time.monotonic(), number))
 
+    if app.conf.get("throttled_by"):
+        from celery_dq import Throttled
+
+        @app.task(name="call_service", shared=False, ignore_result=True, bind=True, max_retries=None)
+        def call_service(self: Any, tenant: str, sent: float) -> None:
+            with redis.Redis(port=clock_port, socket_timeout=None) as service:
+                answer: Any = service.eval(SERVICE, 0, tenant, app.conf["retry_after_s"], sent)
+            wait_s = float(answer)
+            if wait_s and app.conf["throttled_by"] == "retry":
+                raise self.retry(countdown=wait_s)
+            if wait_s:
+                raise Throttled(wait_s)
+
     if app.conf.get("has_keyed"):
         # Other workers do without the import, because their memory is measured.
         from celery_dq.dedup import dedup
@@ -81,6 +94,32 @@ def add_tasks(app: Celery, clock_port: int) -> Celery:
             return None
 
     return app
+
+
+#: A service that answers the seconds of a Retry-After, or 0. It limits some tenants, each for as long as it
+#: has served them before. `early` counts the calls before the end; `recovered` has the seconds from the end
+#: to the next call, and `latencies` those from a call of another tenant to its task.
+SERVICE = """
+local tenant, length, sent, time = ARGV[1], tonumber(ARGV[2]), ARGV[3], redis.call('TIME')
+local now = time[1] + time[2] / 1e6
+if redis.call('SISMEMBER', 'limited', tenant) == 0 then
+  redis.call('RPUSH', 'latencies', string.format('%.6f', now - sent))
+  return '0'
+end
+local ends = tonumber(redis.call('HGET', 'ends', tenant) or 0)
+if ends > now then
+  redis.call('INCR', 'early')
+  return string.format('%.6f', ends - now)
+end
+if redis.call('HDEL', 'waits', tenant) == 1 then
+  redis.call('RPUSH', 'recovered', string.format('%.6f', now - ends))
+end
+if now < ends + length then return '0' end
+redis.call('INCR', 'answers')
+redis.call('HSET', 'ends', tenant, string.format('%.6f', now + length))
+redis.call('HSET', 'waits', tenant, '1')
+return string.format('%.6f', length)
+"""
 
 
 @functools.cache
