@@ -4,6 +4,7 @@
 ``senders``      the way of a buffered message to its broker
 ``api``          ``app.dq``: queues, quotas, dead letters, dedup locks, the buffer
 ``mixins``       mixes behaviour into classes that a Celery app uses, and attributes into its requests
+``throttling``   the part of ``Throttled`` in the process of the task
 ``publishing``   the path of a call, from ``apply_async`` to the broker
 ``checks``       ``celery dq doctor``
 

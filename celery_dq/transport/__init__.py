@@ -11,6 +11,7 @@
 ``partition_store``  the protocol of one queue of a store; the partition in Redis holds it, too
 ``partition_replies``   the arguments and answers of its calls
 ``message_record``   a message as bytes, and its times; pure
+``throttled``        the exception with which a task pauses its tenant
 ``packer``           checks, packs and stamps each message, on every way of publishing
 ``in_flight``        the messages that a process holds, as a consumer receives them, and their acks
 ``fetcher``          the thread that claims messages for a connection, beside Redis; its subscriptions

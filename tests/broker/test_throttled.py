@@ -13,6 +13,8 @@ from celery_dq import AnyOf
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
+from celery_dq.transport.redis.store.script_calls import load_scripts
+from tests.broker.proxy import Proxy
 from tests.broker.worker_app import BROKER_DB, OpenApp, WorkerApp
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
@@ -136,6 +138,25 @@ def test_a_set_of_resources_goes_on_with_the_others(worker_app: WorkerApp) -> No
     ((resource, pause),) = paused(worker_app).items()
     assert resource in ("gpu-1", "gpu-2")
     assert pause.cause.reason == "429 for k"
+
+
+@pytest.mark.parametrize("task", ["ask", "ask_late"])
+@pytest.mark.parametrize("lost", ["request", "answer"])
+def test_a_lost_connection_loses_no_throttled_task(
+    open_app: OpenApp, proxy: Proxy, lost: str, task: str
+) -> None:
+    worker_app = open_app(port=proxy.port, dq_lease=5.0)
+    script = load_scripts()["requeue_and_pause"].sha1.encode()
+    if lost == "request":
+        proxy.cut_requests, proxy.cuts_left = script, 1
+    else:
+        proxy.drop_answers_to, proxy.drops_left = script, 1
+    worker_app.send(task, "k", 0.3, tenant="a")
+    with worker_app.worker("prefork", 1):
+        assert worker_app.ran(1, subject="served") == ["k"]
+        worker_app.settled()
+    assert proxy.cut + proxy.dropped == 1
+    assert len(asked(worker_app, "k")) == 2
 
 
 def test_the_pause_of_a_person_stays(worker_app: WorkerApp) -> None:

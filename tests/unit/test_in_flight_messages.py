@@ -11,13 +11,14 @@ import pytest
 
 from celery_dq.clock import ManualClock, SystemClock
 from celery_dq.transport import in_flight
-from celery_dq.transport.in_flight import InFlightMessages
+from celery_dq.transport.in_flight import InFlightMessages, PausingRequeue
 from celery_dq.transport.redis.consumer_identity import InDoubtClaims
 from celery_dq.transport.redis.consuming.consumer_thread import Leases
 
 ENDS: dict[str, Callable[[InFlightMessages, str], object]] = {
     "finish": lambda ledger, tag: ledger.finish(tag),
     "release": lambda ledger, tag: ledger.release(tag, "requeue"),
+    "throttled": lambda ledger, tag: ledger.release(tag, PausingRequeue(1, "", b"", ())),
     "dead letter": lambda ledger, tag: ledger.dead_letter(tag, "a fault", b""),
 }
 

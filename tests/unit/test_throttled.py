@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.exceptions import Retry
+from celery.app.trace import build_tracer
+from celery.exceptions import Reject, Retry
 
 import celery_dq
 from celery_dq import AnyOf, InvalidRequest, InvalidTenant, Throttled
 from celery_dq.transport.partition_replies import PauseCause
+from celery_dq.worker.task_events import error_of
 
 
 @pytest.mark.parametrize(
@@ -118,3 +120,21 @@ def test_a_wrong_argument_fails_the_task(app: Any) -> None:
     result = app.task(shared=False)(call).apply()
     assert result.state == "FAILURE"
     assert isinstance(result.result, InvalidRequest)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_task_that_cannot_be_sent_again_is_rejected(late: bool) -> None:
+    """Celery's own retry does the same; a message with a late ack is requeued then."""
+    with Celery("unreachable", broker="redis://127.0.0.1:1", set_as_current=False) as app:
+        celery_dq.setup(app)
+        app.conf.task_publish_retry = False
+
+        def call() -> None:
+            raise Throttled(1)
+
+        task: Any = app.task(name="call", shared=False, ignore_result=True, acks_late=late)(call)
+        trace = build_tracer("call", task, app=app)
+        request = {"id": "7d3c", "delivery_info": {}, "properties": {"delivery_tag": "1"}}
+        error: Any = error_of(trace("7d3c", [], {}, request)[0])
+        assert isinstance(error, Reject)
+        assert error.requeue is late
