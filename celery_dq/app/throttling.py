@@ -52,7 +52,7 @@ def _send_again(task: Any, request: Any, throttled: Throttled, einfo: Any) -> No
     except Exception as error:
         # The worker gets this error instead of the retry, as from Celery's own `retry`. A message with a late
         # ack is still in its queue.
-        einfo.exception = Reject(error, requeue=bool(task.acks_late))
+        einfo.exception = Reject(described(error), requeue=bool(task.acks_late))
 
 
 def _pause_elsewhere(task: Any, request: Any, throttled: Throttled, queue: str) -> None:
@@ -67,7 +67,7 @@ def _pause_elsewhere(task: Any, request: Any, throttled: Throttled, queue: str) 
                     extend_pause(broker, opened, tenant, round(throttled.retry_after * 1e6), cause)
     except Exception as error:
         logger.warning(
-            "Task %s[%s] was throttled, and tenant %s of queue %s could not be paused in all partitions: %s. "
+            "Task %s[%s] was throttled, and tenant %r of queue %s could not be paused in all partitions: %s. "
             "In the others its tasks still call the service, until one of them is throttled there. Look at "
             "the broker, or pause the tenant: celery dq pause %s --tenant %s",
             task.name,

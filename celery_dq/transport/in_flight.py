@@ -181,19 +181,19 @@ class PendingDeadLetter:
 
 @dataclass(eq=False, slots=True)
 class PausingRequeue:
-    """The mode of a release by ``Throttled``, which also returns a settled message, and pauses tenants.
+    """The mode of a release by ``Throttled``, which also returns a settled message, and pauses its tenant.
 
     Attributes:
         for_us: time until the end of the pause, µs.
         cause: the cause that is kept with the pause.
         record: the message as stored; the broker has no record of a settled message.
-        tenants: the tenants to pause; () for the one whose slot the message takes.
+        alone: the message itself waits until then, and its tenant goes on.
     """
 
     for_us: int
     cause: str
     record: bytes
-    tenants: tuple[str, ...]
+    alone: bool
 
     def call(self, partition: PartitionStore[C], consumer: str, held: InFlightMessage) -> StoreCall[C, int]:
         """Return the call, for a partition that can pause tenants."""
@@ -203,7 +203,7 @@ class PausingRequeue:
             record=self.record,
             for_us=self.for_us,
             cause=self.cause,
-            tenants=self.tenants,
+            alone=self.alone,
         )
 
 
@@ -481,7 +481,7 @@ class InFlightMessages:
         Args:
             tag: delivery tag.
             mode: ``unstarted`` (the rate limit gets its permit back), ``requeue``, ``crashed`` (counts
-                towards ``max_deliveries``), or one with a pause of tenants.
+                towards ``max_deliveries``), or one with a pause of the tenant.
         """
         if (move := self._begin_move(tag)) is not None:
             held, box = move

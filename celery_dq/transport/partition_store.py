@@ -127,9 +127,9 @@ class PausingStore(PartitionStore[C_contra], Protocol[C_contra]):
         record: bytes,
         for_us: int,
         cause: str,
-        tenants: Sequence[str],
+        alone: bool,
     ) -> StoreCall[C_contra, int]:
-        """Requeue a delivery with its record, and pause tenants; the answer is the number of stale tags."""
+        """Requeue a delivery with its record, and pause its tenant; the answer counts stale tags."""
 
 
 class AckedQueue(Protocol[C_contra]):

@@ -177,22 +177,26 @@ class TaskLifecycle(TaskSubscriber):
 
 
 def _requeue_and_pause(request: Any, message: Message, throttled: Throttled) -> None:
-    """Requeue the message of a throttled task, and pause its tenant in the same step."""
-    tenants = ", ".join(throttled.tenants) or message.headers.get(RESOURCE_HEADER) or message.record.tenant
+    """Requeue the message of a throttled task, and pause its tenant in the same step.
+
+    The process of the task has paused other tenants that it has named; see ``app/throttling.py``.
+    """
+    own = message.headers.get(RESOURCE_HEADER) or message.record.tenant
+    tenants = throttled.tenants or (own,)
     logger.info(
-        "Tenant %s of queue %s is paused for %g s, because task %s[%s] was throttled%s. The task was "
+        "Tenant %r of queue %s is paused for %g s, because task %s[%s] was throttled%s. The task was "
         "requeued, and runs again after the pause.",
-        tenants,
+        ", ".join(tenants),
         message.queue,
         throttled.retry_after,
         request.name,
         request.id,
         f" ({throttled.reason})" if throttled.reason else "",
-        extra={"event": "task_throttled", "queue": message.queue, "tenant": tenants},
+        extra={"event": "task_throttled", "queue": message.queue, "tenant": ", ".join(tenants)},
     )
-    cause = PauseCause(throttled.reason, request.name, request.id)
+    cause = PauseCause(throttled.reason, request.name, request.id).pack()
     for_us = round(throttled.retry_after * 1e6)
-    message.release(PausingRequeue(for_us, cause.pack(), message.record.pack(), throttled.tenants))
+    message.release(PausingRequeue(for_us, cause, message.record.pack(), alone=own not in tenants))
 
 
 #: Limit of the messages of a singleton queue in a worker with one slot, and with a green pool of one slot.

@@ -105,11 +105,22 @@ class PartitionScripts:
         return self.partition.release(consumer, tags, mode=mode, **options).run(self.client)
 
     def requeue_and_pause(
-        self, tag: DeliveryTag, *tenants: str, consumer: str = "c1", for_us: int = HOUR_US, **fields: Any
+        self,
+        tag: DeliveryTag,
+        *,
+        consumer: str = "c1",
+        for_us: int = HOUR_US,
+        alone: bool = False,
+        record: bytes = b"",
+        **fields: Any,
     ) -> int:
-        record = fields.pop("record", None) or make_record(**fields)
         call = self.partition.requeue_and_pause(
-            consumer, tag, record=record, for_us=for_us, cause="why", tenants=tenants
+            consumer,
+            tag,
+            record=record or make_record(**fields),
+            for_us=for_us,
+            cause="why",
+            alone=alone,
         )
         return call.run(self.client)
 

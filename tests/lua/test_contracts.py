@@ -107,7 +107,7 @@ def test_the_python_layer_sends_the_declared_arguments() -> None:
         (partition.take("c", ["a"], lease_ms=1), 3 + 1),
         (partition.ack("c", settle=[tag], finish=[tag, tag]), 1 + 1 + 2 + 1 + 4),
         (partition.release("c", [tag], mode="requeue"), 5 + 2),
-        (partition.requeue_and_pause("c", tag, record=b"", for_us=1, tenants=["t"]), 5 + 2 + 1),
+        (partition.requeue_and_pause("c", tag, record=b"", for_us=1), 6 + 2),
         (partition.heartbeat("c", lease_ms=1), 6),
         (partition.resign("c"), 2),
         (partition.fence(1), 3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -135,17 +136,29 @@ def test_a_message_of_a_set_goes_to_another_resource_at_once(scripts: PartitionS
     assert {scripts.place(each) for each in ("gpu-1", "gpu-2")} == {"paused"}
 
 
-def test_a_message_that_names_another_tenant_waits_alone(scripts: PartitionScripts) -> None:
-    scripts.push("a", "b", tenant="t")
-    scripts.push("c", tenant="u")
+def test_a_message_that_waits_alone_is_delayed(scripts: PartitionScripts) -> None:
+    scripts.push("a", "b", tenant="t", priority=3)
     (entry,) = scripts.claim(consumer="c2").entries
     scripts.settle(entry.tag, consumer="c2")
-    scripts.requeue_and_pause(entry.tag, "u", tenant="t", for_us=300_000, consumer="c2")
+    fields: dict[str, Any] = {"tenant": "t", "priority": 3, "for_us": 300_000}
+    scripts.requeue_and_pause(entry.tag, consumer="c2", alone=True, **fields)
     assert scripts.take(9) == ["b"]
-    assert scripts.place("u") == "paused"
-    (due,) = (at for _, at in scripts.client.zscan_iter(scripts.keys.delayed))
-    assert due == scripts.client.zscore(scripts.keys.pause_ends, "u")
-    assert wait_until(lambda: sorted(scripts.take(9)), 30) == ["a", "c"]
+    ((_, due_us),) = scripts.client.zscan_iter(scripts.keys.delayed)
+    assert not scripts.client.exists(scripts.keys.pauses, scripts.keys.pause_causes)
+    (again,) = wait_until(lambda: scripts.claim(9).entries, 30)
+    assert (again.id, again.returned) == ("a", False)
+    assert again.record == make_record("t", priority=3, due_us=due_us)
+
+
+def test_a_message_of_a_singleton_queue_that_waits_alone_keeps_its_place(scripts: PartitionScripts) -> None:
+    scripts.partition.fence(5).run(scripts.client)
+    scripts.push("a", "b", tenant="t")
+    (entry,) = scripts.claim(consumer="leader@5").entries
+    scripts.requeue_and_pause(entry.tag, tenant="t", consumer="leader@5", alone=True)
+    first, second = scripts.claim(2, consumer="leader@5").entries
+    assert (first.id, second.id) == ("a", "b")
+    due_us = struct.unpack(">d", first.record[3:11])[0]
+    assert abs(due_us - scripts.now_us() - HOUR_US) < HOUR_US / 60  # the leader waits until then
 
 
 def test_no_pause_is_asked_for(scripts: PartitionScripts) -> None:
@@ -192,6 +205,16 @@ def test_a_fenced_consumer_requeues_nothing(scripts: PartitionScripts) -> None:
     scripts.partition.fence(5).run(scripts.client)
     assert scripts.requeue_and_pause(entry.tag, tenant="t", consumer="c1@0") == 1
     assert not scripts.client.exists(scripts.keys.pauses)
+
+
+def test_another_subject_changes_nothing(scripts: PartitionScripts) -> None:
+    scripts.push("a", tenant="t")
+    (entry,) = scripts.claim().entries
+    call = scripts.partition.requeue_and_pause("c1", entry.tag, record=make_record("t"), for_us=1)
+    call.args = ("c1", "queue", *call.args[2:])
+    with pytest.raises(redis.ResponseError, match="subject must be tenant or message"):
+        call.run(scripts.client)
+    assert scripts.waiting("t") == []
 
 
 @pytest.mark.parametrize(

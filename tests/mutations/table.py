@@ -461,7 +461,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "throttled",
         "a throttled task is released without a pause",
         "worker/lifecycle.py",
-        "    message.release(PausingRequeue(for_us, cause.pack(), message.record.pack(), throttled.tenants))",
+        "    message.release(PausingRequeue(for_us, cause, message.record.pack(), alone=own not in tenants))",
         '    message.release("requeue")',
         ("tests/broker/test_throttled.py", "-k", "waits_in_the_broker"),
     ),

@@ -348,19 +348,16 @@ class Model:
         self.refund(charges)
         return self.counts["stale_acks"] - before
 
-    def requeue_and_pause(self, consumer: str, tag: tuple[str, str], tenants: list[str]) -> int:
+    def requeue_and_pause(self, consumer: str, tag: tuple[str, str], alone: bool) -> int:
         message = self.find(consumer, *tag)
-        if message is None:
-            return self.release(consumer, [tag], "paused", 0)
-        message.settled = False
-        own = self.held[consumer][message.id].resource
-        tenants = tenants or [own]
-        for tenant in tenants:
+        if message is not None:
+            message.settled = False
+            tenant = self.held[consumer][message.id].resource
             # A pause without end stays, and of two others the later end wins.
-            if tenant not in self.pauses or tenant in self.pause_ends:
+            if not alone and (tenant not in self.pauses or tenant in self.pause_ends):
                 self.pauses.add(tenant)
                 self.pause_ends[tenant] = False
-        return self.release(consumer, [tag], "paused", 0, delays=own not in tenants)
+        return self.release(consumer, [tag], "paused", 0, delays=alone)
 
     def give_all(self, consumer: str, mode: str, max_deliveries: int) -> int:
         held = self.held.get(consumer, {})

@@ -252,23 +252,23 @@ class PartitionMachine(WatchedPartition):
     @rule(
         data=st.data(),
         consumer=st.sampled_from(CONSUMERS),
-        named=st.lists(tenants, max_size=2, unique=True),
+        alone=st.booleans(),
         length=st.sampled_from([LONG // 2, LONG, 2 * LONG]),
     )
-    def requeue_and_pause(self, data: st.DataObject, consumer: str, named: list[str], length: int) -> None:
+    def requeue_and_pause(self, data: st.DataObject, consumer: str, alone: bool, length: int) -> None:
         for tag in self.some_tags(data, consumer)[:1]:
             message = self.model.find(consumer, *tag)
             if message is not None and message.reason:
                 continue  # the task of a discard does not run
-            fields = (
+            fields: dict[str, Any] = (
                 {"tenant": message.tenant, "priority": message.priority, "expires_us": message.expired}
                 if message is not None
                 else {}
             )
             stale = self.scripts.requeue_and_pause(
-                DeliveryTag(*tag), *named, consumer=consumer, for_us=length, **fields
+                DeliveryTag(*tag), consumer=consumer, for_us=length, alone=alone, **fields
             )
-            assert stale == self.model.requeue_and_pause(consumer, tag, named)
+            assert stale == self.model.requeue_and_pause(consumer, tag, alone)
 
     @rule(consumer=st.sampled_from(CONSUMERS))
     def resign(self, consumer: str) -> None:

@@ -18,7 +18,7 @@ from celery_dq.transport.redis.consuming.consumer_thread import Leases
 ENDS: dict[str, Callable[[InFlightMessages, str], object]] = {
     "finish": lambda ledger, tag: ledger.finish(tag),
     "release": lambda ledger, tag: ledger.release(tag, "requeue"),
-    "throttled": lambda ledger, tag: ledger.release(tag, PausingRequeue(1, "", b"", ())),
+    "throttled": lambda ledger, tag: ledger.release(tag, PausingRequeue(1, "", b"", False)),
     "dead letter": lambda ledger, tag: ledger.dead_letter(tag, "a fault", b""),
 }
 

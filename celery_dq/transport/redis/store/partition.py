@@ -248,9 +248,9 @@ class Partition:
         record: bytes,
         for_us: int,
         cause: str = "",
-        tenants: Sequence[str] = (),
+        alone: bool = False,
     ) -> ScriptCall[int]:
-        """Requeue the message of a throttled task to its old place, and pause tenants in the same step.
+        """Requeue the message of a throttled task to its old place, and pause its tenant in the same step.
 
         The reply counts stale tags. A pause that ends later, or never, stays.
 
@@ -260,11 +260,11 @@ class Partition:
             record: the message as stored.
             for_us: after which time from now the pause ends; 0 is no pause.
             cause: why, as :class:`~celery_dq.transport.throttled.PauseCause` packs it.
-            tenants: the tenants to pause; none is the tenant, or the resource, that has taken the message. If
-                that one is not among them, the message itself waits until the end.
+            alone: the message itself waits until the end, and its tenant goes on. Otherwise the tenant, or
+                the resource, that has taken the message is paused.
         """
-        _check_chunk(tenants)
-        args: tuple[Argument, ...] = (consumer, record, for_us, cause, 1, *tag, *tenants)
+        subject = "message" if alone else "tenant"
+        args: tuple[Argument, ...] = (consumer, subject, record, for_us, cause, 1, *tag)
         return self._call("requeue_and_pause", args, int)
 
     def heartbeat(

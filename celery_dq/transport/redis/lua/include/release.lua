@@ -18,9 +18,9 @@
 --@uses refund_permits
 --@uses discard
 -- Returns messages of a consumer to their old places, frees their slots and places their tenants again. `mode` is
--- 'unstarted' (the rate limit gets its permit back), 'requeue', 'paused' (the next delivery has no mark of this one), or
--- 'crashed' (the delivery counts). The tenant of an unstarted message gets its turn back. So does that of a message with its first crash, because another message may
--- have caused it; at later crashes the turn is spent.
+-- 'unstarted' (the rate limit gets its permit back), 'requeue', 'paused' (as 'requeue', but the next delivery has no mark
+-- of this one), or 'crashed' (the delivery counts). The tenant of an unstarted message gets its turn back. So does that
+-- of a message with its first crash, because another message may have caused it; at later crashes the turn is spent.
 function dq.release_messages(consumer, entries, mode, max_deliveries, worker)
   if #entries == 0 then return end
   local ids, bases = {}, {}
