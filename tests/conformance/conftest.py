@@ -28,6 +28,7 @@ IN_PART: Mapping[str, tuple[str, ...]] = {
         "test_messages_of_the_first_protocol",
         "test_publishing_from_threads",
         "test_shutdown_by_remote_control",
+        "test_a_throttled_task_runs_again_later_and_no_retry_is_counted",
     ),
     "sqlite": (
         "test_cold_shutdown_releases_running_tasks",
