@@ -64,7 +64,7 @@ def _pause_elsewhere(task: Any, request: Any, throttled: Throttled, queue: str) 
         with broker.open(queue) as opened:
             for tenant in tenants:
                 if throttled.tenants or len(opened.of(tenant)) > 1:
-                    extend_pause(broker, opened, tenant, round(throttled.retry_after * 1e6), cause)
+                    extend_pause(broker, opened, tenant, throttled.remaining_us, cause)
     except Exception as error:
         logger.warning(
             "Task %s[%s] was throttled, and tenant %r of queue %s could not be paused in all partitions: %s. "

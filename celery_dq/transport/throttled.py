@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
@@ -72,6 +73,7 @@ class Throttled(Retry):
             self.tenants = resources_of(name) or (name,)
         self.reason = reason[:LONGEST_REASON]
         self._tenant = tenant
+        self._raised_at = time.time()
         when: Any = self.retry_after  # the type that Celery names, numbers.Real, is none of mypy's
         super().__init__(message=self._text(), when=when)
 
@@ -79,8 +81,15 @@ class Throttled(Retry):
         text = f"throttled for {self.retry_after:g} s"
         return f"{text}: {self.reason}" if self.reason else text
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return type(self), (self.retry_after, self._tenant, self.reason)
+    @property
+    def remaining_us(self) -> int:
+        """Return the µs from now until the end, because some time passes between the raise and the pause."""
+        since_s = max(time.time() - self._raised_at, 0.0)  # the clock may have been set back
+        return round(max(self.retry_after - since_s, 0.0) * 1e6)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        arguments = (self.retry_after, self._tenant, self.reason)
+        return type(self), arguments, {"_raised_at": self._raised_at}
 
 
 def _seconds(value: Any) -> float:

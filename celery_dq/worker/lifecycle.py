@@ -195,7 +195,7 @@ def _requeue_and_pause(request: Any, message: Message, throttled: Throttled) -> 
         extra={"event": "task_throttled", "queue": message.queue, "tenant": ", ".join(tenants)},
     )
     cause = PauseCause(throttled.reason, request.name, request.id).pack()
-    for_us = round(throttled.retry_after * 1e6)
+    for_us = throttled.remaining_us
     message.release(PausingRequeue(for_us, cause, message.record.pack(), alone=own not in tenants))
 
 

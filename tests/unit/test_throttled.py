@@ -15,6 +15,7 @@ from celery.exceptions import Reject, Retry
 
 import celery_dq
 from celery_dq import AnyOf, InvalidRequest, InvalidTenant, Throttled
+from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.partition_replies import PauseCause
 from celery_dq.worker.task_events import error_of
 
@@ -81,6 +82,15 @@ def test_it_survives_pickling() -> None:
         assert (each.retry_after, each.tenants, each.when) == (3.0, ("gpu-1", "gpu-2"), 3.0)
         assert len(each.reason) == 500
         assert str(each).startswith("throttled for 3 s: 429 of api")
+        assert 2_000_000 < each.remaining_us < 3_000_000
+
+
+def test_the_time_since_the_raise_counts() -> None:
+    throttled = Throttled(0.01)
+    wait_until(lambda: throttled.remaining_us == 0, 30)
+    assert throttled.retry_after == 0.01
+    found = pickle.loads(pickle.dumps(throttled))
+    assert found.remaining_us == 0
 
 
 def test_a_cause_that_another_program_has_written_is_none() -> None:
