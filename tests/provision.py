@@ -60,6 +60,18 @@ def find_rabbitmq() -> str | None:
     return None
 
 
+def find_postgresql() -> str | None:
+    # Debian's own is not on the PATH.
+    places = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    found = (shutil.which("postgres", path=place) for place in (*map(str, places), None))
+    return next(filter(None, found), None)
+
+
+def find_mariadb() -> str | None:
+    # Its folder is on the PATH of few users.
+    return shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin:/usr/local/sbin")
+
+
 def find_curator() -> str | None:
     """Curator's jars, and something to compile a Java program with."""
     home = os.environ.get("CURATOR_HOME")
@@ -109,6 +121,29 @@ SERVERS = (
             "brew": ("rabbitmq",),
         },
         "unpack a release of https://www.rabbitmq.com and put its sbin folder on the PATH; it needs Erlang",
+    ),
+    Server(
+        "postgresql",
+        find_postgresql,
+        {
+            "apt-get": ("postgresql",),
+            "dnf": ("postgresql-server",),
+            "apk": ("postgresql",),
+            "brew": ("postgresql",),
+        },
+        "install PostgreSQL and put its programs on the PATH",
+    ),
+    Server(
+        "mariadb",
+        find_mariadb,
+        # The server without its service, and the client that makes databases.
+        {
+            "apt-get": ("mariadb-server-core", "mariadb-client-core"),
+            "dnf": ("mariadb-server",),
+            "apk": ("mariadb", "mariadb-client"),
+            "brew": ("mariadb",),
+        },
+        "install MariaDB and put mariadbd, mariadb-install-db and mariadb on the PATH",
     ),
     Server(
         "curator",

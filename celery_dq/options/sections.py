@@ -228,6 +228,42 @@ class PublishingOptions:
 
 
 @dataclass(frozen=True)
+class OutboxOptions:
+    """Options of the outbox in the databases of a Django project."""
+
+    aliases: str = setting(
+        "dq_outbox",
+        "",
+        "Aliases of the Django databases, with commas between them, in whose transactions a call is a row "
+        "that is published after the commit; '' is off.",
+    )
+    opt_in: bool = setting(
+        "dq_outbox_opt_in",
+        False,
+        "Whether only calls and tasks with the option `outbox` are rows.",
+    )
+    max_rows: int = setting(
+        "dq_outbox_max_rows",
+        1_000_000,
+        "Rows of an outbox above which a call raises QueueFull.",
+        low=1,
+        high=1_000_000_000,
+    )
+    poll_us: int = setting(
+        "dq_outbox_poll",
+        100_000,
+        "Time between two looks of the relay at an empty outbox.",
+        low=1_000,
+        high=_MINUTE_US,
+    )
+
+    @cached_property
+    def databases(self) -> tuple[str, ...]:
+        """The aliases of the databases that have an outbox."""
+        return tuple(filter(None, map(str.strip, self.aliases.split(","))))
+
+
+@dataclass(frozen=True)
 class MetricsOptions:
     """Options of the metrics."""
 
@@ -432,6 +468,7 @@ class Options:
     )
     allocation: AllocationOptions = section(AllocationOptions)
     buffer: BufferOptions = section(BufferOptions)
+    outbox: OutboxOptions = section(OutboxOptions)
     publishing: PublishingOptions = section(PublishingOptions)
     metrics: MetricsOptions = section(MetricsOptions)
     web: WebOptions = section(WebOptions)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from kombu import Producer
 
 from celery_dq.compat.kombu_messages import publish_prepared, publishing_by
+from celery_dq.producer.sender import Addressed
 
 __all__ = ["NOWHERE", "BufferingProducer", "Published", "RecordingProducer", "message_of"]
 
@@ -46,14 +47,21 @@ class BufferingProducer(Producer):
     """A producer without a channel.
 
     Args:
-        accept: Called with the message, its exchange, its routing key, and the entities to declare.
+        address: Packs a message, see :meth:`celery_dq.producer.sender.Sender.address`.
+        put: Called with each packed message: keeps it until it is sent.
         driver_type: The kind of broker for monitoring tools, as kombu's ``Transport.driver_type``.
     """
 
-    def __init__(self, accept: Published, driver_type: str = "") -> None:
+    def __init__(
+        self,
+        address: Callable[[dict[str, Any], str, str, Any], Addressed],
+        put: Callable[[Addressed], Any],
+        driver_type: str = "",
+    ) -> None:
         nowhere: Any = None
         super().__init__(nowhere, auto_declare=False)
-        self._accept = accept
+        self.address = address
+        self.put = put
         self._nowhere = _Nowhere(driver_type)
 
     @property
@@ -67,8 +75,7 @@ class BufferingProducer(Producer):
         super().publish(body, *args, **options)
 
     def _publish(self, *prepared: Any) -> None:
-        message, exchange, routing_key, declare = message_of(*prepared)
-        self._accept(message, exchange, routing_key, declare)
+        self.put(self.address(*message_of(*prepared)))
 
 
 def message_of(
@@ -112,7 +119,7 @@ class RecordingProducer:
     def __init__(self, producer: Any, published: Published) -> None:
         # The buffer's producer is shared by threads, so this call gets one of its own.
         own = type(producer) is BufferingProducer
-        self._producer: Any = BufferingProducer(producer._accept) if own else producer
+        self._producer: Any = BufferingProducer(producer.address, producer.put) if own else producer
         self._published: Published | None = published
 
     def __getattr__(self, name: str) -> Any:

@@ -203,7 +203,7 @@ class Flusher:
     def _turn(self) -> None:
         try:
             if not self.step():
-                self._wait()
+                self.wait()
         except Exception as error:
             # Without this thread no message would be sent any more.
             if type(error) is not self._stumbled:
@@ -216,7 +216,8 @@ class Flusher:
         else:
             self._stumbled = None
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Wait until a batch may be due, or the store is woken; at most for a few seconds."""
         now = self._now()
         wait = self.outbox.sleep_until_due(
             recently=now - self._busy_at < ACTIVE_S,
@@ -326,9 +327,8 @@ class Flusher:
             self.outbox.failed(lane, 0.0)
             return
         message = lane.in_flight[0]
-        index = self.outbox.segment_index
         try:
-            kept = "" if index is None else f" and is kept as {index.reject(lane, message)}"
+            kept = self.outbox.reject(lane, message, error)
         except OSError as problem:
             self._later(lane, problem)
             return
@@ -337,7 +337,7 @@ class Flusher:
             message.id,
             lane.key,
             error,
-            kept,
+            f" and is kept as {kept}" if kept else "",
             extra={"event": "buffer_message_refused"},
         )
         self._deferred.discard(lane.producer)

@@ -274,6 +274,14 @@ class MessageStore:
         with self.lock:
             return self.buffer.split(lane)
 
+    def reject(self, lane: Lane, message: BufferedMessage, error: Exception) -> object:
+        """Keep a message that the broker refuses with an error; return the file, None without a spill log.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        return None if self.segment_index is None else self.segment_index.reject(lane, message)
+
     def sleep_until_due(self, *, recently: bool, limit: float) -> float:
         """Return for how many seconds the flusher may wait for :meth:`wake`.
 

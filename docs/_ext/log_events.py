@@ -196,6 +196,10 @@ EVENTS: Final[dict[str, str]] = {
         "The broker did not accept a batch for one destination; only messages for that destination wait."
     ),
     "buffer_delivery_resumed": "The broker accepts buffered messages again.",
+    "outbox_outage_began": (
+        "The relay of an outbox cannot read or write its database; the rows stay and are sent later."
+    ),
+    "outbox_outage_over": "The outbox can be relayed again.",
     "buffer_message_refused": (
         "The broker will never accept a message; it is kept in the quarantine of the spill log, if there is "
         "one, and ``on_error`` is called."

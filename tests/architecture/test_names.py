@@ -16,8 +16,8 @@ PACKAGE = ROOT / "celery_dq"
 #: All code: the package comes first, with paths below it; the others keep the name of their folder.
 OTHER_CODE = ("tests", "benchmarks", "example_project")
 
-#: Kombu names these roles, and each transport has its own.
-ROLES_OF_KOMBU = {"Channel", "Message", "QoS", "Transport"}
+#: Kombu names these roles, and each transport has its own. The last two are Django's.
+ROLES_OF_LIBRARIES = {"Channel", "Message", "QoS", "Transport", "Meta", "Migration"}
 
 #: Word (or words joined by "_") in a name -> the term that takes its place.
 BANNED = {
@@ -82,6 +82,8 @@ BANNED = {
 #: (word, start of the path) -> why it may stand there.
 ALLOWED = {
     ("lane", "app/"): "a queue, partition and priority of the producer's buffer",
+    ("lane", "contrib/django/models.py"): "a queue, partition and priority of the producer's buffer",
+    ("lane", "contrib/django/outbox/"): "a queue, partition and priority of the producer's buffer",
     ("lane", "producer/"): "a queue, partition and priority of the producer's buffer",
     ("lane", "tracing/spans.py"): "a queue, partition and priority of the producer's buffer",
     ("lanes", "producer/"): "the queues, partitions and priorities of the producer's buffer",
@@ -170,7 +172,7 @@ def defined_twice(files: Iterable[tuple[Path, str]]) -> dict[str, list[str]]:
     for path, source in files:
         for name in CLASS.findall(source):
             homes[name].append(str(path))
-    return {name: paths for name, paths in homes.items() if len(paths) > 1 and name not in ROLES_OF_KOMBU}
+    return {name: paths for name, paths in homes.items() if len(paths) > 1 and name not in ROLES_OF_LIBRARIES}
 
 
 def keys_spelled(files: Iterable[tuple[Path, str]]) -> list[str]:

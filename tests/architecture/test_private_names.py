@@ -19,7 +19,6 @@ OWN = {
     ("app/publishing/results.py", "_cache"),  # of the class in this module, as in Celery's
     ("app/publishing/results.py", "_ignored"),
     ("producer/buffered_producer.py", "_get_running_loop"),  # asyncio: whether a loop runs in this thread
-    ("producer/buffering_producer.py", "_accept"),
     ("producer/message_store.py", "_is_owned"),  # a lock of Python
     ("producer/singular_update_queue.py", "_apply_all"),
     ("producer/singular_update_queue.py", "_max_batch"),

@@ -127,18 +127,21 @@ class Bench:
         """Return the message that Celery's path puts into the buffer; it also makes the template."""
         made: list[Addressed] = []
 
-        def accept(message: dict[str, Any], exchange: str, key: str, declare: Any) -> None:
+        def accept(message: dict[str, Any], exchange: str, key: str, declare: Any) -> Addressed:
             headers = dict(message["headers"])
-            made.append(self.sender.address(message, exchange, key, declare))
+            addressed = self.sender.address(message, exchange, key, declare)
             kind = self.fast.kind_of(name, options)
             if kind is not None and kind not in self.fast.by_kind:
                 routed = {each: options[each] for each in ("priority",) if each in options}
                 known = {each: value for each, value in headers.items() if each in KNOWN_HEADERS}
                 learnt = dict(message, headers=known)
-                self.fast.learn(kind, made[0].lane, learnt, exchange, key, routed)
+                self.fast.learn(kind, addressed.lane, learnt, exchange, key, routed)
+            return addressed
 
         prepare_for_results(self.app, self.app.dq.deadline)
-        Celery.send_task(self.app, name, args, kwargs, **{**options, "producer": BufferingProducer(accept)})
+        Celery.send_task(
+            self.app, name, args, kwargs, **{**options, "producer": BufferingProducer(accept, made.append)}
+        )
         return made[0]
 
     def quick(self, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> Addressed | None:

@@ -185,10 +185,10 @@ def test_a_template_holds_no_header_that_celery_does_not_write(make_app: MakeApp
         made: list[Any] = []
         fast = MessageTemplates(app)
 
-        def accept(message: Any, exchange: str, key: str, declare: Any, made: list[Any] = made) -> None:
+        def accept(message: Any, exchange: str, key: str, declare: Any, made: list[Any] = made) -> Any:
             made.append((message, exchange, key))
 
-        app.send_task("known", (1,), producer=BufferingProducer(accept))
+        app.send_task("known", (1,), producer=BufferingProducer(accept, lambda _: None))
         ((message, exchange, key),) = made
         message["headers"].update(headers)
         fast.learn(("known",), "p0/celery", message, exchange, key, {})

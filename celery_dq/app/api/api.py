@@ -16,6 +16,7 @@ from celery_dq.app.api.dedup import DedupApi
 from celery_dq.app.api.history import HistoryApi
 from celery_dq.app.api.leaders import Leaders
 from celery_dq.app.api.migration import BrokerMigration, MigrationOptions
+from celery_dq.app.api.outbox import OutboxApi
 from celery_dq.app.api.queues import QueueApi
 from celery_dq.app.api.quotas import QuotasApi
 from celery_dq.app.api.redis_dead_letters import DeadLetters
@@ -64,6 +65,7 @@ class DQ:
         history: ``app.dq.history("push")``: rates and waiting times of the last hour.
         audit: ``app.dq.audit(queue="push")``: who changed queues and quotas.
         buffer: ``app.dq.buffer.flush(timeout=5)``: messages that are not sent yet.
+        outbox: ``app.dq.outbox.inspect()``: rows of committed transactions that are not sent yet.
     """
 
     def __init__(self, app: Any) -> None:
@@ -89,6 +91,7 @@ class DQ:
         #: The deadline of calls that are not buffered.
         self.deadline = Deadline()
         self.buffer = BufferApi(app, self.context, self.make_sender)
+        self.outbox = OutboxApi(app, self.context)
 
     def __repr__(self) -> str:
         return f"<dq of {self.context}>"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 
 from celery_dq.app.api.broker import BrokerAccess
+from celery_dq.app.api.outbox import relay_leadership
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queues import fencing_token
 from celery_dq.inspector.redis_values import Client, check_text
@@ -26,9 +27,10 @@ class Leaders:
         """Read the leaders.
 
         Args:
-            names: The leaderships. Default: the singleton queues of the app, the elected beat if it ever had
-                a leader, and all other leaderships that the server knows. A Redis has no list of them: there
-                these are the queues that ever had a leader, and a ``Runner``'s leadership has to be named.
+            names: The leaderships. Default: the singleton queues of the app, the elected beat and the
+                relays of ``dq_outbox`` if they ever had a leader, and all other leaderships that the server
+                knows. A Redis has no list of them: there these are the queues that ever had a leader, and a
+                ``Runner``'s leadership has to be named.
 
         Raises:
             ConfigurationError: Nothing holds elections: the broker cannot, and ``dq_election`` is not set.
@@ -86,7 +88,8 @@ class Leaders:
         beat = leadership(schedule_name(self._app, options))
         ours = self._broker.serves_queues() or self._broker.is_zookeeper()
         queues = self._broker.queue_names() if ours else self._app.amqp.queues
-        led = elections.led([*queues, beat])
+        relays = [relay_leadership(self._app, each) for each in options.outbox.databases]
+        led = elections.led([*queues, beat, *relays])
         return sorted({*singleton_queues(self._app, options), *led})
 
     @contextmanager

@@ -101,10 +101,10 @@ def template_of_producers(packer: Packer, scheme: str) -> dict[str, Any]:
         packer: Packs the messages.
         scheme: The scheme of the broker.
     """
-    made = BufferingProducer(_refuse, "redis")
+    made = BufferingProducer(_refuse, _refuse, "redis")
     made.connection.transport_cls = scheme
     return {**vars(made), "_packer": packer}
 
 
-def _refuse(*message: Any) -> None:
+def _refuse(*message: Any) -> Any:
     raise AssertionError("an awaited producer keeps its messages by itself")

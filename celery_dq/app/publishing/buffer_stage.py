@@ -1,4 +1,7 @@
-"""The stage that decides whether a call is buffered.
+"""The stage that decides whether a call is a row of the outbox, or is buffered.
+
+A call in a transaction of a database with an outbox is a row there, if the call's option ``outbox``, its
+task's, or the setting ``dq_outbox`` says so. It is published after the commit. Other calls may be buffered.
 
 The first of these that is set decides: the call's option ``buffered``, the block
 ``with app.dq.buffer.buffered()`` around it, its task's option (``@app.task(buffered=True)``), the setting
@@ -6,7 +9,8 @@ The first of these that is set decides: the call's option ``buffered``, the bloc
 with a dedup key are not buffered unless their verdict may come later: they need their answer at once. So do
 calls with ``retry=False``, unless they have the option ``buffered``. A task's own calls are buffered only by
 that option or by ``dq_buffer_in_workers``, because the task's message could be acknowledged before them. A
-retry or replacement of the running task is never buffered: it must be in the broker before the run ends.
+retry or replacement of the running task is never buffered: it must be in the broker before the run ends. The
+exception of a retry would end the transaction of its run, so it is not a row either.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from celery.local import Proxy
@@ -24,9 +28,11 @@ from celery_dq.app.api.api import dq_of
 from celery_dq.app.publishing.awaited_producer import AwaitedProducer
 from celery_dq.app.publishing.pipeline import Call, Proceed
 from celery_dq.compat.celery_calls import continued_run, registered_tasks
+from celery_dq.errors import ConfigurationError
 from celery_dq.options.sections import BufferOptions
 from celery_dq.per_process import PerProcess
 from celery_dq.producer.buffering_producer import BufferingProducer
+from celery_dq.producer.sender import Addressed
 
 
 class BufferChoice:
@@ -56,24 +62,51 @@ class BufferChoice:
             call: the call, with its other options.
         """
         options = call.options
-        get = options.get
-        if (
-            get("producer") is not None
-            or get("connection") is not None
-            or get("publisher") is not None
-            or get("router") is not None
-        ):
+        if _has_way(options):
             return False
         if asked is not None:
             return bool(asked) and self.possible(options.get("ignore_result"))
-        task = get("task_type")
-        if task is None:
-            task = registered_tasks(self._app).get(call.name)
-        if not self.block.get(self.wanted_by(task)) or get("retry") is False:
+        if not self.block.get(self.wanted_by(self._task_of(call))) or options.get("retry") is False:
             return False
         # The loader knows whether this process is a worker or a child of its pool.
         in_worker = self._app.loader.worker_initialized or call.in_task
         return (self._options.in_workers or not in_worker) and self.possible(options.get("ignore_result"))
+
+    def database_for(self, asked: Any, call: Call) -> str | None:
+        """Return the database that keeps a call until its transaction has committed; None for other calls.
+
+        Args:
+            asked: the call's option ``outbox``.
+            call: the call, with its other options.
+
+        Raises:
+            ConfigurationError: The option cannot be used for this call.
+        """
+        outbox = dq_of(self._app).outbox
+        wanted = outbox.wanted_by(self._task_of(call)) if asked is None else asked
+        if not wanted or _has_way(call.options):
+            return None
+        database = outbox.database_for(wanted)
+        if database is None:
+            return None
+        if self._declares_reply_queue(call.options.get("ignore_result")):
+            raise ConfigurationError(
+                f"{call.name} cannot be a row of the outbox of {database!r}: the result backend 'rpc' "
+                "declares a queue at each call; ignore the task's result, use another backend, or call it "
+                "with outbox=False"
+            )
+        if call.dedup is not None and call.dedup[0].on_duplicate == "raise":
+            if asked is None:
+                return None
+            raise ConfigurationError(
+                f"{call.name}: outbox = {asked!r} contradicts on_duplicate='raise' of its dedup rule, "
+                "because a row has its verdict after the commit; use on_duplicate='decline' or 'replace'"
+            )
+        return database
+
+    def _task_of(self, call: Call) -> Any:
+        task = call.options.get("task_type")
+        return registered_tasks(self._app).get(call.name) if task is None else task
 
     def wanted_by(self, task: Any) -> bool:
         """Whether a task's option, or else the setting, wants calls buffered."""
@@ -82,8 +115,7 @@ class BufferChoice:
 
     def possible(self, ignored: Any) -> bool:
         """Whether calls can be buffered, by their option ``ignore_result``. It does not change."""
-        if not ignored and hasattr(self._app.backend, "binding"):
-            # The rpc backend declares its reply queue before each message, on the message's channel.
+        if self._declares_reply_queue(ignored):
             return False
         uwsgi = sys.modules.get("uwsgi")
         # Without one of these options no thread of a uWSGI process runs. In the master (0) none ever runs.
@@ -91,9 +123,24 @@ class BufferChoice:
             ("enable-threads" in uwsgi.opt or "threads" in uwsgi.opt) and uwsgi.worker_id() != 0
         )
 
+    def _declares_reply_queue(self, ignored: Any) -> bool:
+        """Whether the backend is rpc, which does so before each message, on the message's channel."""
+        return not ignored and hasattr(self._app.backend, "binding")
+
+
+def _has_way(options: dict[str, Any]) -> bool:
+    """Whether the caller has chosen how a call is published."""
+    get = options.get
+    return (
+        get("producer") is not None
+        or get("connection") is not None
+        or get("publisher") is not None
+        or get("router") is not None
+    )
+
 
 class BufferStage:
-    """The stage that gives the buffer's producer to buffered calls.
+    """The stage that gives the producer of the outbox or of the buffer to the calls that they keep.
 
     Args:
         app: a Celery app.
@@ -102,39 +149,48 @@ class BufferStage:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._choice = BufferChoice(app)
-        self._producer = BufferingProducer(self._accept)
         self._sender = PerProcess(lambda: dq_of(app).make_sender(app))
+        self._producer = BufferingProducer(
+            self._address, lambda packed: dq_of(app).buffer.producer.put(packed)
+        )
 
     def send(self, call: Call, proceed: Proceed) -> Any:
-        """See :class:`celery_dq.app.publishing.pipeline.Stage`."""
+        """See :class:`celery_dq.app.publishing.pipeline.Stage`.
+
+        Raises:
+            ConfigurationError: The option ``outbox`` cannot be used.
+        """
         options = call.options
-        asked = options.pop("buffered", None)
+        asked, outbox = options.pop("buffered", None), options.pop("outbox", None)
         lent = options.get("producer")
         if type(lent) is AwaitedProducer:
             del options["producer"]
             call.producer, lent.call = lent, call
-        if call.dedup is not None and call.dedup[0].verdict != "later":
-            # The caller gets the covering call, which only the broker knows.
-            return proceed(call)
         if continued_run(options.get("task_id")) is not None:
             # A singleton queue gives it the place of the running message, and a dedup key its lock.
             return proceed(call)
         if type(lent) is LazyPoolProducer:
             # Canvas shares one producer between its calls. The user has not chosen it.
             del options["producer"]
-        if self._choice.wanted(asked, call):
+        database = self._choice.database_for(outbox, call)
+        if database is not None:
+            insert = partial(dq_of(self._app).outbox.insert, database)
+            call.producer = BufferingProducer(self._address, insert)
+        elif call.dedup is not None and call.dedup[0].verdict != "later":
+            # The caller gets the covering call, which only the broker knows.
+            pass
+        elif self._choice.wanted(asked, call):
             if isinstance(call.producer, AwaitedProducer):
                 # A coroutine waits for room in the buffer.
-                call.producer.buffer_by(self._sender.get().address)
+                call.producer.buffer_by(self._address)
             else:
                 call.producer = self._producer
-        elif type(lent) is LazyPoolProducer:
+        if call.producer is None and type(lent) is LazyPoolProducer:
             options["producer"] = lent
         return proceed(call)
 
-    def _accept(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> None:
-        addressed = self._sender.get().address(message, exchange, routing_key, declare)
-        dq_of(self._app).buffer.producer.put(addressed)
+    def _address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
+        return self._sender.get().address(message, exchange, routing_key, declare)
 
 
 class LazyPoolProducer(Proxy):  # type: ignore[type-arg]  # generic in its stubs only

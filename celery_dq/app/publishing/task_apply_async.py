@@ -177,8 +177,9 @@ class TaskApplyAsync:
     ) -> None:
         self._task = task
         self._app = app = task.app
-        #: The task's ``ignore_result``, which is in the template, and its option ``buffered``.
+        #: The task's ``ignore_result``, which is in the template, and its options on the way of calls.
         self._ignored, self._buffered = task.ignore_result, getattr(task, "buffered", None)
+        self._outbox = getattr(task, "outbox", None)
         self._templates = templates
         self._template = template
         self._choice = choice
@@ -216,6 +217,7 @@ class TaskApplyAsync:
             and self._app.send_task is self._pipeline
             and task.ignore_result is self._ignored
             and getattr(task, "buffered", None) is self._buffered
+            and getattr(task, "outbox", None) is self._outbox
             # In a worker, other rules say whether a call is buffered, or fails at once.
             and not self._loader.worker_initialized
             and self._choice.answer() == "plain"

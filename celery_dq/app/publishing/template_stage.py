@@ -129,23 +129,16 @@ class TemplateStage:
         if message is None:
             return None
         if call.producer is not None:
-            self._take(call.producer, template, message)
+            _put(call.producer, template, message)
         elif not publish_direct(self._app, message, options.get("retry_policy")):
             return None
         if requests is not None:
             call.request = message.dedup
             conclude_verdict(template.name, message.id, requests.rule, call.request)
         task = options.get("task_type")
-        if task is not None and call.dedup is None:
+        if task is not None and call.dedup is None and not dq_of(self._app).outbox.wanted_by(task):
             replace_apply_async(task, self, self.templates, self.choice, self._buffer_choice)
         return result_of(self._app, message.id, options.get("result_cls"), options.get("ignore_result"))
-
-    def _take(self, producer: Any, template: MessageTemplate, message: PackedMessage) -> None:
-        """Put a message into the buffer, or give it to the producer of an awaited call."""
-        if type(producer) is AwaitedProducer:
-            producer.take(template.lane, message)
-            return
-        dq_of(self._app).buffer.producer.put(Addressed(template.lane, message.id.encode(), message.record))
 
     # -- an observed call
 
@@ -155,7 +148,7 @@ class TemplateStage:
         deliver: Callable[[PackedMessage], Any]
         otherwise: Callable[..., Any]
         if call.producer is not None:
-            deliver, otherwise = partial(self._take, call.producer, template), publish_prepared(call.producer)
+            deliver, otherwise = partial(_put, call.producer, template), publish_prepared(call.producer)
         else:
             policy = options.get("retry_policy")
             deliver = partial(publish_direct, self._app, policy=policy)
@@ -182,6 +175,13 @@ def _is_buffered(call: Call) -> bool:
     return producer is not None and not (type(producer) is AwaitedProducer and producer.is_direct)
 
 
+def _put(producer: BufferingProducer, template: MessageTemplate, message: PackedMessage) -> None:
+    if type(producer) is AwaitedProducer:
+        producer.take(template.lane, message)
+    else:
+        producer.put(Addressed(template.lane, message.id.encode(), message.record))
+
+
 class TemplateProducer(BufferingProducer):
     """The producer of one observed call: it packs the message that Celery has made from a template.
 
@@ -199,7 +199,7 @@ class TemplateProducer(BufferingProducer):
         deliver: Callable[[PackedMessage], Any],
         otherwise: Callable[..., Any],
     ) -> None:
-        super().__init__(lambda *_: None, "redis")
+        super().__init__(lambda *_: Addressed("", b"", b""), lambda _: None, "redis")
         self._templates = templates
         self._template = template
         self._deliver = deliver

@@ -15,6 +15,7 @@ from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
+from celery_dq.app.api.api import dq_of
 from celery_dq.app.checks.doctor import check_server, check_settings
 from celery_dq.app.checks.finding import Finding
 from celery_dq.compat.celery_calls import current_app_if_any
@@ -48,7 +49,14 @@ class CeleryDQConfig(AppConfig):
         """Set the project's Celery app up, and register the system checks."""
         from celery_dq.wiring import setup
 
-        setup(project_app())
+        app = project_app()
+        setup(app)
+        # Models can be imported from here on.
+        from celery_dq.contrib.django.outbox.tables import DjangoOutbox
+
+        outbox = dq_of(app).outbox
+        outbox.tables = DjangoOutbox(lambda: outbox.options.max_rows)
+        app.steps["consumer"].add("celery_dq.contrib.django.outbox.worker_step:OutboxRelayStep")
         checks.register(settings_are_valid, TAG)
         checks.register(server_is_fit, TAG, deploy=True)
         self.reads = PerProcess(BrokerReads)

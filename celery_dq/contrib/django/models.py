@@ -1,10 +1,12 @@
-"""The permissions of the dashboard. There is no table."""
+"""The permissions of the dashboard, which have no table, and the table of the outbox."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.db import models
+from django.utils import timezone
 
 from celery_dq.contrib.django.dashboard.access import PERMISSIONS
 
@@ -31,3 +33,35 @@ class Dashboard(models.Model):
         permissions = PERMISSIONS
         verbose_name = "dashboard"
         verbose_name_plural = "dashboard"
+
+
+class OutboxRow(models.Model):
+    """A call that was made in a transaction, and is published after its commit.
+
+    Attributes:
+        lane: Destination, in the form that the sender uses.
+        task_id: The task id.
+        payload: The packed message, in the form that the sender uses.
+        created_at: When the call was made.
+        producer: Producer sequence of the relay that has numbered the row; "" for a row without a number.
+        sequence: Number of the row in that sequence.
+        error: Why the broker refuses the message; "" for a row that is sent.
+    """
+
+    lane: models.TextField[str, str] = models.TextField()
+    task_id: models.CharField[str, str] = models.CharField(max_length=200)
+    payload: models.BinaryField[Any, Any] = models.BinaryField()
+    created_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(default=timezone.now)
+    producer: models.CharField[str, str] = models.CharField(max_length=32, default="")
+    sequence: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
+    error: models.TextField[str, str] = models.TextField(default="")
+
+    class Meta:
+        """Its permissions are those of the dashboard."""
+
+        default_permissions = ()
+        verbose_name = "outbox row"
+        verbose_name_plural = "outbox rows"
+
+    def __str__(self) -> str:
+        return f"{self.task_id} for {self.lane}"

@@ -1,0 +1,31 @@
+"""Ends of a process at a chosen point, as by the kernel."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from celery_dq.app.senders import AppSender
+
+
+def kill_when_asked() -> None:
+    """Let the process end before or after its N-th batch, as SHOP_KILL says: ``after 1``."""
+    asked = os.environ.get("SHOP_KILL")
+    if not asked:
+        return
+    moment, count = asked.split()
+    send: Callable[..., None] = AppSender.send
+    left = int(count)
+
+    def send_and_die(sender: AppSender, *args: Any) -> None:
+        nonlocal left
+        left -= 1
+        if moment == "before" and not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        send(sender, *args)
+        if moment == "after" and not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    AppSender.send = send_and_die  # type: ignore[method-assign, assignment]  # in this process only
