@@ -84,6 +84,11 @@ class PostgreSQLServer(DatabaseServer):
         """Make an empty database."""
         self._do([self._tool("createdb"), "-h", "127.0.0.1", "-p", str(self.port), "-U", "dq", name])
 
+    def _serves(self) -> bool:
+        # It listens before it accepts a session.
+        command = [self._tool("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        return subprocess.run(command, timeout=10).returncode == 0
+
     def _make_data(self, folder: Path) -> None:
         self._do([*self._user(), self._tool("initdb"), "-N", "-U", "dq", "-A", "trust", "-D", str(folder)])
 

@@ -67,7 +67,7 @@ class OutboxShop:
         environment: The environment of its programs.
         ran: The file in which a task writes what it was called with.
         folder: The folder of the logs.
-        consoles: The processes that run programs, by their settings.
+        consoles: The processes that run programs, by their environments.
     """
 
     environment: dict[str, str]
@@ -77,9 +77,10 @@ class OutboxShop:
 
     def run(self, text: str, **settings: Any) -> Any:
         """Run a program; return the value of its variable ``answer``."""
-        key = json.dumps(settings)
+        variables = self.variables(settings)
+        key = json.dumps(variables)
         if key not in self.consoles:
-            self.consoles[key] = Console(self.variables(settings), self.folder)
+            self.consoles[key] = Console(variables, self.folder)
         return self.consoles[key].run(text)
 
     def start(self, text: str, **settings: Any) -> PythonFork:

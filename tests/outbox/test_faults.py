@@ -1,0 +1,161 @@
+"""The outbox under faults: each committed call is published once, and no other call is."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from celery_dq.testing.servers import RedisServer
+from celery_dq.testing.waiting import wait_until
+from tests.outbox.conftest import MakeShop, OutboxShop
+
+#: A short election, so that the next relay begins soon after a kill.
+QUICK = {"dq_election_session": 1}
+CALLS = """
+with transaction.atomic():
+    for number in range({}, {}): notify.delay("acme", number)
+"""
+
+
+def test_a_call_of_a_process_that_was_killed_after_the_commit_is_published_once(
+    postgresql_shop: OutboxShop,
+) -> None:
+    shop = postgresql_shop
+    killed = shop.start(CALLS.format(0, 5) + "os.kill(os.getpid(), signal.SIGKILL)")
+    assert killed.wait(30) == -signal.SIGKILL
+    killed = shop.start("""
+with transaction.atomic():
+    notify.delay("acme", 5)
+    os.kill(os.getpid(), signal.SIGKILL)
+""")
+    assert killed.wait(30) == -signal.SIGKILL
+    assert shop.rows() == 5
+    with shop.worker(queues="other"):
+        shop.await_empty()
+    assert shop.waiting() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("moment", ["before 1", "after 1", "before 2", "after 2"])
+def test_a_batch_of_a_relay_that_was_killed_is_stored_once(shop: OutboxShop, moment: str) -> None:
+    small = {**QUICK, "dq_buffer_batch_size": 3}
+    shop.run(CALLS.format(0, 8))
+    with shop.worker(queues="other", SHOP_KILL=moment, **small) as killed:
+        assert killed.wait(30) == -signal.SIGKILL
+    assert shop.rows() == (8 if moment.endswith("1") else 5)
+    shop.run(CALLS.format(8, 10))
+    with shop.worker(queues="other", **small):
+        shop.await_empty()
+    assert shop.waiting() == [*range(10)]
+
+
+def test_rows_stay_while_the_broker_is_away(make_shop: MakeShop) -> None:
+    shop = make_shop("sqlite")
+    with RedisServer() as server:
+        shop.environment["SHOP_BROKER"] = server.url(scheme="dq-redis")
+        with shop.worker(queues="other", **QUICK):
+            shop.run(CALLS.format(0, 1))
+            shop.await_empty()
+            server.kill()
+            shop.run(CALLS.format(1, 4))
+            assert shop.rows() == 3
+            server.restart()
+            shop.await_empty()
+        assert shop.waiting() == [1, 2, 3]
+
+
+@pytest.mark.logged_error("refused message")
+def test_a_message_that_the_broker_refuses_stays_as_a_row_with_the_reason(make_shop: MakeShop) -> None:
+    shop = make_shop("postgresql")
+    with RedisServer(config={"proto-max-bulk-len": "1mb"}) as server:
+        shop.environment["SHOP_BROKER"] = server.url(scheme="dq-redis")
+        shop.run("""
+with transaction.atomic():
+    notify.delay("acme", 1)
+    notify.apply_async(("acme", 2), headers={"note": 2_000_000 * "+"})
+    notify.delay("acme", 3)
+""")
+        with shop.worker(queues="other", **QUICK):
+            wait_until(lambda: shop.run("answer = OutboxRow.objects.exclude(error='').count()"), 60)
+            wait_until(lambda: shop.rows() == 1, 30)
+        assert shop.waiting() == [1, 3]
+
+
+def test_one_of_two_workers_relays(postgresql_shop: OutboxShop) -> None:
+    shop = postgresql_shop
+    leaders = """
+answer = [[each.candidates, each.state] for each in app.dq.leaders() if each.name.startswith("celery outbox")]
+"""
+    with shop.worker(queues="other", **QUICK) as first, shop.worker(queues="other", **QUICK):
+        wait_until(lambda: shop.run(leaders) and len(shop.run(leaders)[0][0]) == 2, 30)
+        shop.run(CALLS.format(0, 3))
+        shop.await_empty()
+        first.send_signal(signal.SIGKILL)
+        shop.run(CALLS.format(3, 6))
+        shop.await_empty()
+    assert shop.waiting() == [*range(6)]
+
+
+def test_a_call_that_commits_late_is_neither_lost_nor_taken_for_a_repeated_one(shop: OutboxShop) -> None:
+    if "sqlite" in shop.environment["SHOP_DATABASES"]:
+        pytest.skip("SQLite has one transaction that writes at a time")
+    with shop.worker(queues="other"):
+        shop.run("""
+import threading, time
+from celery_dq.testing.waiting import wait_until
+def other():
+    with transaction.atomic(): notify.delay("acme", 2)
+    wait_until(lambda: OutboxRow.objects.count() == 0, 30)
+    connections.close_all()
+with transaction.atomic():
+    notify.delay("acme", 1)
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+with transaction.atomic(): notify.delay("acme", 3)
+""")
+        shop.await_empty()
+    assert shop.waiting() == [2, 1, 3]
+
+
+def test_calls_of_one_connection_keep_their_order_for_each_tenant(postgresql_shop: OutboxShop) -> None:
+    shop = postgresql_shop
+    with shop.worker(queues="other", dq_buffer_batch_size=7):
+        shop.run("""
+for number in range(0, 200, 2):
+    with transaction.atomic():
+        notify.delay("acme", number)
+        notify.delay("acme", number + 1)
+""")
+        shop.await_empty()
+    assert shop.waiting() == [*range(200)]
+
+
+def test_the_relay_goes_on_after_an_outage_of_its_database(make_shop: MakeShop) -> None:
+    shop = make_shop("postgresql")
+    name = json.loads(shop.environment["SHOP_DATABASES"])["default"]["NAME"]
+    with shop.worker(queues="other"):
+        shop.run(CALLS.format(0, 2))
+        shop.await_empty()
+        shop.run(f"""
+with connections["default"].cursor() as cursor:
+    cursor.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = %s AND pid <> pg_backend_pid()",
+        [{name!r}],
+    )
+""")
+        shop.run(CALLS.format(2, 4))
+        shop.await_empty()
+    assert shop.waiting() == [*range(4)]
+
+
+def test_rows_go_to_a_broker_of_kombu(make_shop: MakeShop, redis_url: str) -> None:
+    shop = make_shop("sqlite")
+    shop.environment["SHOP_BROKER"] = redis_url
+    with shop.worker(dq_election=redis_url):
+        shop.run(CALLS.format(0, 3), dq_election=redis_url)
+        wait_until(lambda: len(shop.has_run()) == 3, 30)
+        shop.await_empty()
+    assert shop.has_run() == [0, 1, 2]
