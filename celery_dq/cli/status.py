@@ -42,8 +42,8 @@ def status(dq: DQ, as_json: bool, timeout: float) -> None:
     """Show on one screen whether messages wait, and for what.
 
     Exit status 0: all is well. 1: there are warnings: messages without a worker, a singleton queue or a beat
-    without a leader, or dead letters. 2: a setting is wrong, the tasks cannot be imported, or a server cannot
-    be reached or used.
+    without a leader, dead letters, or rows of an outbox that wait or were refused. 2: a setting is wrong, the
+    tasks cannot be imported, or a server cannot be reached or used.
     """
     app = click.get_current_context().obj.app
     found = read_status(app, timeout)
@@ -74,6 +74,9 @@ def _print(found: Status) -> None:
     if "partitions" in columns:
         click.echo()
         show_table(False, found.workers, columns, "")
+    if found.outboxes:
+        click.echo()
+        show_table(False, found.outboxes, _OUTBOX_COLUMNS, "")
     if found.broker:
         click.echo()
     for finding in found.findings:
@@ -87,6 +90,7 @@ def _print(found: Status) -> None:
         print_line(f"The set-up has warnings ({found.setup_warnings}), which 'celery dq doctor' shows.")
 
 
+_OUTBOX_COLUMNS = ("database", "rows", "oldest_s", "refused")
 _LEADER_COLUMNS = ("name", "state", "leader", "token", "since", "candidates")
 
 

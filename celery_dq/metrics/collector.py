@@ -29,6 +29,7 @@ from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.api.buffer import SpillFiles, spill_files
 from celery_dq.app.api.dedup import DedupApi
 from celery_dq.app.api.leaders import Leaders
+from celery_dq.app.api.outbox import OutboxSnapshot
 from celery_dq.app.timeouts import connection_with_timeout
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.context import AppContext
@@ -105,6 +106,8 @@ def _subjects(metric: Metric, state: BrokerState) -> Iterator[tuple[Any, tuple[s
         yield from ((each, (each.queue,)) for each in state.worker)
     elif metric.subject == "tenant":
         yield from ((each, (each.queue, each.tenant)) for each in state.tenants)
+    elif metric.subject == "outbox":
+        yield from ((each, (each.database,)) for each in state.outboxes)
     elif metric.subject == "leader":
         yield from ((leader, (leader.name,)) for leader in state.leaders)
     else:
@@ -187,6 +190,7 @@ class BrokerState:
         tenants: The tenants with the largest backlogs, and per queue all the other ones.
         leaders: The leaderships.
         worker: The queues of the worker in this process.
+        outboxes: The databases of ``dq_outbox``.
         breaker_open: Whether the last unbuffered calls of this process had no answer, until one succeeds.
         buffer: The buffer of this process; None when no call can be buffered.
         spill: The files of the buffer; None without a folder.
@@ -199,6 +203,7 @@ class BrokerState:
     tenants: tuple[TenantBacklog, ...] = ()
     leaders: tuple[LeaderSnapshot, ...] = ()
     worker: tuple[WorkerReading, ...] = ()
+    outboxes: tuple[OutboxSnapshot, ...] = ()
     breaker_open: bool = False
     buffer: ProducerSnapshot | None = None
     spill: SpillFiles | None = None
@@ -249,6 +254,8 @@ class StateReader:
         except BaseException:
             self.close()
             raise
+        # Last, because the databases are other servers.
+        state.outboxes = tuple(self._dq.outbox.inspect())
 
     def close(self) -> None:
         """Close the connection without waiting for the broker."""

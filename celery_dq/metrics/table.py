@@ -9,7 +9,7 @@ from celery_dq.inspector.queue_counters import COUNTERS
 
 MetricKind: TypeAlias = Literal["gauge", "counter", "histogram"]
 #: The objects of a reading that a metric describes, see :class:`~celery_dq.metrics.collector.BrokerState`.
-Subject: TypeAlias = Literal["scrape", "queue", "worker", "tenant", "leader", "buffer", "spill"]
+Subject: TypeAlias = Literal["scrape", "queue", "worker", "tenant", "leader", "outbox", "buffer", "spill"]
 
 #: Value of the label ``tenant`` for the tenants of a queue that have no metrics of their own.
 OTHER_TENANTS = "__other__"
@@ -39,6 +39,7 @@ class Metric:
 
 #: The labels of the metrics of an object; those of others have none.
 _LABELS: dict[str, tuple[str, ...]] = {"tenant": ("queue", "tenant"), "leader": ("leadership",)}
+_LABELS["outbox"] = ("database",)
 _LABELS |= dict.fromkeys(("queue", "worker"), ("queue",))
 
 
@@ -190,6 +191,22 @@ METRICS: tuple[Metric, ...] = (
         "scrape.breaker_open",
         "celery_dq_breaker_open",
         "Whether the last unbuffered calls of this process had no answer, until one succeeds (1), or not.",
+    ),
+    # The outbox.
+    _metric(
+        "outbox.rows",
+        "celery_dq_outbox_rows",
+        "Rows of committed transactions in the outbox of a database that the broker has not confirmed.",
+    ),
+    _metric(
+        "outbox.oldest_s",
+        "celery_dq_outbox_oldest_age_seconds",
+        "Age of the oldest row of the outbox of a database; 0 without one.",
+    ),
+    _metric(
+        "outbox.refused",
+        "celery_dq_outbox_refused_rows",
+        "Rows of the outbox of a database that the broker has refused; they are not sent again.",
     ),
     # The buffered producer.
     _metric(

@@ -90,7 +90,7 @@ def test_promtool_accepts_the_metrics_of_a_scrape(make_app: MakeApp, serve: Serv
 
 
 def test_promtool_accepts_the_rules_and_the_queries_of_the_dashboard(tmp_path: Path) -> None:
-    assert "10 rules found" in promtool("check", "rules", str(FILES / "alerts.yml"))
+    assert "11 rules found" in promtool("check", "rules", str(FILES / "alerts.yml"))
     queries = [
         query.replace("$__rate_interval", "1m").replace("$queue", "push")
         for query in dashboard_queries()
@@ -134,6 +134,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "CeleryDQSpillNotSent": (
         {"celery_dq_spill_oldest_age_seconds": "0+60x120"},
         {"celery_dq_spill_oldest_age_seconds": "30x120"},
+    ),
+    "CeleryDQOutboxNotRelayed": (
+        {'celery_dq_outbox_oldest_age_seconds{database="default"}': "0+60x120"},
+        {'celery_dq_outbox_oldest_age_seconds{database="default"}': "30x120"},
     ),
     "CeleryDQBreakerOpen": (
         {"celery_dq_breaker_open": "1x120"},

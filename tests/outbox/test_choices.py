@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from celery_dq.testing.waiting import wait_until
-from tests.outbox.conftest import MakeShop, OutboxShop
+from tests.outbox.conftest import MakeShop
+from tests.outbox.outbox_shop import OutboxShop
 
 COUNTS = "answer = [OutboxRow.objects.count(), app.dq.queues['push'].depth]"
 

@@ -9,7 +9,8 @@ import pytest
 
 from celery_dq.testing.servers import RedisServer
 from celery_dq.testing.waiting import wait_until
-from tests.outbox.conftest import MakeShop, OutboxShop
+from tests.outbox.conftest import MakeShop
+from tests.outbox.outbox_shop import OutboxShop
 
 #: A short election, so that the next relay begins soon after a kill.
 QUICK = {"dq_election_session": 1}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_dq.testing.waiting import wait_until
-from tests.outbox.conftest import OutboxShop
+from tests.outbox.outbox_shop import OutboxShop
 
 ORDER = """
 with transaction.atomic():

@@ -14,7 +14,8 @@ import redis
 from kombu.exceptions import OperationalError
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.app.checks import queue_checks, server_checks, settings_checks
+from celery_dq.app.api.outbox import OutboxSnapshot
+from celery_dq.app.checks import outbox_checks, queue_checks, server_checks, settings_checks
 from celery_dq.app.checks.finding import Finding, reason_of
 from celery_dq.app.checks.server_checks import tls_hint
 from celery_dq.errors import ConfigurationError, DQError
@@ -41,6 +42,7 @@ SETTINGS_CHECKS = (
 SERVER_CHECKS = {
     "The server of dq_election": server_checks.election_server,
     "The Redis of the dedup locks": server_checks.dedup_server,
+    "The databases of dq_outbox": outbox_checks.outboxes,
 }
 #: Checks of the tenant broker, which are called with the app and a channel after the broker was reached.
 BROKER_CHECKS = (
@@ -124,6 +126,7 @@ class Status:
         queues: The counts of each queue; none when the broker cannot be used.
         leaders: The leaders of singleton queues and of other elections.
         workers: The workers that consume queues; none if the broker does not know them.
+        outboxes: The rows of the databases of ``dq_outbox``.
         findings: Errors of the settings and the servers, and warnings about the queues.
         setup_warnings: Number of warnings of ``celery dq doctor``.
     """
@@ -132,6 +135,7 @@ class Status:
     queues: tuple[QueueSnapshot | ZooKeeperQueueSnapshot, ...] = ()
     leaders: tuple[LeaderSnapshot, ...] = ()
     workers: tuple[WorkerSnapshot, ...] = ()
+    outboxes: tuple[OutboxSnapshot, ...] = ()
     findings: tuple[Finding, ...] = ()
     setup_warnings: int = 0
 
@@ -163,7 +167,8 @@ def read_status(app: Any, timeout_s: float = 5.0) -> Status:
         tuple(reading.queues),
         reading.leaders,
         reading.workers,
-        (*errors, *warnings),
+        reading.outboxes,
+        (*errors, *warnings, *outbox_checks.unsent_rows(reading.outboxes)),
         sum(each.level == "warning" for each in (*settings, *reading.found)),
     )
 
@@ -185,6 +190,7 @@ class _StatusReading:
         self.queues: list[QueueSnapshot | ZooKeeperQueueSnapshot] = []
         self.leaders: tuple[LeaderSnapshot, ...] = ()
         self.workers: tuple[WorkerSnapshot, ...] = ()
+        self.outboxes: tuple[OutboxSnapshot, ...] = ()
         self.expected_leaders: frozenset[str] = frozenset()
 
     def run(self) -> None:
@@ -215,6 +221,8 @@ class _StatusReading:
             beat = leadership(schedule_name(self._app, dq.options))
             self.expected_leaders = frozenset({beat, *singleton_queues(self._app, dq.options)})
         self.workers = tuple(dq.workers.among(self.queues))
+        self._begin("The databases of dq_outbox")
+        self.outboxes = tuple(dq.outbox.inspect())
 
     def _begin(self, step: str) -> None:
         self.step = step

@@ -45,7 +45,7 @@ _UNSAFE_FILE_SYSTEMS = {
     **dict.fromkeys(("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"), _REMOTE),
 }
 #: The options of a task that celery-dq reads.
-_TASK_OPTIONS = ("tenant", "dedup", "buffered")
+_TASK_OPTIONS = ("tenant", "dedup", "buffered", "outbox")
 #: The similarity of a typo, for difflib. With 0.8 ``tenant_id`` would be one of ``tenant``.
 _TYPO_RATIO = 0.82
 
@@ -203,14 +203,19 @@ def tenants_and_quotas(app: Any) -> Iterator[Finding]:
 
 
 def elections(app: Any) -> Iterator[Finding]:
-    """Whether singleton queues have an election."""
+    """Whether singleton queues and outboxes have an election."""
     found = dq_of(app).options
-    names = ", ".join(repr(each.name) for each in found.singletons)
-    if names and not found.election and _scheme(app) not in TENANT_SCHEMES:
+    if found.election or _scheme(app) in TENANT_SCHEMES:
+        return
+    singletons = ", ".join(repr(each.name) for each in found.singletons)
+    relays = ", ".join(map(repr, found.outbox.databases))
+    for setting, names in (("dq_singleton_queues", singletons), ("dq_outbox", relays)):
+        if not names:
+            continue
         yield Finding(
             "E006",
-            f"dq_singleton_queues names {names}, and nothing can elect a leader: the broker cannot, and"
-            " dq_election is not set. A worker of such a queue does not start.",
+            f"{setting} names {names}, and nothing can elect a leader: the broker cannot, and dq_election is "
+            "not set. A worker of this app does not start.",
             "Set dq_election to zookeeper://host:2181 or redis://host/db.",
         )
 

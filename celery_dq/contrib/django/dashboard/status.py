@@ -28,17 +28,18 @@ class LeadersView(PageView):
 
 
 class WorkersView(PageView):
-    """The consumers of all queues, and the buffered messages on the disk of this machine."""
+    """The consumers of all queues, the rows of the outbox, and the buffered messages on this machine."""
 
     page = "workers"
     section = "workers"
 
     def read(self, dq: DQ, given: QueryDict, *, arguments: bool) -> dict[str, Any]:
-        """Read the leases of the consumers, and the spill log."""
+        """Read the leases of the consumers, the outbox, and the spill log."""
         names, knows_workers = list(dq.queues), dq.serves_queues()
         looked_at = names[:MOST_QUEUES] if knows_workers else []
         return {
             "workers": dq.workers.among(dq.queues.snapshots(*looked_at, ages=False) if looked_at else ()),
+            "outboxes": dq.outbox.inspect(),
             "spill": dq.buffer.spill() if dq.buffer.options.folder else None,
             "queues_left_out": max(len(names) - MOST_QUEUES, 0),
             "knows_workers": knows_workers,
