@@ -23,6 +23,7 @@ PROMISES = {
     "dedup": "Of the calls with one dedup key at most one runs and at most one waits",
     "singleton": "Of the workers of a singleton queue",
     "buffer": "A buffered call (``dq_buffer``) that has returned is published",
+    "outbox": "A call in a transaction of a database in ``dq_outbox`` is published if",
     "zookeeper": "On ``dq-zookeeper://``, a message stays in its queue until it is acknowledged",
     "once": "A publish that is repeated after a lost connection adds no second message.",
     "awaited": "An awaited call (``adelay``) that is cancelled is published once or not at all.",
