@@ -96,8 +96,8 @@ class _ProducerProcess:
             syncs = bool(kept.sync_every or kept.sync_interval_s)
             index = SegmentIndex(SpillLog(kept.folder), kept.max_bytes, sync_on_seal=syncs)
         self.owner = OwnerProcess()
-        self.outbox = MessageStore(limits, index, clock)
-        self.flusher = Flusher(self.outbox, sender, hooks)
+        self.message_store = MessageStore(limits, index, clock)
+        self.flusher = Flusher(self.message_store, sender, hooks)
         self.interval_s = kept.sync_interval_s
         self.syncer: SingularUpdateQueue[bool, None] = SingularUpdateQueue.grouped(
             self._sync, max_batch=100_000, capacity=100_000, name="celery-dq-sync"
@@ -114,7 +114,7 @@ class _ProducerProcess:
             while (left := deadline - time.monotonic()) > 0 and not (len(self.syncer) or self.syncer.closed):
                 time.sleep(min(left, 0.005))
         self.sync_asked = 0
-        self.outbox.sync()
+        self.message_store.sync()
         return [None] * len(urgent)
 
 
@@ -133,7 +133,7 @@ class _Flush:
         self.left = 0
         self._own = own
         self._deadline = None if timeout is None else time.monotonic() + timeout
-        self._marks = own.outbox.marks()
+        self._marks = own.message_store.marks()
         #: Number of the search for folders of dead processes to wait for; 0 waits for none.
         self._look = own.flusher.look_for_orphans() if own.replays else 0
         self._look_again = False
@@ -147,16 +147,16 @@ class _Flush:
         return bool(self.left) and runs and not is_late
 
     def _unconfirmed(self) -> int:
-        outbox, flusher = self._own.outbox, self._own.flusher
-        left = outbox.unsettled(self._marks)
+        message_store, flusher = self._own.message_store, self._own.flusher
+        left = message_store.unsettled(self._marks)
         if not self._look:
             return left
         if flusher.looked < self._look:
             return left + 1
-        if adopted := outbox.adopted_pending():
+        if adopted := message_store.adopted_pending():
             self._look_again = True
             return left + adopted
-        if self._look_again or outbox.found:
+        if self._look_again or message_store.found:
             # A search skips a folder while another folder of the same lane is not done. So search again.
             self._look, self._look_again = flusher.look_for_orphans(), False
             return left + 1
@@ -214,7 +214,7 @@ class BufferedProducer:
         own = self._own
         if own is None or own.owner.pid != current_pid():
             own = self._begin()
-        while not own.outbox.put(*message) and not self._wait_for_room(own.outbox, message):
+        while not own.message_store.put(*message) and not self._wait_for_room(own.message_store, message):
             # The store was closed meanwhile.
             own = self._begin()
         if self._syncs:
@@ -223,10 +223,10 @@ class BufferedProducer:
     async def aput(self, message: Addressed) -> None:
         """Do the same as :meth:`put`, in asyncio. A thread waits for the disk."""
         own = self._mine() or self._begin()
-        while not own.outbox.put(*message):
-            for _ in self._looks_for_room(own.outbox, self._max_block_s):
+        while not own.message_store.put(*message):
+            for _ in self._looks_for_room(own.message_store, self._max_block_s):
                 await asyncio.sleep(LOOK_S)
-                if own.outbox.put(*message):
+                if own.message_store.put(*message):
                     break
             else:
                 own = self._begin()  # the store was closed meanwhile
@@ -235,36 +235,35 @@ class BufferedProducer:
         if self._syncs:
             await asyncio.to_thread(self._persist, own, self.persistence)
 
-    def _wait_for_room(self, outbox: MessageStore, message: Addressed) -> bool:
+    def _wait_for_room(self, message_store: MessageStore, message: Addressed) -> bool:
         """Put a message as soon as there is room. Return False when the message store was closed."""
-        for _ in self._looks_for_room(outbox, 0.0 if in_event_loop() else self._max_block_s):
+        for _ in self._looks_for_room(message_store, 0.0 if in_event_loop() else self._max_block_s):
             time.sleep(LOOK_S)
-            if outbox.put(*message):
+            if message_store.put(*message):
                 return True
         return False
 
-    def _looks_for_room(self, outbox: MessageStore, max_block_s: float) -> Iterator[None]:
+    def _looks_for_room(self, message_store: MessageStore, max_block_s: float) -> Iterator[None]:
         """Yield before each look for room; return when the message store was closed."""
         deadline = time.monotonic() + max_block_s
         while True:
-            outbox.wake()
-            if outbox.closed:
+            message_store.wake()
+            if message_store.closed:
                 return
             if time.monotonic() >= deadline:
-                outbox.counters.full += 1
-                full = "memory is" if outbox.segment_index is None else "memory and spill log are"
+                message_store.counters.full += 1
+                full = "memory is" if message_store.segment_index is None else "memory and spill log are"
                 raise BufferFull(
-                    f"the buffer's {full} full ({outbox.buffer.pending} messages), because the broker is "
-                    f"slower "
-                    "than its producers, or down: restore the broker, or raise dq_buffer_max_messages and "
-                    "dq_buffer_max_spill_bytes"
+                    f"the buffer's {full} full ({message_store.buffer.pending} messages), because the broker "
+                    "is slower than its producers, or down: restore the broker, or raise "
+                    "dq_buffer_max_messages and dq_buffer_max_spill_bytes"
                 )
             yield
 
     def _persist(self, own: _ProducerProcess, kept: Persistence) -> None:
         if kept.folder is None:
             return
-        unsynced = own.outbox.counters.accepted - own.outbox.synced
+        unsynced = own.message_store.counters.accepted - own.message_store.synced
         half_full = bool(kept.sync_every) and unsynced * 2 >= kept.sync_every
         urgency = 2 if half_full else 1 if kept.sync_interval_s else 0
         try:
@@ -286,7 +285,7 @@ class BufferedProducer:
             if old is not None:
                 if old.owner.is_current:
                     return old
-                old.outbox.abandon()
+                old.message_store.abandon()
             if self.persistence.folder is not None:
                 _refuse_unusable(self.persistence.folder)
             own = _ProducerProcess(self.limits, self.persistence, self._sender(), self.hooks, self._clock)
@@ -314,7 +313,7 @@ class BufferedProducer:
             ConfigurationError: The folder cannot be used.
         """
         own = self._mine() or self._begin()
-        own.replays = own.outbox.segment_index is not None
+        own.replays = own.message_store.segment_index is not None
 
     # -- waiting
 
@@ -325,7 +324,7 @@ class BufferedProducer:
     def flush_soon(self) -> None:
         """Send all messages in the buffer without linger. Does not wait."""
         own = self._mine()
-        if own is not None and own.outbox.buffer.pending:
+        if own is not None and own.message_store.buffer.pending:
             own.flusher.flush_soon()
 
     def flush(self, timeout: float | None = None) -> int:
@@ -376,12 +375,12 @@ class BufferedProducer:
         self.flush(max(deadline - time.monotonic(), 0.0))
         if self._own is own:
             self._own = None
-        is_first = own.outbox.refuse()
+        is_first = own.message_store.refuse()
         own.syncer.close(max(deadline - time.monotonic(), 0.05))
         ended = own.flusher.stop(max(deadline - time.monotonic(), 0.05))
-        pending = own.outbox.buffer.pending
+        pending = own.message_store.buffer.pending
         if ended:
-            own.outbox.close()  # a thread that could not start has not closed it
+            own.message_store.close()  # a thread that could not start has not closed it
         else:
             # The thread is in a call to the broker, and unlocks the files after it.
             logger.warning(
@@ -390,7 +389,7 @@ class BufferedProducer:
                 pending,
                 extra={"event": "buffer_flusher_not_stopped"},
             )
-        for lane, message, state in own.outbox.left() if is_first else ():
+        for lane, message, state in own.message_store.left() if is_first else ():
             self.hooks.failed(BufferFull("the buffer was closed"), lane, message, state)
         return pending
 
@@ -401,20 +400,20 @@ class BufferedProducer:
         own = self._mine()
         folder = self.persistence.folder
         log = None if folder is None else SpillLog(folder)
-        outbox = None if own is None else own.outbox
-        buffer = None if outbox is None else outbox.buffer
-        index = None if outbox is None else outbox.segment_index
+        message_store = None if own is None else own.message_store
+        buffer = None if message_store is None else message_store.buffer
+        index = None if message_store is None else message_store.segment_index
         return ProducerSnapshot(
             pending=0 if buffer is None else buffer.pending,
             in_memory=0 if buffer is None else buffer.messages,
             bytes=0 if buffer is None else buffer.bytes,
-            age_s=0.0 if buffer is None or outbox is None else outbox.age_s(),
+            age_s=0.0 if buffer is None or message_store is None else message_store.age_s(),
             spill_bytes=0 if index is None else index.bytes,
             owners=() if log is None else tuple(log.owners()),
             quarantined=() if log is None else tuple(log.quarantined_files()),
-            degraded=outbox is not None and outbox.degraded,
+            degraded=message_store is not None and message_store.degraded,
             last_error="" if own is None else own.flusher.last_error,
-            counters={} if outbox is None else asdict(outbox.counters),
+            counters={} if message_store is None else asdict(message_store.counters),
         )
 
 

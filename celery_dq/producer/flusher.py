@@ -96,7 +96,7 @@ class Flusher:
     """Sends the messages of a message store.
 
     Args:
-        outbox: The message store of this process.
+        message_store: The message store of this process.
         sender: Used by this thread only.
         hooks: Callbacks for delivered and failed messages.
 
@@ -106,11 +106,11 @@ class Flusher:
         looked: Number of the last finished search for folders of dead processes.
     """
 
-    def __init__(self, outbox: MessageStore, sender: Sender, hooks: DeliveryCallbacks) -> None:
-        self.outbox = outbox
+    def __init__(self, message_store: MessageStore, sender: Sender, hooks: DeliveryCallbacks) -> None:
+        self.message_store = message_store
         self.hooks = hooks
         self._sender = sender
-        self._now = outbox.clock.monotonic
+        self._now = message_store.clock.monotonic
         self.down_until = 0.0
         #: Class of the last unexpected error; None after a round without one.
         self._stumbled: type[Exception] | None = None
@@ -150,9 +150,9 @@ class Flusher:
 
     def flush_soon(self) -> None:
         """Send all messages in the buffer without linger. Does not wait."""
-        with self.outbox.lock:
-            self.outbox.buffer.flush_soon()
-        self.outbox.wake()
+        with self.message_store.lock:
+            self.message_store.buffer.flush_soon()
+        self.message_store.wake()
 
     def look_for_orphans(self) -> int:
         """Ask for a search for folders of dead processes.
@@ -160,10 +160,10 @@ class Flusher:
         Returns:
             The number of the search; it is over when :attr:`looked` has reached that number.
         """
-        with self.outbox.lock:
+        with self.message_store.lock:
             self._looks_asked += 1
             asked = self._looks_asked
-        self.outbox.wake()
+        self.message_store.wake()
         return asked
 
     def stop(self, timeout: float) -> bool:
@@ -176,7 +176,7 @@ class Flusher:
             Whether the thread ended in time.
         """
         self._stopping = True
-        self.outbox.wake()
+        self.message_store.wake()
         deadline = time.monotonic() + timeout
         while not self._ended.acquire(False):
             if time.monotonic() >= deadline:
@@ -196,7 +196,7 @@ class Flusher:
             try:
                 self._sender.close()
                 leave_green_hub()
-                self.outbox.close()
+                self.message_store.close()
             finally:
                 self._ended.release()
 
@@ -212,20 +212,20 @@ class Flusher:
                     extra={"event": "buffer_flusher_error"},
                 )
             self._stumbled = type(error)
-            self.outbox.wakeup.acquire(True, FIRST_DELAY_S)
+            self.message_store.wakeup.acquire(True, FIRST_DELAY_S)
         else:
             self._stumbled = None
 
     def wait(self) -> None:
         """Wait until a batch may be due, or the store is woken; at most for a few seconds."""
         now = self._now()
-        wait = self.outbox.sleep_until_due(
+        wait = self.message_store.sleep_until_due(
             recently=now - self._busy_at < ACTIVE_S,
             limit=max(self.down_until - now, 0.0) or ADOPT_S,
         )
         wait = max(wait, min(self.down_until - now, LAST_DELAY_S))
         if wait > 0:
-            self.outbox.wakeup.acquire(True, wait)
+            self.message_store.wakeup.acquire(True, wait)
 
     def step(self) -> bool:
         """Do the housekeeping that is due, and send one batch.
@@ -236,15 +236,15 @@ class Flusher:
         now = self._now()
         if now - self._tidied_at >= TIDY_S:
             self._tidied_at = now
-            self.outbox.tidy()
+            self.message_store.tidy()
         asked = self._looks_asked
         if now - self._adopted_at >= ADOPT_S or asked > self._look_tried:
             self._adopted_at, self._look_tried = now, asked
-            self.outbox.adopt()
+            self.message_store.adopt()
             self.looked = asked
         if now < self.down_until:
             return False
-        lane = self.outbox.take()
+        lane = self.message_store.take()
         if lane is None:
             return False
         self._busy_at = now
@@ -259,28 +259,28 @@ class Flusher:
         except BrokerUnreachable as error:
             if error.sent:
                 self._losses.pop(lane.producer, None)
-                self.hooks.delivered(self.outbox.done(lane, count=error.sent))
+                self.hooks.delivered(self.message_store.done(lane, count=error.sent))
             if isinstance(error, PublishInterrupted):
                 self._interrupted(lane, error)
             elif isinstance(error, PublishDeferred):
                 self._later(lane, error)
             else:
                 self._down(error)
-                self.outbox.failed(lane, 0.0)
+                self.message_store.failed(lane, 0.0)
         except Exception as error:
             self._later(lane, error)
         else:
             if self._is_down:
                 logger.warning(
                     "The broker accepts messages again; buffered messages to send: %d.",
-                    self.outbox.buffer.pending,
+                    self.message_store.buffer.pending,
                     extra={"event": "buffer_delivery_resumed"},
                 )
             self._is_down, self.last_error = False, ""
             self._delay = FIRST_DELAY_S
             self._deferred.discard(lane.producer)
             self._losses.pop(lane.producer, None)
-            self.hooks.delivered(self.outbox.done(lane))
+            self.hooks.delivered(self.message_store.done(lane))
 
     def _later(self, lane: Lane, error: Exception) -> None:
         delay = _delay(lane.failures)
@@ -294,7 +294,7 @@ class Flusher:
                 extra={"event": "buffer_lane_deferred"},
             )
         self.last_error = described(error)
-        self.outbox.failed(lane, delay, self._now() - self._busy_at)
+        self.message_store.failed(lane, delay, self._now() - self._busy_at)
 
     def _interrupted(self, lane: Lane, error: PublishInterrupted) -> None:
         """Send the batch again, at last in halves, until one message alone has lost each of its attempts."""
@@ -304,16 +304,16 @@ class Flusher:
             reason = f"{error}. Each of {losses.count} attempts ended so, and other commands were answered"
             self._refused(lane, PublishRefused(reason))
             return
-        if losses.count > 1 and self.outbox.split(lane):
+        if losses.count > 1 and self.message_store.split(lane):
             losses.broker_failed()
-        self.outbox.failed(lane, losses.pause_s)
+        self.message_store.failed(lane, losses.pause_s)
 
     def _down(self, error: BrokerUnreachable) -> None:
         self._losses.clear()
         if not self._is_down:
             logger.warning(
                 "The broker does not answer; buffered messages (%d) are kept and sent later: %s",
-                self.outbox.buffer.pending,
+                self.message_store.buffer.pending,
                 error,
                 extra={"event": "buffer_broker_unreachable"},
             )
@@ -323,12 +323,12 @@ class Flusher:
         self.down_until = self._now() + delay
 
     def _refused(self, lane: Lane, error: PublishRefused) -> None:
-        if self.outbox.split(lane):
-            self.outbox.failed(lane, 0.0)
+        if self.message_store.split(lane):
+            self.message_store.failed(lane, 0.0)
             return
         message = lane.in_flight[0]
         try:
-            kept = self.outbox.reject(lane, message, error)
+            kept = self.message_store.reject(lane, message, error)
         except OSError as problem:
             self._later(lane, problem)
             return
@@ -341,7 +341,7 @@ class Flusher:
             extra={"event": "buffer_message_refused"},
         )
         self._deferred.discard(lane.producer)
-        self.outbox.done(lane, rejected=True)
+        self.message_store.done(lane, rejected=True)
         self.hooks.failed(error, lane, message, "rejected")
 
 

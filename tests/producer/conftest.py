@@ -117,7 +117,7 @@ def harness(tmp_path: Path) -> Iterator[ProducerHarness]:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
-    made.outbox.close()
+    made.message_store.close()
 
 
 @pytest.fixture

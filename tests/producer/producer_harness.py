@@ -51,13 +51,13 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
         self.shelf = RecordingSender()
-        self.outbox = MessageStore(
+        self.message_store = MessageStore(
             Limits(linger_s=0.5, batch_size=10), SegmentIndex(SpillLog(folder), 1 << 24), self.clock
         )
-        self.flusher = Flusher(self.outbox, self.shelf, DeliveryCallbacks())
+        self.flusher = Flusher(self.message_store, self.shelf, DeliveryCallbacks())
 
     def put(self, number: int) -> None:
-        assert self.outbox.put("a", b"", b"%d" % number)
+        assert self.message_store.put("a", b"", b"%d" % number)
 
     @property
     def got(self) -> list[int]:
@@ -99,9 +99,9 @@ def arrived(harness: ProducerHarness, lane: str = "a") -> list[int]:
     return [int(payload.split()[0]) for payload in harness.shelf.got.get(lane, [])]
 
 
-def outbox(producer: BufferedProducer) -> Any:
+def message_store(producer: BufferedProducer) -> Any:
     assert producer._own is not None
-    return producer._own.outbox
+    return producer._own.message_store
 
 
 def open_file(box: Any) -> Any:

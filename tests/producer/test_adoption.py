@@ -16,7 +16,7 @@ from celery_dq.producer.segment_index import SegmentIndex
 from celery_dq.producer.spill_log import Orphan, SpillLog
 from celery_dq.testing.waiting import wait_until
 from tests.children import in_child, in_threads
-from tests.producer.producer_harness import ProducerHarness, arrived, outbox, put
+from tests.producer.producer_harness import ProducerHarness, arrived, message_store, put
 from tests.producer.test_spill_log import PRODUCER, WRITER, Child, log_of, orphans_of_another_process
 
 
@@ -103,13 +103,13 @@ def test_a_flush_after_a_replay_counts_and_waits_for_records_of_dead_processes(
     assert producer.flush(60) == 0
     assert [len(arrived(harness, lane)) for lane in ("a", "b", "own")] == [1200, 1200, 1]
     assert list(harness.folder.glob("*/*.seg")) == [
-        outbox(producer).segment_index._lanes[own_lane(producer)].open.path
+        message_store(producer).segment_index._lanes[own_lane(producer)].open.path
     ]
     assert producer.flush(60) == 0
 
 
 def own_lane(producer: BufferedProducer) -> bytes:
-    lane: Lane = outbox(producer)._lanes["own"]
+    lane: Lane = message_store(producer)._lanes["own"]
     return lane.producer
 
 

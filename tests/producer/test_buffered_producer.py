@@ -31,8 +31,8 @@ from tests.producer.producer_harness import (
     ProducerHarness,
     arrived,
     close_at_once,
+    message_store,
     open_file,
-    outbox,
     put,
     refuse_new_files,
 )
@@ -91,7 +91,7 @@ def test_a_full_disk_degrades_to_memory_and_recovers(harness: ProducerHarness) -
     producer = harness.producer(limits=Limits(max_messages=30, linger_s=0.001))
     harness.shelf.down = True
     put(producer, *range(10))
-    box = outbox(producer)
+    box = message_store(producer)
     segment = open_file(box)
     full = os.open("/dev/full", os.O_RDWR)
     os.dup2(full, segment.fd)  # from now on a write fails with "no space left on device"
@@ -120,7 +120,7 @@ def test_a_full_disk_is_an_error_of_the_calls_that_the_disk_must_have(
     harness.shelf.down = True
     for number in range(6):
         put(producer, number)
-    box = outbox(producer)
+    box = message_store(producer)
     wait_until(lambda: box.counters.accepted - box.synced < 2, 30)
     open_file(box).torn = True
     allow_new_files = refuse_new_files(box)
@@ -147,7 +147,7 @@ def test_the_disk_writes_after_a_number_or_a_time(harness: ProducerHarness, kept
     producer = harness.producer(**kept)
     harness.shelf.down = True
     put(producer, *range(120))
-    segment = open_file(outbox(producer))
+    segment = open_file(message_store(producer))
     wait_until(lambda: segment.synced > 0.3 * segment.size, 30)
 
 
@@ -229,7 +229,7 @@ def test_a_fork_while_the_lock_is_held_does_not_hang_the_child(harness: Producer
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with outbox(producer).lock:
+        with message_store(producer).lock:
             held.set()
             done.wait(60)
 
@@ -259,7 +259,7 @@ def test_an_idle_producer_is_woken_by_a_message(
     producer = harness.producer()
     put(producer, 0)
     wait_until(lambda: arrived(harness) == [0])
-    wait_until(lambda: outbox(producer).asleep)
+    wait_until(lambda: message_store(producer).asleep)
     put(producer, 1)
     wait_until(lambda: arrived(harness) == [0, 1], 30)
 
@@ -279,7 +279,7 @@ def test_a_producer_whose_lane_waits_is_woken_by_a_message_for_another(
     monkeypatch.setattr(harness.shelf, "send", refusing)
     producer = harness.producer()
     put(producer, 0, lane="full")
-    wait_until(lambda: outbox(producer).asleep, 30)
+    wait_until(lambda: message_store(producer).asleep, 30)
     put(producer, 1)
     wait_until(lambda: arrived(harness) == [1], 30)
 
@@ -299,7 +299,7 @@ def test_closing_leaves_the_messages_on_disk_to_the_next_process(harness: Produc
     harness.shelf.down = False
     later = harness.producer()
     later.start()
-    outbox(later).segment_index.log.process = "another"  # the name in the name of the folder
+    message_store(later).segment_index.log.process = "another"  # the name in the name of the folder
     wait_until(lambda: arrived(harness) == list(range(10)), 30)
     assert later.snapshot().counters["replayed"] == 10
     put(producer, 10)
@@ -321,7 +321,7 @@ def test_waiting_is_short_for_a_caller_while_the_broker_is_down(harness: Produce
 def test_a_put_that_meets_a_close_is_not_lost(harness: ProducerHarness, memory: bool) -> None:
     producer = harness.producer(memory=memory)
     put(producer, 0)
-    found = outbox(producer)
+    found = message_store(producer)
     really = found.put
 
     def preempted(*message: Any) -> bool:
@@ -339,7 +339,7 @@ def test_a_call_that_waits_for_room_at_the_close_gets_it_in_the_next_buffer(harn
     producer = harness.producer(memory=True, limits=Limits(max_messages=1))
     harness.shelf.down = True
     put(producer, 0)
-    found = outbox(producer)
+    found = message_store(producer)
     wake, failed = found.wake, []
     producer.hooks.on_error.append(lambda error, message, state: failed.append(int(message.task_id)))
 
@@ -396,7 +396,7 @@ def test_the_bytes_of_other_processes_count_against_the_limit(harness: ProducerH
     producer = harness.producer(limits=Limits(max_messages=5, linger_s=0.001), max_bytes=20_000)
     harness.shelf.down = True
     producer.start()
-    wait_until(lambda: outbox(producer).segment_index.others_bytes >= 15_000, 30)
+    wait_until(lambda: message_store(producer).segment_index.others_bytes >= 15_000, 30)
     with pytest.raises(BufferFull):
         put(producer, *range(1000))
     seen = producer.snapshot()

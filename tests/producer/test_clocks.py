@@ -42,9 +42,9 @@ def test_nor_the_age_of_messages(bench: Bench) -> None:
     bench.put(1)
     for wall in JUMPS:
         bench.clock.set_wall(wall)
-        assert bench.outbox.age_s() == 0
+        assert bench.message_store.age_s() == 0
     bench.clock.advance(3)
-    assert bench.outbox.age_s() == 3
+    assert bench.message_store.age_s() == 3
 
 
 def test_a_night_of_suspend_sends_everything_once_and_in_order(bench: Bench) -> None:
@@ -60,7 +60,7 @@ def test_a_night_of_suspend_sends_everything_once_and_in_order(bench: Bench) -> 
     while bench.flusher.step():
         pass
     assert bench.got == list(range(40))
-    assert bench.outbox.buffer.pending == 0
+    assert bench.message_store.buffer.pending == 0
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from celery_dq.producer.buffer import Limits
 from celery_dq.producer.buffered_producer import BufferedProducer
 from celery_dq.producer.flusher import Undelivered
 from celery_dq.testing.waiting import wait_until
-from tests.producer.producer_harness import ProducerHarness, arrived, close_at_once, outbox, put
+from tests.producer.producer_harness import ProducerHarness, arrived, close_at_once, message_store, put
 
 
 def flush_in_asyncio(producer: BufferedProducer) -> int:
@@ -140,7 +140,7 @@ def test_a_call_that_meets_such_a_close_is_sent(harness: ProducerHarness, stalle
     producer = harness.producer(memory=True, limits=Limits(batch_size=1))
     put(producer, 1)
     assert stalled.calls.wait(30)
-    found = outbox(producer)
+    found = message_store(producer)
     really = found.put
 
     def preempted(*message: Any) -> bool:
@@ -178,7 +178,7 @@ def test_messages_that_a_new_folder_could_not_take_are_reported(harness: Produce
     reports = reports_of(producer)
     harness.shelf.down = True
     put(producer, 1, 2)
-    box = outbox(producer)
+    box = message_store(producer)
     with box.lock:
         shutil.rmtree(harness.folder)
         harness.folder.touch()  # a file with the name of the folder

@@ -13,7 +13,7 @@ import pytest
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.buffered_producer import BufferedProducer
 from celery_dq.producer.segment import HEAD_SIZE, read_header, scan
-from tests.producer.producer_harness import ProducerHarness, arrived, close_at_once, outbox, put
+from tests.producer.producer_harness import ProducerHarness, arrived, close_at_once, message_store, put
 
 COUNT = 40
 
@@ -106,7 +106,7 @@ def store(harness: ProducerHarness) -> tuple[BufferedProducer, SegmentFile]:
     producer = harness.producer(limits=Limits(batch_size=1, max_messages=2, linger_s=0.001))
     put(producer, -2, -1)
     put(producer, *range(COUNT), size=30)
-    (files,) = outbox(producer).segment_index._lanes.values()
+    (files,) = message_store(producer).segment_index._lanes.values()
     assert files.open_is_stored
     return producer, SegmentFile(files.open.path)
 
@@ -149,7 +149,7 @@ def test_another_process_sends_the_intact_messages_of_a_dead_one(
 ) -> None:
     dead, file = store(harness)
     # The files of this process, as if another one had left them.
-    monkeypatch.setattr(outbox(dead).segment_index.log, "process", "1.1.0")
+    monkeypatch.setattr(message_store(dead).segment_index.log, "process", "1.1.0")
     close_at_once(dead)
     folder = file.path.parent
     folder = folder.rename(folder.with_name("1.1.0-dead"))

@@ -18,8 +18,8 @@ from celery_dq.producer.spill_log import sync_data
 from tests.producer.producer_harness import (
     ProducerHarness,
     arrived,
+    message_store,
     open_file,
-    outbox,
     put,
     refuse_new_files,
 )
@@ -66,7 +66,7 @@ def begin(harness: ProducerHarness, **options: Any) -> tuple[Any, Any, Any]:
     producer = harness.producer(sync_every=1, **options)
     harness.shelf.down = True
     put(producer, 0, size=LARGE)
-    return producer, outbox(producer), open_file(outbox(producer))
+    return producer, message_store(producer), open_file(message_store(producer))
 
 
 def begin_sealed(harness: ProducerHarness) -> tuple[Any, Any, Any]:
@@ -103,7 +103,7 @@ def test_an_unsynced_segment_is_written_again(
     producer = harness.producer(sync_every=1)
     harness.shelf.down = True
     put(producer, *range(5))
-    box = outbox(producer)
+    box = message_store(producer)
     segment = open_file(box)
     break_syncs(segment)
     put(producer, 5)
@@ -122,7 +122,7 @@ def test_a_message_that_must_be_on_disk_and_is_not_is_reported(harness: Producer
     producer = harness.producer(sync_every=1)
     harness.shelf.down = True
     put(producer, 0)
-    box = outbox(producer)
+    box = message_store(producer)
     segment = open_file(box)
     break_syncs(segment)
     refuse_new_files(box)
@@ -137,7 +137,7 @@ def test_a_segment_that_was_rewritten_in_part_does_not_stay(harness: ProducerHar
     producer = harness.producer(sync_every=1)
     harness.shelf.down = True
     put(producer, *range(4), size=150_000)
-    box = outbox(producer)
+    box = message_store(producer)
     segment = open_file(box)
     mend = break_syncs(segment)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -47,7 +47,7 @@ def test_lanes_that_fail_slowly_leave_half_of_the_time_to_the_others(
 
     monkeypatch.setattr(bench.shelf, "send", slow)
     for lane in dead:
-        bench.outbox.put(lane, b"", b"0")
+        bench.message_store.put(lane, b"", b"0")
     until = bench.clock.monotonic() + 300
     while bench.clock.monotonic() < until:
         for number in range(10):  # a full batch
@@ -71,8 +71,8 @@ def test_a_lane_that_waits_and_an_outage_are_logged_once_each(
     def some_rounds() -> list[str]:
         caplog.clear()
         for _ in range(5):
-            bench.outbox.put("a", b"", b"0")
-            bench.outbox.put("full", b"", b"0")
+            bench.message_store.put("a", b"", b"0")
+            bench.message_store.put("full", b"", b"0")
             bench.clock.advance(LAST_DELAY_S * 2)
             while bench.flusher.step():
                 pass

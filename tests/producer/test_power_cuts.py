@@ -14,7 +14,7 @@ from celery_dq.producer.segment import read_header, scan
 from celery_dq.producer.spill_log import SUFFIX
 from tests.children import in_threads
 from tests.producer.forgetful_disk import ForgetfulDisk
-from tests.producer.producer_harness import ProducerHarness, close_at_once, open_file, outbox, put
+from tests.producer.producer_harness import ProducerHarness, close_at_once, message_store, open_file, put
 from tests.producer.test_failed_syncs import break_syncs
 
 
@@ -105,7 +105,7 @@ def test_a_file_that_is_written_again_replaces_the_old_one_only_when_it_is_on_di
     accepted = {1, 2, 3, 4, 5}
     lost: list[set[int]] = []
     disk.before_sync = lambda: lost.append(accepted - kept(disk))
-    break_syncs(open_file(outbox(producer)))
+    break_syncs(open_file(message_store(producer)))
     put(producer, 5)
     assert len(lost) >= 3
     assert not any(lost)
