@@ -41,6 +41,40 @@ def test_options_and_settings_choose_the_calls_that_are_rows(
     assert sqlite_shop.run(COUNTS, **settings) == [2 * each for each in counts]
 
 
+def test_signals_and_canvas_work_as_with_any_other_call(sqlite_shop: OutboxShop) -> None:
+    shop = sqlite_shop
+    text = """
+from celery import chain, group
+from celery.signals import after_task_publish, before_task_publish
+seen = []
+def mark(sender, headers, **_):
+    headers["marked"] = "yes"
+    seen.append(sender)
+before_task_publish.connect(mark)
+after_task_publish.connect(mark)
+for _ in range(2):
+    with transaction.atomic():
+        notify.delay("acme", 1)
+before_task_publish.disconnect(mark)
+after_task_publish.disconnect(mark)
+with transaction.atomic():
+    group(notify.s("acme", number) for number in (2, 3)).apply_async()
+    chain(notify.si("acme", 4), notify.si("acme", 5)).apply_async()
+answer = [len(seen), OutboxRow.objects.count(), app.dq.queues["push"].depth]
+"""
+    assert shop.run(text) == [4, 5, 0]
+    with shop.worker():
+        wait_until(lambda: len(shop.has_run()) == 6, 30)
+    assert sorted(shop.has_run()) == [1, 1, 2, 3, 4, 5]
+
+
+def test_the_migrations_make_the_tables_of_the_models(sqlite_shop: OutboxShop) -> None:
+    sqlite_shop.run("""
+from django.core.management import call_command
+call_command("makemigrations", "celery_dq", check=True, dry_run=True, verbosity=0)
+""")
+
+
 def test_a_call_outside_of_a_transaction_goes_to_the_broker(sqlite_shop: OutboxShop) -> None:
     sqlite_shop.run("for number in range(3): notify.delay('acme', number)")
     assert sqlite_shop.run(COUNTS) == [0, 3]

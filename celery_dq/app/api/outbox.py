@@ -8,6 +8,7 @@ and knows no database: ``celery_dq.contrib.django`` provides the tables.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from celery_dq.context import AppContext
@@ -73,8 +74,11 @@ class OutboxApi:
     def wanted_by(self, task: Any) -> Any:
         """Return the task's option ``outbox``, or else what the settings say."""
         asked = getattr(task, "outbox", None)
-        options = self.options
-        return (bool(options.aliases) and not options.opt_in) if asked is None else asked
+        return self._takes_all if asked is None else asked
+
+    @cached_property
+    def _takes_all(self) -> bool:
+        return bool(self.options.aliases) and not self.options.opt_in
 
     def database_for(self, asked: Any) -> str | None:
         """Return the database whose transaction keeps a call of this thread; None when no transaction does.

@@ -44,6 +44,7 @@ class BufferChoice:
 
     def __init__(self, app: Any) -> None:
         self._app = app
+        self._outbox = dq_of(app).outbox
 
     @cached_property
     def _options(self) -> BufferOptions:
@@ -82,11 +83,10 @@ class BufferChoice:
         Raises:
             ConfigurationError: The option cannot be used for this call.
         """
-        outbox = dq_of(self._app).outbox
-        wanted = outbox.wanted_by(self._task_of(call)) if asked is None else asked
+        wanted = self._outbox.wanted_by(self._task_of(call)) if asked is None else asked
         if not wanted or _has_way(call.options):
             return None
-        database = outbox.database_for(wanted)
+        database = self._outbox.database_for(wanted)
         if database is None:
             return None
         if self._declares_reply_queue(call.options.get("ignore_result")):
@@ -153,6 +153,8 @@ class BufferStage:
         self._producer = BufferingProducer(
             self._address, lambda packed: dq_of(app).buffer.producer.put(packed)
         )
+        #: The producers that insert rows, by the alias of the database.
+        self._inserting: dict[str, BufferingProducer] = {}
 
     def send(self, call: Call, proceed: Proceed) -> Any:
         """See :class:`celery_dq.app.publishing.pipeline.Stage`.
@@ -174,8 +176,7 @@ class BufferStage:
             del options["producer"]
         database = self._choice.database_for(outbox, call)
         if database is not None:
-            insert = partial(dq_of(self._app).outbox.insert, database)
-            call.producer = BufferingProducer(self._address, insert)
+            call.producer = self._producer_for(database)
         elif call.dedup is not None and call.dedup[0].verdict != "later":
             # The caller gets the covering call, which only the broker knows.
             pass
@@ -188,6 +189,13 @@ class BufferStage:
         if call.producer is None and type(lent) is LazyPoolProducer:
             options["producer"] = lent
         return proceed(call)
+
+    def _producer_for(self, database: str) -> BufferingProducer:
+        producer = self._inserting.get(database)
+        if producer is None:
+            insert = partial(dq_of(self._app).outbox.insert, database)
+            producer = self._inserting[database] = BufferingProducer(self._address, insert)
+        return producer
 
     def _address(self, message: dict[str, Any], exchange: str, routing_key: str, declare: Any) -> Addressed:
         return self._sender.get().address(message, exchange, routing_key, declare)

@@ -26,7 +26,7 @@ class OutboxRelayStep(ContextStep):
 
     def prepare(self, consumer: Any, context: AppContext) -> bool:
         """Make the candidates, with ``dq_outbox``."""
-        self._runners: list[Runner[None]] = []
+        self._runners: dict[str, Runner[None]] = {}
         options = context.options
         if options.outbox.databases:
             session_s = options.election_session_us / 1e6
@@ -41,14 +41,14 @@ class OutboxRelayStep(ContextStep):
 
     def start(self, consumer: Any) -> None:
         """Become a candidate; a reconnect changes nothing."""
-        if not self._runners:
-            for database in dq_of(consumer.app).options.outbox.databases:
-                election = self._elections.candidate(relay_leadership(consumer.app, database))
-                relay = OutboxRelay(consumer.app, database)
-                self._runners.append(Runner(relay, election).open())
+        app = consumer.app
+        for database in dq_of(app).options.outbox.databases:
+            if database not in self._runners:
+                election = self._elections.candidate(relay_leadership(app, database))
+                self._runners[database] = Runner(OutboxRelay(app, database), election).open()
 
     def shutdown(self, consumer: Any) -> None:
         """Hand the relays over: the pool is drained or killed."""
-        ended = [each.close(CLOSE_TIMEOUT_S) for each in self._runners]
-        if all(ended) and ended:
+        ended = [each.close(CLOSE_TIMEOUT_S) for each in self._runners.values()]
+        if all(ended):
             self._elections.close()
