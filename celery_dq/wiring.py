@@ -57,9 +57,9 @@ def setup(app: Any) -> Any:
     """Set up a Celery app for the brokers and features of celery-dq. Idempotent.
 
     This registers the schemes of :mod:`celery_dq.transport.aliases`, adds ``app.dq``, the task and call
-    options ``tenant`` and ``buffered``, durable revokes, and the worker's boot steps. No setting is read and
-    no connection is opened, so the app may be configured before or after. The ``dq_*`` settings are checked
-    when the app opens its first connection.
+    options ``tenant``, ``buffered`` and ``outbox``, durable revokes, and the worker's boot steps. No setting
+    is read and no connection is opened, so the app may be configured before or after. The ``dq_*`` settings
+    are checked when the app opens its first connection.
 
     Args:
         app: The Celery app.

@@ -13,32 +13,30 @@ from tests.outbox.outbox_shop import OutboxShop
 COUNTS = "answer = [OutboxRow.objects.count(), app.dq.queues['push'].depth]"
 
 
-@pytest.mark.parametrize(
-    ("call", "settings", "counts"),
-    [
-        ("notify.delay('acme', 1)", {}, [1, 0]),
-        ("notify.apply_async(('acme', 1), outbox=False)", {}, [0, 1]),
-        ("notify.apply_async(('acme', 1), outbox='default')", {"dq_outbox_opt_in": True}, [1, 0]),
-        ("notify.apply_async(('acme', 1), outbox=True)", {"dq_outbox_opt_in": True}, [1, 0]),
-        ("notify.delay('acme', 1)", {"dq_outbox_opt_in": True}, [0, 1]),
-        ("report.delay(1)", {}, [0, 1]),
-        ("report.apply_async((1,), outbox=True)", {}, [1, 0]),
-        ("app.send_task('elsewhere', (1,))", {}, [1, 0]),
-        ("notify.delay('acme', 1)", {"dq_outbox": ""}, [0, 1]),
-        ("resize.delay(1)", {}, [1, 0]),
-        ("resize.apply_async((1,), dedup={'on_duplicate': 'raise'})", {}, [0, 1]),
-        ("notify.apply_async(('acme', 1), connection=app.connection())", {}, [0, 1]),
-    ],
-)
-def test_options_and_settings_choose_the_calls_that_are_rows(
-    sqlite_shop: OutboxShop, call: str, settings: dict[str, Any], counts: list[int]
-) -> None:
-    # The second call has a template.
-    sqlite_shop.run(f"with transaction.atomic():\n    {call}", **settings)
-    assert sqlite_shop.run(COUNTS, **settings) == counts
-    again = call.replace("1,)", "2,)").replace("delay(1)", "delay(2)")
-    sqlite_shop.run(f"with transaction.atomic():\n    {again}", **settings)
-    assert sqlite_shop.run(COUNTS, **settings) == [2 * each for each in counts]
+#: A call in a transaction, further settings, and how many rows and messages it makes.
+CHOICES: list[tuple[str, dict[str, Any], list[int]]] = [
+    ("notify.delay('acme', 1)", {}, [1, 0]),
+    ("notify.apply_async(('acme', 1), outbox=False)", {}, [0, 1]),
+    ("report.delay(1)", {}, [0, 1]),
+    ("report.apply_async((1,), outbox=True)", {}, [1, 0]),
+    ("app.send_task('elsewhere', (1,))", {}, [1, 0]),
+    ("resize.delay({})", {}, [1, 0]),
+    ("resize.apply_async(({},), dedup={{'on_duplicate': 'raise'}})", {}, [0, 1]),
+    ("notify.apply_async(('acme', 1), connection=app.connection())", {}, [0, 1]),
+    ("notify.apply_async(('acme', 1), outbox='default')", {"dq_outbox_opt_in": True}, [1, 0]),
+    ("notify.apply_async(('acme', 1), outbox=True)", {"dq_outbox_opt_in": True}, [1, 0]),
+    ("notify.delay('acme', 1)", {"dq_outbox_opt_in": True}, [0, 1]),
+    ("notify.delay('acme', 1)", {"dq_outbox": ""}, [0, 1]),
+]
+
+
+def test_options_and_settings_choose_the_calls_that_are_rows(sqlite_shop: OutboxShop) -> None:
+    for call, settings, counts in CHOICES:
+        sqlite_shop.run("OutboxRow.objects.all().delete()\napp.dq.queues['push'].purge()")
+        # The second call has a template.
+        for number in (1, 2):
+            sqlite_shop.run(f"with transaction.atomic():\n    {call.format(number)}", **settings)
+            assert sqlite_shop.run(COUNTS, **settings) == [number * each for each in counts], (call, settings)
 
 
 def test_signals_and_canvas_work_as_with_any_other_call(sqlite_shop: OutboxShop) -> None:

@@ -38,8 +38,17 @@ with transaction.atomic():
     assert shop.waiting() == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("moment", ["before 1", "after 1", "before 2", "after 2"])
-def test_a_batch_of_a_relay_that_was_killed_is_stored_once(shop: OutboxShop, moment: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "moment"),
+    [
+        *(("sqlite", moment) for moment in ("before 1", "after 1", "before 2", "after 2")),
+        *((kind, "after 1") for kind in ("postgresql", "mariadb")),
+    ],
+)
+def test_a_batch_of_a_relay_that_was_killed_is_stored_once(
+    make_shop: MakeShop, kind: str, moment: str
+) -> None:
+    shop = make_shop(kind)
     small = {**QUICK, "dq_buffer_batch_size": 3}
     shop.run(CALLS.format(0, 8))
     with shop.worker(queues="other", SHOP_KILL=moment, **small) as killed:
@@ -98,9 +107,12 @@ answer = [[each.candidates, each.state] for each in app.dq.leaders() if each.nam
     assert shop.waiting() == [*range(6)]
 
 
-def test_a_call_that_commits_late_is_neither_lost_nor_taken_for_a_repeated_one(shop: OutboxShop) -> None:
-    if "sqlite" in shop.environment["SHOP_DATABASES"]:
-        pytest.skip("SQLite has one transaction that writes at a time")
+# SQLite has one transaction that writes at a time.
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_call_that_commits_late_is_neither_lost_nor_taken_for_a_repeated_one(
+    make_shop: MakeShop, kind: str
+) -> None:
+    shop = make_shop(kind)
     with shop.worker(queues="other"):
         shop.run("""
 import threading, time

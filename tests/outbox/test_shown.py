@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.outbox.outbox_shop import OutboxShop
+from tests.preloaded import run_python
 
 ROWS = """
 from datetime import timedelta
@@ -59,6 +60,16 @@ answer = metrics(RequestFactory().get("/metrics")).content.decode()
     assert 'celery_dq_outbox_rows{database="default"} 2.0' in lines
     assert 'celery_dq_outbox_refused_rows{database="default"} 1.0' in lines
     assert any(line.startswith('celery_dq_outbox_oldest_age_seconds{database="default"} 3') for line in lines)
+
+
+def test_a_command_that_imports_no_task_finds_the_tables(sqlite_shop: OutboxShop) -> None:
+    text = (
+        "from celery_dq.app.api.api import dq_of\n"
+        "from tests.outbox.shop.celery import app\n"
+        "print(dq_of(app).outbox.inspect()[0].rows)"
+    )
+    done = run_python("-c", text, environment=sqlite_shop.environment)
+    assert done.stdout.strip() == "0", done.stderr
 
 
 def test_the_leaders_name_the_relay(sqlite_shop: OutboxShop) -> None:

@@ -268,3 +268,10 @@ def test_every_setting_has_a_description_and_accepts_its_own_default(setting: An
     assert setting.meaning.endswith(".")
     shown = f"{setting.default}us" if setting.kind.name == "DURATION" and setting.default else setting.default
     assert setting.check(shown) == setting.default
+
+
+def test_the_databases_of_the_outbox_are_named_in_one_text() -> None:
+    assert resolve({}).outbox.databases == ()
+    assert resolve({"dq_outbox": "default, billing,"}).outbox.databases == ("default", "billing")
+    with pytest.raises(ConfigurationError, match="dq_outbox = True is not a text"):
+        resolve({"dq_outbox": True})

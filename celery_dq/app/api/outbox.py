@@ -112,7 +112,11 @@ class OutboxApi:
         Raises:
             ConfigurationError: ``celery_dq.contrib.django`` is not installed.
         """
-        return [self._tables().inspect(name) for name in self.options.databases]
+        databases = self.options.databases
+        if databases and self.tables is None:
+            # Celery sets Django up when it imports the tasks, which not every command does.
+            self._app.loader.import_default_modules()
+        return [self._tables().inspect(name) for name in databases]
 
     def _tables(self) -> OutboxTables:
         if self.tables is None:

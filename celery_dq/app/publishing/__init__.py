@@ -2,7 +2,7 @@
 
 ``pipeline``          ``app.send_task``: the call, its stages, and the last of them, which is Celery's own way
 ``dedup_stage``       the dedup key of a call, its request to the broker, and the caller's result
-``buffer_stage``      chooses between the buffer and the broker
+``buffer_stage``      chooses between the outbox, the buffer and the broker
 ``direct_stage``      calls that are not buffered: one deadline for all steps, and a circuit breaker
 ``template_stage``    sends a plain call from a template of its message
 ``message_template``  the message of a task as a template, and the parts in which calls differ
