@@ -38,7 +38,8 @@ class DjangoOutbox:
         row.save(using=database, force_insert=True)
         most = self._max_rows()
         # The numbers of the rows bound their count, and cost no query.
-        if database not in self._lowest or row.pk - self._lowest[database] >= most:
+        lowest = self._lowest.get(database)
+        if lowest is None or not lowest <= row.pk < lowest + most:
             self._require_room(database, row, most)
 
     def _require_room(self, database: str, row: OutboxRow, most: int) -> None:
