@@ -125,6 +125,43 @@ def test_a_result_arrives_over_a_connection_that_was_cut(
     run(calls())
 
 
+def test_results_whose_connection_is_cut_while_others_subscribe_arrive(app: Any, client: Any) -> None:
+    ids = [f"id-{number}" for number in range(400)]
+
+    async def cuts() -> None:
+        for _ in range(8):
+            await asyncio.to_thread(client.client_kill_filter, _type="pubsub")
+            await asyncio.sleep(0.01)
+
+    async def calls() -> None:
+        cutting = asyncio.create_task(cuts())
+        awaited = []
+        for number, each in enumerate(ids):
+            awaited.append(asyncio.create_task(app.AsyncResult(each).aget(timeout=50)))
+            if number % 20 == 0:
+                await asyncio.sleep(0.01)
+        await cutting
+        for number, each in enumerate(ids):
+            app.backend.store_result(each, number, states.SUCCESS)
+        assert await asyncio.gather(*awaited) == [*range(400)]
+
+    run(calls())
+
+
+def test_results_arrive_after_all_other_tasks_of_the_loop_were_cancelled(app: Any, client: Any) -> None:
+    async def calls() -> None:
+        awaited = asyncio.create_task(app.AsyncResult("kept").aget(timeout=20))
+        await until(lambda: subscribed(app, client, "kept"))
+        others = asyncio.all_tasks() - {asyncio.current_task(), awaited}
+        for each in others:
+            each.cancel()
+        await asyncio.wait(others)
+        app.backend.store_result("kept", 3, states.SUCCESS)
+        assert await awaited == 3
+
+    run(calls())
+
+
 def test_another_backend_is_read_in_a_thread() -> None:
     app: Any = celery_dq.setup(
         Celery("other", broker="memory://", backend="cache+memory://", set_as_current=False)

@@ -117,7 +117,9 @@ class LoopResults:
         pool = backend.client.connection_pool
         self._timeout_s: float | None = pool.connection_kwargs.get("socket_timeout")
         self._client: Any = Redis(connection_pool=asyncio_pool(pool))
-        self._pubsub: Any = self._client.pubsub()
+        #: The connection with the subscriptions; None before the first one, and after a lost connection. Not
+        #: the one of redis-py, which opens itself again, in its reader and in its writers at the same time.
+        self._subscribed: Any = None
         self._awaited: dict[bytes, _Awaited] = {}
         self._reader: asyncio.Task[None] | None = None
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
@@ -142,7 +144,7 @@ class LoopResults:
         awaited.states.add(state)
         try:
             if is_first:
-                await self._subscribe(key)
+                await self._subscribe(key, awaited)
             # A state that is stored before the subscription is read, and a later one is published.
             await asyncio.shield(awaited.subscribed)
             return await self._read(key) or await state
@@ -152,22 +154,40 @@ class LoopResults:
                 del self._awaited[key]
                 await self._unsubscribe(key)
 
-    async def _subscribe(self, key: bytes) -> None:
+    async def _subscribe(self, key: bytes, awaited: _Awaited) -> None:
         try:
             async with self._writes:
-                await in_time(self._timeout_s, self._pubsub.subscribe(key))
+                if self._awaited.get(key) is not awaited:
+                    raise redis.ConnectionError("the connection was lost before the subscription")
+                await in_time(self._timeout_s, self._send_subscribe(key))
         except BaseException as error:
-            self._awaited.pop(key).fail(error if isinstance(error, Exception) else redis.ConnectionError())
+            if self._awaited.get(key) is awaited:
+                del self._awaited[key]
+            awaited.fail(error if isinstance(error, Exception) else redis.ConnectionError())
             raise
-        if self._reader is None or self._reader.done():
-            self._reader = asyncio.create_task(self._read_messages())
+
+    async def _send_subscribe(self, key: bytes) -> None:
+        if self._subscribed is None:
+            connection = self._client.connection_pool.make_connection()
+            try:
+                await connection.connect()
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
+            self._subscribed = connection
+            self._reader = asyncio.create_task(self._read_messages(connection))
+            # Not by the task itself, which may be cancelled before its first step.
+            self._reader.add_done_callback(self._begin_again)
+        elif not self._subscribed.is_connected:
+            raise redis.ConnectionError("the connection with the subscriptions is lost")
+        await self._subscribed.send_command("SUBSCRIBE", key)
 
     async def _unsubscribe(self, key: bytes) -> None:
         async with self._writes:
             # Another coroutine may have subscribed again. A lost connection has no subscription.
-            if key not in self._awaited:
-                with suppress(redis.RedisError, OSError, RuntimeError):
-                    await in_time(self._timeout_s, self._pubsub.unsubscribe(key))
+            if key not in self._awaited and self._subscribed is not None and self._subscribed.is_connected:
+                with suppress(redis.RedisError, OSError):
+                    await in_time(self._timeout_s, self._subscribed.send_command("UNSUBSCRIBE", key))
 
     async def _read(self, key: bytes) -> dict[str, Any] | None:
         """Return the stored state of a task that has ended; None before its end."""
@@ -179,27 +199,35 @@ class LoopResults:
         meta: dict[str, Any] | None = self._backend.decode_result(stored) if stored else None
         return meta if meta is not None and meta["status"] in states.READY_STATES else None
 
-    async def _read_messages(self) -> None:
+    async def _read_messages(self, connection: Any) -> None:
         """Pass on what Redis publishes, until the loop ends or the connection is lost."""
         try:
             while True:
-                message = await self._pubsub.get_message(timeout=QUIET_S)
+                message = await connection.read_response(
+                    timeout=QUIET_S, disconnect_on_error=False, push_request=True
+                )
                 if message is None:
                     for key in tuple(self._awaited):
                         self._pass_on(key, await self._read(key))
                     continue
-                awaited = self._awaited.get(message["channel"])
-                if message["type"] == "subscribe" and awaited and not awaited.subscribed.done():
+                kind, key, data = message
+                awaited = self._awaited.get(key)
+                if kind == b"subscribe" and awaited and not awaited.subscribed.done():
                     awaited.subscribed.set_result(None)
-                elif message["type"] == "message":
-                    self._pass_on(message["channel"], self._ended(message["data"]))
-        except Exception as error:
-            lost, self._awaited = self._awaited, {}
-            pubsub, self._pubsub = self._pubsub, self._client.pubsub()
-            for awaited in lost.values():
-                awaited.fail(error)
+                elif kind == b"message":
+                    self._pass_on(key, self._ended(data))
+        finally:
             with suppress(redis.RedisError, OSError):
-                await pubsub.aclose()
+                await connection.disconnect()
+
+    def _begin_again(self, reader: asyncio.Task[None]) -> None:
+        """Let the coroutines subscribe again on another connection."""
+        error = None if reader.cancelled() else reader.exception()
+        if error is None or type(error) is redis.RedisError:  # the latter, when a writer has closed it
+            error = redis.ConnectionError("the connection with the subscriptions is lost")
+        lost, self._awaited, self._subscribed = self._awaited, {}, None
+        for awaited in lost.values():
+            awaited.fail(error)
 
     def _pass_on(self, key: bytes, meta: dict[str, Any] | None) -> None:
         awaited = self._awaited.get(key)
@@ -214,8 +242,6 @@ class LoopResults:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.wait([self._reader])
-        with suppress(redis.RedisError, OSError):
-            await self._pubsub.aclose()
         pool = self._client.connection_pool
         with suppress(redis.RedisError, OSError):
             await pool.disconnect()
