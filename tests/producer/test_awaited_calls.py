@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery, Task, chain, signals
+from celery import Celery, Task, chain, chord, group, signals
 from kombu import pools
 from kombu.exceptions import OperationalError
 
@@ -275,6 +275,37 @@ def test_a_call_of_a_running_task_is_its_child(direct_app: Any, stored: Stored) 
     applied = outer.apply()
     headers, _, _ = stored.message("celery", applied.get())
     assert headers["parent_id"] == applied.id
+
+
+def test_a_canvas_that_a_running_task_awaits_has_its_children(
+    make_app: MakeApp, stored: Stored, redis_url: str
+) -> None:
+    app = make_app(**DIRECT, result_backend=redis_url)
+    made = notify_of(app)
+    plain: Any = Celery("plain", broker=app.conf.broker_url, set_as_current=False)
+    plains = task(plain, name="notify")(notify)
+    canvases: list[Any] = [
+        chain(made.s(), made.s()),
+        group(made.s(), made.s()),
+        chord([made.s(), made.s()], made.s()),
+        plains,
+        plains.s(),
+    ]
+
+    async def await_all() -> None:
+        for each in canvases:
+            await each.aapply_async()
+
+    def parent() -> None:
+        asyncio.run(await_all())
+
+    outer = task(app, name="parent")(parent)
+    run(prepared(made))
+    before = stored.ids("celery")
+    applied = outer.apply(throw=True)
+    headers = [stored.message("celery", each)[0] for each in stored.ids("celery") if each not in before]
+    assert [(each["parent_id"], each["root_id"]) for each in headers] == [(applied.id, applied.id)] * 7
+    plain.close()
 
 
 def test_receivers_of_signals_see_an_awaited_call(direct_app: Any, stored: Stored) -> None:

@@ -2,12 +2,13 @@
 
 They are put on Celery's classes, as the attributes of requests in :mod:`celery_dq.app.mixins`: a task has
 them whatever its class, also one that was made before ``celery_dq.setup``. In an app that was not set up,
-they run the plain method in a thread.
+they run the plain method in a thread. A running task runs the plain method itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from celery.app.task import Task
@@ -15,6 +16,7 @@ from celery.canvas import Signature
 from celery.result import AsyncResult
 
 from celery_dq.app.publishing.awaited_results import get_result
+from celery_dq.compat.celery_calls import in_task
 
 
 async def aapply_async(task: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
@@ -49,15 +51,18 @@ async def signature_aapply_async(signature: Any, args: Any = None, kwargs: Any =
     The arguments are those of :func:`aapply_async`.
     """
     if type(signature) is not Signature:
+        if in_task():
+            # Its tasks are children of the running task, which Celery knows by the thread.
+            return signature.apply_async(args, kwargs, **options)
         return await asyncio.to_thread(signature.apply_async, args, kwargs, **options)
     return await _send(signature.app, signature.apply_async, args, kwargs, **options)
 
 
-async def _send(app: Any, *call: Any, **options: Any) -> Any:
+async def _send(app: Any, send: Callable[..., Any], *args: Any, **options: Any) -> Any:
     calls = vars(app).get("asend_task")
-    if calls is None:
-        return await asyncio.to_thread(*call, **options)
-    return await calls.send(*call, **options)
+    if calls is not None:
+        return await calls.send(send, *args, **options)
+    return send(*args, **options) if in_task() else await asyncio.to_thread(send, *args, **options)
 
 
 async def aget(result: Any, timeout: float | None = None, propagate: bool = True, **options: Any) -> Any:
