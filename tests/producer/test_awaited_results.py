@@ -11,6 +11,7 @@ import redis
 from celery import Celery, states
 from celery.exceptions import TaskRevokedError, TimeoutError as ResultTimeout
 from celery.result import AsyncResult
+from kombu.exceptions import DecodeError
 
 import celery_dq
 from celery_dq.testing.waiting import wait_until
@@ -121,6 +122,20 @@ def test_a_result_arrives_over_a_connection_that_was_cut(
             await until(lambda: not subscribed(app, client, "cut"))
         writer.backend.store_result("cut", 4, states.SUCCESS)
         assert await awaited == 4
+
+    run(calls())
+
+
+def test_a_result_that_cannot_be_read_fails_alone(app: Any, client: Any) -> None:
+    async def calls() -> None:
+        bad, good = (asyncio.create_task(app.AsyncResult(each).aget(timeout=30)) for each in ("bad", "good"))
+        await until(lambda: subscribed(app, client, "bad") and subscribed(app, client, "good"))
+        client.publish(app.backend.get_key_for_task("bad"), b"no JSON")
+        with pytest.raises(DecodeError):
+            await bad
+        await asyncio.sleep(0.05)
+        app.backend.store_result("good", 3, states.SUCCESS)
+        assert await good == 3
 
     run(calls())
 

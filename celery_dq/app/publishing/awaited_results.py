@@ -191,9 +191,11 @@ class LoopResults:
 
     async def _read(self, key: bytes) -> dict[str, Any] | None:
         """Return the stored state of a task that has ended; None before its end."""
+        return self._ended(await self._get(key))
+
+    async def _get(self, key: bytes) -> Any:
         async with self._reads:
-            stored = await in_time(self._timeout_s, self._client.get(key))
-        return self._ended(stored)
+            return await in_time(self._timeout_s, self._client.get(key))
 
     def _ended(self, stored: Any) -> dict[str, Any] | None:
         meta: dict[str, Any] | None = self._backend.decode_result(stored) if stored else None
@@ -208,14 +210,14 @@ class LoopResults:
                 )
                 if message is None:
                     for key in tuple(self._awaited):
-                        self._pass_on(key, await self._read(key))
+                        self._pass_on(key, await self._get(key))
                     continue
                 kind, key, data = message
                 awaited = self._awaited.get(key)
                 if kind == b"subscribe" and awaited and not awaited.subscribed.done():
                     awaited.subscribed.set_result(None)
                 elif kind == b"message":
-                    self._pass_on(key, self._ended(data))
+                    self._pass_on(key, data)
         finally:
             with suppress(redis.RedisError, OSError):
                 await connection.disconnect()
@@ -229,9 +231,16 @@ class LoopResults:
         for awaited in lost.values():
             awaited.fail(error)
 
-    def _pass_on(self, key: bytes, meta: dict[str, Any] | None) -> None:
+    def _pass_on(self, key: bytes, stored: Any) -> None:
         awaited = self._awaited.get(key)
-        if awaited is None or meta is None:
+        if awaited is None:
+            return
+        try:
+            meta = self._ended(stored)
+        except Exception as error:
+            awaited.fail(error)  # such as a serializer that is not accepted; the other results go on
+            return
+        if meta is None:
             return
         for state in awaited.states:
             if not state.done():
