@@ -155,3 +155,8 @@ def set_ignored(result: Any, ignored: Any) -> None:
 def keep_meta(result: Any, meta: Any) -> None:
     """Give a result the state that the backend has stored for its task."""
     result._maybe_set_cache(meta)
+
+
+def has_meta(result: Any) -> bool:
+    """Whether a result has kept the state of a task that has ended."""
+    return result._cache is not None

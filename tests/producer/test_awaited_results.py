@@ -71,6 +71,22 @@ def test_a_failed_task_raises_its_exception_or_returns_it(app: Any) -> None:
     run(calls())
 
 
+def test_a_result_that_is_known_is_not_awaited_again(app: Any, client: Any) -> None:
+    async def calls() -> None:
+        app.backend.store_result("known", 3, states.SUCCESS)
+        app.backend.store_result("failed", KeyError("sku"), states.FAILURE)
+        known, failed = app.AsyncResult("known"), app.AsyncResult("failed")
+        assert await known.aget(timeout=30) == 3
+        with pytest.raises(KeyError, match="sku"):
+            await failed.aget(timeout=30)
+        client.flushdb()  # as when the results expire
+        assert await known.aget(timeout=5) == 3
+        with pytest.raises(KeyError, match="sku"):
+            await failed.aget(timeout=5)
+
+    run(calls())
+
+
 def test_a_task_that_does_not_end_in_time_is_a_timeout(app: Any, client: Any) -> None:
     async def calls() -> None:
         with pytest.raises(ResultTimeout, match="timed out"):

@@ -22,7 +22,7 @@ from celery.result import (  # type: ignore[attr-defined]  # the last is not in 
 from redis.asyncio import Redis
 
 from celery_dq.app.api.api import dq_of
-from celery_dq.compat.celery_calls import keep_meta
+from celery_dq.compat.celery_calls import has_meta, keep_meta
 from celery_dq.per_loop import PerLoop
 from celery_dq.transport.redis.store.asyncio_connections import (
     asyncio_pool,
@@ -54,13 +54,14 @@ async def get_result(result: Any, timeout: float | None, propagate: bool, option
         return await asyncio.to_thread(plain)
     if options.get("disable_sync_subtasks", True):
         assert_will_not_block()
-    dq_of(result.app).buffer.flush_soon()
-    try:
-        async with asyncio.timeout(timeout):
-            meta = await _final_state(results, result.backend.get_key_for_task(result.id))
-    except TimeoutError:
-        raise ResultTimeout("The operation timed out.") from None
-    keep_meta(result, meta)
+    if not has_meta(result):
+        dq_of(result.app).buffer.flush_soon()
+        try:
+            async with asyncio.timeout(timeout):
+                meta = await _final_state(results, result.backend.get_key_for_task(result.id))
+        except TimeoutError:
+            raise ResultTimeout("The operation timed out.") from None
+        keep_meta(result, meta)
     # A failed task of a chain leaves its error in the results of the later ones, so no parent is asked.
     return result.get(propagate=propagate, follow_parents=False, disable_sync_subtasks=False)
 
