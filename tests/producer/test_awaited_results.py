@@ -14,6 +14,7 @@ from celery.result import AsyncResult
 from kombu.exceptions import DecodeError
 
 import celery_dq
+from celery_dq.app.publishing import awaited_results
 from celery_dq.testing.waiting import wait_until
 from tests.broker.proxy import Proxy
 from tests.producer.conftest import MakeApp
@@ -152,6 +153,23 @@ def test_a_result_that_cannot_be_read_fails_alone(app: Any, client: Any) -> None
         await asyncio.sleep(0.05)
         app.backend.store_result("good", 3, states.SUCCESS)
         assert await good == 3
+
+    run(calls())
+
+
+def test_a_result_arrives_after_more_cuts_than_attempts_in_a_row(
+    app: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(awaited_results, "ATTEMPTS", 3)
+
+    async def calls() -> None:
+        awaited = asyncio.create_task(app.AsyncResult("cut").aget(timeout=50))
+        for _ in range(4):
+            await until(lambda: subscribed(app, client, "cut"))
+            await asyncio.sleep(0.1)  # for the read of the state that is stored
+            client.client_kill_filter(_type="pubsub")
+        app.backend.store_result("cut", 4, states.SUCCESS)
+        assert await awaited == 4
 
     run(calls())
 

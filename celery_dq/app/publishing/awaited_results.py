@@ -80,14 +80,18 @@ def _results_of(backend: Any) -> PerLoop[LoopResults] | None:
 
 async def _final_state(results: PerLoop[LoopResults], key: bytes) -> dict[str, Any]:
     loop_results = await results.get()
-    for attempt in range(ATTEMPTS):
+    failures = 0
+    while True:
         try:
-            return await loop_results.final_state(key)
+            meta = await loop_results.final_state(key)
+            if meta is not None:
+                return meta
+            failures = 0
         except (redis.ConnectionError, redis.TimeoutError):
-            if attempt == ATTEMPTS - 1:
+            failures += 1
+            if failures == ATTEMPTS:
                 raise
-        await asyncio.sleep(min(attempt / 10, LONGEST_PAUSE_S))
-    raise AssertionError("the last attempt returns or raises")
+        await asyncio.sleep(min(failures / 10, LONGEST_PAUSE_S))
 
 
 class _Awaited:
@@ -127,14 +131,14 @@ class LoopResults:
         #: One command at a time on the connection of the subscriptions.
         self._writes = asyncio.Lock()
 
-    async def final_state(self, key: bytes) -> dict[str, Any]:
-        """Await the state of a task that has ended.
+    async def final_state(self, key: bytes) -> dict[str, Any] | None:
+        """Await the state of a task that has ended; None when the connection was lost meanwhile.
 
         Args:
             key: The key of its result.
 
         Raises:
-            redis.ConnectionError: The connection is lost.
+            redis.ConnectionError: The connection was lost before Redis had answered.
             redis.TimeoutError: Redis does not answer.
         """
         awaited = self._awaited.get(key)
@@ -148,7 +152,11 @@ class LoopResults:
                 await self._subscribe(key, awaited)
             # A state that is stored before the subscription is read, and a later one is published.
             await asyncio.shield(awaited.subscribed)
-            return await self._read(key) or await state
+            meta = await self._read(key)
+            if meta is None:
+                with suppress(redis.ConnectionError, redis.TimeoutError):
+                    meta = await state
+            return meta
         finally:
             awaited.states.discard(state)
             if not awaited.states and self._awaited.get(key) is awaited:
