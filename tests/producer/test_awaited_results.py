@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery, states
+from celery import Celery, chain, group, states
 from celery.exceptions import TaskRevokedError, TimeoutError as ResultTimeout
 from celery.result import AsyncResult
 from kombu.exceptions import DecodeError
@@ -86,6 +86,25 @@ def test_a_result_that_is_known_is_not_awaited_again(app: Any, client: Any) -> N
             await failed.aget(timeout=5)
 
     run(calls())
+
+
+@pytest.mark.parametrize("first", ["task", "group"])
+def test_a_revoked_task_before_it_is_the_error_of_a_result(app: Any, first: str) -> None:
+    """An expired task of a chain leaves its state in no later result."""
+    made = notify_of(app)
+    calls: Any = chain(group(made.si(), made.si()) if first == "group" else made.si() | made.si(), made.si())
+
+    async def awaits() -> None:
+        result = await calls.aapply_async()
+        awaited = asyncio.create_task(result.aget(timeout=30))
+        revoked = result.parent.results[1] if first == "group" else result.parent.parent
+        app.backend.store_result(revoked.id, TaskRevokedError("expired"), states.REVOKED)
+        with pytest.raises(TaskRevokedError):
+            await awaited
+        with pytest.raises(ResultTimeout):
+            await result.aget(timeout=0.2, follow_parents=False)
+
+    run(awaits())
 
 
 def test_a_task_that_does_not_end_in_time_is_a_timeout(app: Any, client: Any) -> None:

@@ -7,7 +7,7 @@ keys that are awaited there, and others read the states that exist already. Noth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -56,14 +56,52 @@ async def get_result(result: Any, timeout: float | None, propagate: bool, option
         assert_will_not_block()
     if not has_meta(result):
         dq_of(result.app).buffer.flush_soon()
+        follows = propagate and options.get("follow_parents", True)
         try:
-            async with asyncio.timeout(timeout):
-                meta = await _final_state(results, result.backend.get_key_for_task(result.id))
+            # Celery takes a timeout of 0 for none, too.
+            async with asyncio.timeout(timeout or None):
+                await _until_final(results, result, [*_parents_of(result)] if follows else [])
         except TimeoutError:
             raise ResultTimeout("The operation timed out.") from None
-        keep_meta(result, meta)
-    # A failed task of a chain leaves its error in the results of the later ones, so no parent is asked.
     return result.get(propagate=propagate, follow_parents=False, disable_sync_subtasks=False)
+
+
+def _parents_of(result: Any) -> Iterator[Any]:
+    """Yield the results of the tasks before this one in a chain; those of a group are single ones."""
+    node = result.parent
+    while node is not None:
+        yield from getattr(node, "results", (node,))
+        node = node.parent
+
+
+async def _until_final(results: PerLoop[LoopResults], result: Any, parents: Sequence[Any]) -> None:
+    """Await the final state of a result, and keep it there.
+
+    Raises:
+        Exception: A task before it has failed. One that was revoked leaves its error in no later result.
+    """
+    if not parents:
+        keep_meta(result, await _final_state(results, _key_of(result)))
+        return
+    awaited = {
+        asyncio.ensure_future(_final_state(results, _key_of(each))): each for each in (result, *parents)
+    }
+    try:
+        while not has_meta(result):
+            ended, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            for future in ended:
+                node = awaited.pop(future)
+                keep_meta(node, future.result())
+                if node is not result:
+                    node.maybe_throw()
+    finally:
+        for future in awaited:
+            future.cancel()
+
+
+def _key_of(result: Any) -> bytes:
+    key: bytes = result.backend.get_key_for_task(result.id)
+    return key
 
 
 def _results_of(backend: Any) -> PerLoop[LoopResults] | None:

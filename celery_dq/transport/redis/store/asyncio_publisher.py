@@ -132,6 +132,7 @@ class AsyncioPublisher:
             if tried:
                 maps.note_unanswered(name, sequence, tried)  # it was not sent again
             raise
+        self._publisher.begin_push()
         call = self._publisher.call_for(queue, sequence, [outgoing], marker_ttl_ms)
         try:
             try:

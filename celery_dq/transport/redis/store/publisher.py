@@ -90,6 +90,10 @@ class RedisPublisher:
         #: Partition, and whether its tenants move there, to the key of the marker of this sequence.
         self._markers: dict[tuple[Partition, bool], str] = {}
 
+    def begin_push(self) -> None:
+        """Forget the markers of the push before."""
+        self._pushed_with.clear()
+
     def _reset_after_fork(self) -> None:
         """Start a new producer sequence after a fork: parent and child must not share numbers or answers."""
         if self._owner.pid != current_pid():
@@ -153,7 +157,7 @@ class RedisPublisher:
             A reply for each message; None when each was accepted under its task id, as nearly all are.
         """
         self._reset_after_fork()
-        self._pushed_with.clear()
+        self.begin_push()
         # A message that may be stored by an older map is recognised by that map only.
         tried = self._maps.take_unanswered(name, sequence)
         try:
