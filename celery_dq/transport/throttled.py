@@ -88,8 +88,9 @@ class Throttled(Retry):
         return round(max(self.retry_after - since_s, 0.0) * 1e6)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        # A subclass may have other arguments, or attributes that pickle refuses. The worker needs neither.
         arguments = (self.retry_after, self._tenant, self.reason)
-        return type(self), arguments, {"_raised_at": self._raised_at}
+        return Throttled, arguments, {"_raised_at": self._raised_at}
 
 
 def _seconds(value: Any) -> float:

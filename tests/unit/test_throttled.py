@@ -85,6 +85,20 @@ def test_it_survives_pickling() -> None:
         assert 2_000_000 < each.remaining_us < 3_000_000
 
 
+class RateLimited(Throttled):
+    """A subclass with arguments of its own."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        super().__init__(answer["Retry-After"], reason="429")
+        self.unpicklable = lambda: answer
+
+
+def test_a_subclass_with_other_arguments_survives_pickling() -> None:
+    found = pickle.loads(pickle.dumps(RateLimited({"Retry-After": "3"})))
+    assert (type(found), found.retry_after, found.reason) == (Throttled, 3.0, "429")
+    assert 2_000_000 < found.remaining_us < 3_000_000
+
+
 def test_the_time_since_the_raise_counts() -> None:
     throttled = Throttled(0.01)
     wait_until(lambda: throttled.remaining_us == 0, 30)
