@@ -15,6 +15,7 @@ from celery.exceptions import Reject
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.api.broker import BrokerAccess
 from celery_dq.app.api.pauses import extend_pause
+from celery_dq.compat.retry_records import keep_retries
 from celery_dq.errors import described
 from celery_dq.keys import PartitionKeys
 from celery_dq.shown import shell_word, shown_logger
@@ -27,6 +28,22 @@ logger = shown_logger(__name__)
 def handle_throttled() -> None:
     """Connect the receiver of Celery's signal. Idempotent."""
     signals.task_retry.connect(_on_task_retry, weak=False, dispatch_uid=__name__)
+    keep_retries(_is_kept)
+
+
+def _is_kept(task: Any, request: Any, reason: Exception, error: Exception) -> bool:
+    """Log that the record of a retry has failed; return whether the task was throttled, and runs again."""
+    if not isinstance(reason, Throttled) or request.is_eager:
+        return False
+    logger.error(
+        "Task %s[%s] was throttled and runs again, but its state RETRY could not be recorded: %s. Look at "
+        "the result backend, and at on_retry of the task.",
+        task.name,
+        request.id,
+        described(error),
+        extra={"event": "task_end_not_recorded"},
+    )
+    return True
 
 
 def _on_task_retry(sender: Any, request: Any, reason: Any, einfo: Any, **_: Any) -> None:

@@ -7,6 +7,7 @@
 ``kazoo_connection``  the connection to ZooKeeper, and requests that kazoo does not know
 ``beat_sync``         the save and the order of a wrapped scheduler
 ``prefork_pool``      keeps its jobs over a flush, notices deaths at once, and reads last results promptly
+``retry_records``     keeps a retry whose record fails
 ``task_ends``         which ends of a task are failures for good
 
 All other packages call these modules. Code outside of this package uses public interfaces only, except for

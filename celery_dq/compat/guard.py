@@ -222,6 +222,12 @@ TABLE: tuple[PrivateName, ...] = (
         "_SimpleQueue.poll(timeout)",
     ),
     *_rows(
+        "retry_records",
+        "celery.app.trace: TraceInfo.handle_retry(self task req), TraceInfo.retval",
+        "a throttled task is not lost when the result backend is away, or when its on_retry raises an error",
+        "a retry that stays one when its record fails",
+    ),
+    *_rows(
         "task_ends",
         "celery.worker.request: Request._already_cancelled, Request._already_revoked, Request._context",
         "a dead letter of a failure for good, and of no run that Celery cancels, requeues or retries",

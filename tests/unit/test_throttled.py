@@ -12,6 +12,7 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject, Retry
+from celery.signals import task_retry
 
 import celery_dq
 from celery_dq import AnyOf, InvalidRequest, InvalidTenant, Throttled
@@ -162,3 +163,34 @@ def test_a_task_that_cannot_be_sent_again_is_rejected(late: bool) -> None:
         error: Any = error_of(trace("7d3c", [], {}, request)[0])
         assert (type(error), error.requeue) == (Reject, late)
         assert error.reason.startswith("OperationalError: ")
+
+
+@pytest.mark.parametrize("fails", ["backend", "on_retry"])
+def test_a_task_whose_retry_cannot_be_recorded_stays_throttled(
+    app: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
+) -> None:
+    """Celery would report an error. The worker would end the message, and the task would be lost."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ConnectionError("away")
+
+    def call() -> None:
+        raise Throttled(1)
+
+    task: Any = app.task(name="call", shared=False)(call)
+    if fails == "backend":
+        monkeypatch.setattr(app.backend, "mark_as_retry", fail)
+    else:
+        task.on_retry = fail
+    received: list[Any] = []
+
+    def receive(reason: Any, **_: Any) -> None:
+        received.append(reason)
+
+    task_retry.connect(receive)
+    trace = build_tracer("call", task, app=app)
+    request = {"id": "7d3c", "delivery_info": {}, "properties": {"delivery_tag": "dq:{online/q/0}/1/7d3c"}}
+    error = error_of(trace("7d3c", [], {}, request)[0])
+    assert isinstance(error, Throttled)
+    assert received == [error]
+    assert "its state RETRY could not be recorded: ConnectionError: away" in caplog.text
