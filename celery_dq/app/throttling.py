@@ -46,7 +46,8 @@ def _is_kept(task: Any, request: Any, reason: Exception, error: Exception) -> bo
     return True
 
 
-def _on_task_retry(sender: Any, request: Any, reason: Any, einfo: Any, **_: Any) -> None:
+def _on_task_retry(sender: Any, request: Any, reason: Any = None, einfo: Any = None, **_: Any) -> None:
+    # Celery sends no reason for a task that it cancels, as in a cold shutdown.
     if not isinstance(reason, Throttled):
         return
     if request.is_eager:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject, Retry
 from celery.signals import task_retry
@@ -187,10 +188,24 @@ def test_a_task_whose_retry_cannot_be_recorded_stays_throttled(
     def receive(reason: Any, **_: Any) -> None:
         received.append(reason)
 
-    task_retry.connect(receive)
     trace = build_tracer("call", task, app=app)
     request = {"id": "7d3c", "delivery_info": {}, "properties": {"delivery_tag": "dq:{online/q/0}/1/7d3c"}}
-    error = error_of(trace("7d3c", [], {}, request)[0])
+    task_retry.connect(receive)
+    try:
+        error = error_of(trace("7d3c", [], {}, request)[0])
+    finally:
+        task_retry.disconnect(receive)
     assert isinstance(error, Throttled)
     assert received == [error]
     assert "its state RETRY could not be recorded: ConnectionError: away" in caplog.text
+
+
+def test_a_task_that_celery_cancels_was_not_throttled(app: Any) -> None:
+    """Celery sends the signal then without a reason, in the main process of the worker."""
+
+    def call() -> None:
+        """Stand for any task."""
+
+    task: Any = app.task(name="call", shared=False)(call)
+    answers = task_retry.send(sender=task, request=Context({"id": "7d3c"}), einfo=None)
+    assert [answer for _, answer in answers if answer is not None] == []
