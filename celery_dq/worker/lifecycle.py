@@ -183,19 +183,30 @@ def _requeue_and_pause(request: Any, message: Message, throttled: Throttled) -> 
     """
     own = message.headers.get(RESOURCE_HEADER) or message.record.tenant
     tenants = throttled.tenants or (own,)
-    logger.info(
-        "Tenant %r of queue %s is paused for %g s, because task %s[%s] was throttled%s. The task was "
-        "requeued, and runs again after the pause.",
-        ", ".join(tenants),
-        message.queue,
-        throttled.retry_after,
-        request.name,
-        request.id,
-        f" ({throttled.reason})" if throttled.reason else "",
-        extra={"event": "task_throttled", "queue": message.queue, "tenant": ", ".join(tenants)},
-    )
-    cause = PauseCause(throttled.reason, request.name, request.id).pack()
+    why = f" ({throttled.reason})" if throttled.reason else ""
     for_us = throttled.remaining_us
+    if for_us:
+        logger.info(
+            "Tenant %r of queue %s is paused for %g s, because task %s[%s] was throttled%s. The task was "
+            "requeued, and runs again after the pause.",
+            ", ".join(tenants),
+            message.queue,
+            throttled.retry_after,
+            request.name,
+            request.id,
+            why,
+            extra={"event": "task_throttled", "queue": message.queue, "tenant": ", ".join(tenants)},
+        )
+    else:
+        logger.info(
+            "Task %s[%s] was throttled%s until a time that is over. No tenant is paused. The task was "
+            "requeued, and runs again at once.",
+            request.name,
+            request.id,
+            why,
+            extra={"event": "task_throttled", "queue": message.queue, "tenant": ", ".join(tenants)},
+        )
+    cause = PauseCause(throttled.reason, request.name, request.id).pack()
     message.release(PausingRequeue(for_us, cause, message.record.pack(), alone=own not in tenants))
 
 

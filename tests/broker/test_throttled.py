@@ -195,6 +195,15 @@ def test_a_worker_logs_why_a_tenant_is_paused(worker_app: WorkerApp) -> None:
         )
 
 
+def test_a_worker_logs_that_no_tenant_is_paused(worker_app: WorkerApp) -> None:
+    result = worker_app.send("ask", "k", 0, tenant="a")
+    with worker_app.worker("threads", 1) as worker:
+        assert worker_app.ran(1, subject="served") == ["k"]
+        worker.wait_for_log(
+            f"Task ask[{result.id}] was throttled (429 for k) until a time that is over. No tenant is paused."
+        )
+
+
 @pytest.mark.parametrize("task", ["ask", "ask_late"])
 def test_a_task_that_was_throttled_on_another_broker_is_sent_again(
     open_app: OpenApp, redis_server: RedisServer, task: str
