@@ -56,7 +56,7 @@ def ending_lost_run(request: Any) -> Iterator[LostRun]:
     """
     run = LostRun(request.task.name, request._context)
 
-    def note(request: Any, reason: Any, **_: Any) -> None:
+    def note(request: Any, reason: Any = None, **_: Any) -> None:
         if request is run.request:
             run.retry = reason
 

@@ -187,7 +187,7 @@ def _requeue_and_pause(request: Any, message: Message, throttled: Throttled) -> 
     for_us = throttled.remaining_us
     if for_us:
         logger.info(
-            "Tenant %r of queue %s is paused for %g s, because task %s[%s] was throttled%s. The task was "
+            "Tenant %r of queue %s is to pause for %g s, because task %s[%s] was throttled%s. The task was "
             "requeued, and runs again after the pause.",
             ", ".join(tenants),
             message.queue,
