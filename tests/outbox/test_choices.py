@@ -66,6 +66,15 @@ answer = [len(seen), OutboxRow.objects.count(), app.dq.queues["push"].depth]
     assert sorted(shop.has_run()) == [1, 1, 2, 3, 4, 5]
 
 
+def test_a_receiver_of_the_signals_of_all_models_can_call_a_task(sqlite_shop: OutboxShop) -> None:
+    with sqlite_shop.worker(queues="other", SHOP_RECEIVER="yes"):
+        sqlite_shop.run(
+            "with transaction.atomic(): Order.objects.create(number=1).delete()", SHOP_RECEIVER="yes"
+        )
+        sqlite_shop.await_empty()
+    assert sqlite_shop.waiting() == [0, 0]
+
+
 def test_the_migrations_make_the_tables_of_the_models(sqlite_shop: OutboxShop) -> None:
     sqlite_shop.run("""
 from django.core.management import call_command

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from django.db import models
+from django.db import models, transaction
 from django.utils import timezone
 
 from celery_dq.contrib.django.dashboard.access import PERMISSIONS
@@ -35,6 +35,14 @@ class Dashboard(models.Model):
         verbose_name_plural = "dashboard"
 
 
+class OutboxRows(models.QuerySet["OutboxRow"]):
+    """Rows of the outbox."""
+
+    def delete_silently(self) -> None:
+        """Delete these rows without signals; see :meth:`OutboxRow.insert_silently`."""
+        self._raw_delete(self.db)
+
+
 class OutboxRow(models.Model):
     """A call that was made in a transaction, and is published after its commit.
 
@@ -56,6 +64,8 @@ class OutboxRow(models.Model):
     sequence: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
     error: models.TextField[str, str] = models.TextField(default="")
 
+    objects = OutboxRows.as_manager()
+
     class Meta:
         """Its permissions are those of the dashboard."""
 
@@ -65,3 +75,15 @@ class OutboxRow(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task_id} for {self.lane}"
+
+    def insert_silently(self, using: str) -> None:
+        """Insert the row without signals.
+
+        A receiver of the signals of all models, such as one for a search index, may call a task. The row of
+        that call would be saved with the same signals, without an end.
+
+        Args:
+            using: Alias of the database.
+        """
+        with transaction.mark_for_rollback_on_error(using):
+            self._save_table(cls=type(self), force_insert=True, using=using)  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from django.db import connections
 from django.db.models import Count, Min, Q
@@ -35,7 +36,7 @@ class DjangoOutbox:
         """See the protocol."""
         lane, task_id, payload = message
         row = OutboxRow(lane=lane, task_id=task_id.decode("utf-8", "replace"), payload=payload)
-        row.save(using=database, force_insert=True)
+        row.insert_silently(database)
         most = self._max_rows()
         # The numbers of the rows bound their count, and cost no query.
         lowest = self._lowest.get(database)
@@ -44,12 +45,12 @@ class DjangoOutbox:
 
     def _require_room(self, database: str, row: OutboxRow, most: int) -> None:
         """Look for the lowest number, and count only if numbers alone leave it open whether there is room."""
-        rows = OutboxRow.objects.using(database)
+        rows: Any = OutboxRow.objects.using(database)
         lowest = rows.order_by("pk").values_list("pk", flat=True)[0]
         if row.pk - lowest >= most:
             count = rows.all()[: most + 1].count()
             if count > most:
-                row.delete(using=database)
+                rows.filter(pk=row.pk).delete_silently()
                 raise QueueFull(
                     f"the outbox of database {database!r} has {most} rows (dq_outbox_max_rows), so a call "
                     f"for {row.lane} was not accepted: start a worker, which relays the rows to the "
