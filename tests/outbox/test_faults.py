@@ -164,6 +164,28 @@ with connections["default"].cursor() as cursor:
     assert shop.waiting() == [*range(4)]
 
 
+def test_rows_of_a_database_without_autocommit_are_sent_once(make_shop: MakeShop) -> None:
+    shop = make_shop("postgresql")
+    databases = json.loads(shop.environment["SHOP_DATABASES"])
+    databases["default"]["AUTOCOMMIT"] = False
+    shop.run(
+        """
+notify.delay("acme", 1)
+transaction.commit()
+notify.delay("acme", 2)
+transaction.rollback()
+notify.delay("acme", 3)
+transaction.commit()
+""",
+        SHOP_DATABASES=json.dumps(databases),
+    )
+    for _ in range(2):
+        with shop.worker(SHOP_DATABASES=json.dumps(databases)):
+            wait_until(lambda: len(shop.has_run()) >= 2, 30)
+            shop.await_empty()
+    assert shop.has_run() == [1, 3]
+
+
 def test_rows_go_to_a_broker_of_kombu(make_shop: MakeShop, redis_url: str) -> None:
     shop = make_shop("sqlite")
     shop.environment["SHOP_BROKER"] = redis_url

@@ -68,6 +68,8 @@ class OutboxRelay(Career[None]):
         options = dq.options
         if self._sender is None:
             self._sender = dq.make_sender(self._app)
+        # The settings of the database may turn it off. No number and no deletion would be committed then.
+        connections[self._database].set_autocommit(True)
         poll_s = options.outbox.poll_us / 1e6
         store = RelayStore(self._database, options.buffer.batch_size, poll_s, SystemClock())
         return Flusher(store, self._sender, DeliveryCallbacks())

@@ -30,7 +30,10 @@ class DjangoOutbox:
     def in_transaction(self, database: str) -> bool:
         """See the protocol. A connection without autocommit is always in a transaction."""
         connection = connections[database]
-        return connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
+        is_open = connection.connection is not None
+        # A connection opens with its first query, which the row of this call may be.
+        autocommit = connection.autocommit if is_open else connection.settings_dict["AUTOCOMMIT"]
+        return connection.in_atomic_block or not autocommit
 
     def insert(self, database: str, message: Addressed) -> None:
         """See the protocol."""
