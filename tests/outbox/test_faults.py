@@ -132,6 +132,31 @@ with transaction.atomic(): notify.delay("acme", 3)
     assert shop.waiting() == [2, 1, 3]
 
 
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_long_transaction_does_not_stop_the_rows_of_others(make_shop: MakeShop, kind: str) -> None:
+    shop = make_shop(kind)
+    with shop.worker(queues="other"):
+        shop.run("""
+import threading
+from celery_dq.testing.waiting import wait_until
+def others():
+    for number in range(60):
+        with transaction.atomic(): notify.delay("acme", number)
+    wait_until(lambda: OutboxRow.objects.count() == 0, 20)
+    connections.close_all()
+    is_empty.append(True)
+is_empty = []
+with transaction.atomic():
+    notify.delay("acme", 60)
+    thread = threading.Thread(target=others)
+    thread.start()
+    thread.join()
+assert is_empty
+""")
+        shop.await_empty()
+    assert shop.waiting() == [*range(61)]
+
+
 def test_calls_of_one_connection_keep_their_order_for_each_tenant(postgresql_shop: OutboxShop) -> None:
     shop = postgresql_shop
     with shop.worker(queues="other", dq_buffer_batch_size=7):

@@ -114,7 +114,7 @@ class RelayStore(MessageStore):
         batch = super().done(lane, rejected=rejected, count=count)
         rows = [self._rows.pop((lane.producer, each.sequence)) for each in batch]
         if rows and not rejected:
-            self._objects.filter(pk__in=rows).delete_silently()
+            self._objects.all().delete_silently(rows)
         return batch
 
     def reject(self, lane: Lane, message: BufferedMessage, error: Exception) -> str:

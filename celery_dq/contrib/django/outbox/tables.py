@@ -53,7 +53,7 @@ class DjangoOutbox:
         if row.pk - lowest >= most:
             count = rows.all()[: most + 1].count()
             if count > most:
-                rows.filter(pk=row.pk).delete_silently()
+                rows.delete_silently([row.pk])
                 raise QueueFull(
                     f"the outbox of database {database!r} has {most} rows (dq_outbox_max_rows), so a call "
                     f"for {row.lane} was not accepted: start a worker, which relays the rows to the "
