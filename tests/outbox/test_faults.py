@@ -157,6 +157,24 @@ assert is_empty
     assert shop.waiting() == [*range(61)]
 
 
+def test_the_relay_reads_large_payloads_in_part(shop: OutboxShop) -> None:
+    counts = shop.run("""
+from celery_dq.clock import SystemClock
+from celery_dq.contrib.django.outbox.relay_store import RelayStore
+with transaction.atomic():
+    for number in range(20): notify.apply_async(("acme", number), headers={"note": 400_000 * "+"})
+store = RelayStore("default", 500, 0.1, SystemClock())
+store.failed(store.take(), 0.2)
+while not (lane := store.take()): pass
+answer = [store.buffer.messages]
+store.done(lane)
+while lane := store.take():
+    answer.append(store.buffer.messages)
+    store.done(lane)
+""")
+    assert counts == [3, 3, 3, 3, 3, 3, 2]
+
+
 def test_calls_of_one_connection_keep_their_order_for_each_tenant(postgresql_shop: OutboxShop) -> None:
     shop = postgresql_shop
     with shop.worker(queues="other", dq_buffer_batch_size=7):

@@ -15,10 +15,11 @@ import uuid
 from typing import Any
 
 from django.db.models import F
+from django.db.models.functions import Length
 
 from celery_dq.clock import Clock
 from celery_dq.contrib.django.models import OutboxRow
-from celery_dq.producer.buffer import BufferedMessage, Lane, Limits
+from celery_dq.producer.buffer import BATCH_BYTES, BufferedMessage, Lane, Limits
 from celery_dq.producer.message_store import MessageStore
 
 #: Seconds between two searches for the rows that another relay has numbered. That relay may have lost its
@@ -82,9 +83,18 @@ class RelayStore(MessageStore):
         busy = {
             lane.key
             for lane in self.buffer.active.values()
-            if lane.adopted or lane.pending >= self._batch_size
+            if lane.adopted or lane.pending >= self._batch_size or _bytes_of(lane) >= BATCH_BYTES
         }
-        rows = [*self._objects.filter(producer="").exclude(lane__in=busy).order_by("pk")[: self._batch_size]]
+        waiting = self._objects.filter(producer="").exclude(lane__in=busy).order_by("pk")
+        # The payloads are read for as many rows as may be in memory, as a batch can be gigabytes.
+        sizes = waiting.annotate(size=Length("payload")).values_list("pk", "size")[: self._batch_size]
+        chosen, left = [], BATCH_BYTES
+        for number, size in sizes:
+            chosen.append(number)
+            left -= size
+            if left <= 0:
+                break
+        rows = [*self._objects.filter(pk__in=chosen, producer="").order_by("pk")]
         if not rows:
             return
         offset = self._last + 1 - rows[0].pk
@@ -132,3 +142,7 @@ class RelayStore(MessageStore):
         for name, lane in [*self._by_producer.items()]:
             if lane.adopted and not lane.busy:
                 del self._by_producer[name]
+
+
+def _bytes_of(lane: Lane) -> int:
+    return sum(len(message.payload) for message in (*lane.in_flight, *lane.waiting))
