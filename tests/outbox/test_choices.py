@@ -82,6 +82,24 @@ call_command("makemigrations", "celery_dq", check=True, dry_run=True, verbosity=
 """)
 
 
+def test_a_router_keeps_the_table_out_of_a_database(make_shop: MakeShop) -> None:
+    shop = make_shop("sqlite", "default", "billing")
+    shop.run("""
+from django.core.management import call_command
+from django.test import override_settings
+class Router:
+    def allow_migrate(self, db, app_label, model_name=None, **hints):
+        return db == "billing" if model_name == "outboxrow" else None
+with override_settings(DATABASE_ROUTERS=[Router()]):
+    for database in ("default", "billing"):
+        connections[database].cursor().execute("DROP TABLE celery_dq_outboxrow")
+        call_command("migrate", "celery_dq", "zero", fake=True, database=database, verbosity=0)
+        call_command("migrate", "celery_dq", database=database, verbosity=0)
+tables = [connections[each].introspection.table_names() for each in ("default", "billing")]
+assert ["celery_dq_outboxrow" in each for each in tables] == [False, True]
+""")
+
+
 def test_a_call_outside_of_a_transaction_goes_to_the_broker(sqlite_shop: OutboxShop) -> None:
     sqlite_shop.run("for number in range(3): notify.delay('acme', number)")
     assert sqlite_shop.run(COUNTS) == [0, 3]

@@ -50,5 +50,6 @@ class Migration(migrations.Migration):
             },
         ),
         # The end of the table is the end of its index.
-        migrations.RunPython(index_numbered, migrations.RunPython.noop),
+        # The hint is the one of the table, so a router excepts both or neither.
+        migrations.RunPython(index_numbered, migrations.RunPython.noop, hints={"model_name": "outboxrow"}),
     ]
