@@ -157,6 +157,29 @@ assert is_empty
     assert shop.waiting() == [*range(61)]
 
 
+def test_the_relay_rests_after_a_slow_look_without_rows(sqlite_shop: OutboxShop) -> None:
+    counts = sqlite_shop.run("""
+import time
+from celery_dq.clock import SystemClock
+from celery_dq.contrib.django.outbox.relay_store import RelayStore
+looks = []
+def slowly(execute, *args):
+    looks.append(1)
+    time.sleep(0.3)
+    return execute(*args)
+store = RelayStore("default", 500, 0.1, SystemClock())
+answer = []
+with connections["default"].execute_wrapper(slowly):
+    for _ in range(3):
+        store.take()
+        answer.append(len(looks))
+    time.sleep(1.5)
+    store.take()
+    answer.append(len(looks))
+""")
+    assert counts == [1, 1, 1, 2]
+
+
 def test_the_relay_reads_large_payloads_in_part(shop: OutboxShop) -> None:
     counts = shop.run("""
 from celery_dq.clock import SystemClock

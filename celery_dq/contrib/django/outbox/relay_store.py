@@ -25,6 +25,9 @@ from celery_dq.producer.message_store import MessageStore
 #: Seconds between two searches for the rows that another relay has numbered. That relay may have lost its
 #: leadership without notice, and number further rows; as a rule it also sends them.
 ADOPT_S = 60.0
+#: After a look that found no row, the table rests this many times as long as the look took. A look reads all
+#: rows of lanes that wait, and on PostgreSQL all deleted rows that an old transaction may still see.
+REST = 4
 
 
 class RelayStore(MessageStore):
@@ -51,6 +54,7 @@ class RelayStore(MessageStore):
         self._producer = uuid.uuid4().hex
         self._last = 0
         self._adopted_at = float("-inf")
+        self._look_at = float("-inf")
         self._by_producer: dict[bytes, Lane] = {}
         #: Producer sequence of a lane and number of a message, to the number of the row.
         self._rows: dict[tuple[bytes, int], int] = {}
@@ -74,11 +78,13 @@ class RelayStore(MessageStore):
 
     def take(self) -> Lane | None:
         """Put the next batch in flight, after numbering rows if no lane has a batch that is due."""
-        if self.buffer.next_due() > self._now():
-            self._number_rows()
+        now = self._now()
+        if self.buffer.next_due() > now >= self._look_at and not self._number_rows():
+            ended = self._now()
+            self._look_at = ended + REST * (ended - now)
         return super().take()
 
-    def _number_rows(self) -> None:
+    def _number_rows(self) -> bool:
         # Rows of another relay go before others of their lane. A lane that waits must not fill the memory.
         busy = {
             lane.key
@@ -96,7 +102,7 @@ class RelayStore(MessageStore):
                 break
         rows = [*self._objects.filter(pk__in=chosen, producer="").order_by("pk")]
         if not rows:
-            return
+            return False
         offset = self._last + 1 - rows[0].pk
         self._last = rows[-1].pk + offset
         numbers = [row.pk for row in rows]
@@ -108,6 +114,7 @@ class RelayStore(MessageStore):
             rows = [row for row in rows if row.pk in kept]
         for row in rows:
             self._add(row, self._producer, row.pk + offset)
+        return True
 
     def _add(self, row: OutboxRow, producer: str, sequence: int) -> None:
         # Lanes are repeated one by one, so each has a sequence of its own.
@@ -125,6 +132,8 @@ class RelayStore(MessageStore):
         rows = [self._rows.pop((lane.producer, each.sequence)) for each in batch]
         if rows and not rejected:
             self._objects.all().delete_silently(rows)
+        # The rows behind this batch may be sent now.
+        self._look_at = float("-inf")
         return batch
 
     def reject(self, lane: Lane, message: BufferedMessage, error: Exception) -> str:
