@@ -190,8 +190,8 @@ def test_a_worker_logs_why_a_tenant_is_paused(worker_app: WorkerApp) -> None:
     with worker_app.worker("threads", 1) as worker:
         wait_for_pause(worker_app, "a")
         worker.wait_for_log(
-            f"Tenant 'a' of queue {worker_app.queue} is to pause for 3600 s, because task ask[{result.id}] was "
-            "throttled (429 for k). The task was requeued"
+            f"Tenant 'a' of queue {worker_app.queue} is to pause for 3600 s, because task ask[{result.id}] "
+            "was throttled (429 for k). The task was requeued"
         )
 
 
