@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
 import celery_dq
+from celery_dq.options import resolve
+from celery_dq.worker.start_checks import MOST_NAMES, unenforced
 from tests.apps import without_shared_tasks
 
 LOGGER = "celery_dq.worker.start_checks"
@@ -42,6 +45,18 @@ def test_tenants_and_quotas_that_are_ignored(
         "ignored. Set broker_url to dq-redis://… to enforce them."
     )
     assert text == ([expected] if scheme == "redis" else [])
+
+
+@pytest.mark.parametrize(
+    ("number", "end"),
+    [(1, "task 'a0'"), (MOST_NAMES, f"'a{MOST_NAMES - 1}'"), (MOST_NAMES + 2, " and 2 more")],
+)
+def test_a_long_list_of_ignored_tenants_is_cut(number: int, end: str) -> None:
+    tasks = {f"a{each}": SimpleNamespace(tenant="{merchant}") for each in range(number)}
+    text = unenforced(resolve({}), tasks)
+    assert text.startswith("the tenant of task")
+    assert text.endswith(f"{end} is ignored")
+    assert text.count("'a") == min(number, MOST_NAMES)
 
 
 @pytest.mark.parametrize("scheme", ["dq-redis", "redis"])

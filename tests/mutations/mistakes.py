@@ -79,6 +79,7 @@ AREAS = {
             "contrib",
             "migration",
             "probe.py",
+            "worker/start_checks.py",
             "testing/apps.py",
             "testing/pytest.py",
         ),
