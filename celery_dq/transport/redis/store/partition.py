@@ -259,7 +259,7 @@ class Partition:
             tag: the delivery, which may be settled.
             record: the message as stored.
             for_us: after which time from now the pause ends; 0 is no pause.
-            cause: why, as :class:`~celery_dq.transport.throttled.PauseCause` packs it.
+            cause: why, as :class:`~celery_dq.transport.partition_replies.PauseCause` packs it.
             alone: the message itself waits until the end, and its tenant goes on. Otherwise the tenant, or
                 the resource, that has taken the message is paused.
         """
