@@ -130,14 +130,23 @@ class Judge:
         source = file.read_text(encoding="utf-8")
         file.write_text(mutation.apply(source), encoding="utf-8")
         try:
-            status = self._run(copy, mutation.tests)
+            status, tests = self._first_failure(copy, mutation.runs)
         finally:
             file.write_text(source, encoding="utf-8")
         if status not in WITHOUT:
             return MISSED if status == 0 else f"{MISSED}: pytest ended with {status}"
-        if (self._strict or status is None) and (unbroken := self._baseline(copy, mutation.tests)) != 0:
+        if (self._strict or status is None) and (unbroken := self._baseline(copy, tests)) != 0:
             return f"{MISSED}: {WITHOUT.get(unbroken, f'pytest ends with {unbroken} without the mutation')}"
         return SEEN if status == TESTS_FAILED else f"{SEEN}: hung"
+
+    def _first_failure(
+        self, copy: Path, runs: Sequence[tuple[str, ...]]
+    ) -> tuple[int | None, tuple[str, ...]]:
+        """Run tests until a run fails; return the status of the last run, and its arguments."""
+        for tests in runs[:-1]:
+            if (status := self._run(copy, tests)) in WITHOUT:
+                return status, tests
+        return self._run(copy, runs[-1]), runs[-1]
 
     def _baseline(self, copy: Path, tests: tuple[str, ...]) -> int | None:
         if tests not in self._unbroken:

@@ -12,12 +12,15 @@ import random
 import re
 from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import dropwhile
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.mutations.mutation import ROOT
 
 PACKAGE = ROOT / "celery_dq"
+#: Files of tests that are run before all others of an area.
+MOST_LIKELY = 8
 
 
 class Area(NamedTuple):
@@ -83,7 +86,7 @@ AREAS = {
             "testing/apps.py",
             "testing/pytest.py",
         ),
-        ("tests/integration", "tests/dashboard", "tests/metrics", "tests/migration"),
+        ("tests/integration", "tests/dashboard", "tests/metrics", "tests/migration", "tests/outbox"),
     ),
     "words": Area(
         (".", "options", "transport/message_record.py", "transport/tenant.py"), ("tests/unit", "tests/lua")
@@ -102,6 +105,7 @@ class Mistake(NamedTuple):
         end: Offset behind it.
         new: The text in its place.
         tests: Arguments of pytest.
+        likely: Files among these tests that name what the mistake is in, the likeliest first.
     """
 
     promise: str
@@ -111,6 +115,13 @@ class Mistake(NamedTuple):
     end: int
     new: str
     tests: tuple[str, ...]
+    likely: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> list[tuple[str, ...]]:
+        """Arguments of pytest for the runs of the tests: the likely ones, and all."""
+        options = tuple(dropwhile(lambda each: not each.startswith("-"), self.tests))
+        return [(*self.likely, *options), self.tests] if self.likely else [self.tests]
 
     def apply(self, source: str) -> str:
         """Return the source of the file with the mistake."""
@@ -171,7 +182,34 @@ def _mistake(name: str, area: Area, file: Path, edit: Edit) -> Mistake:
     old = " ".join(source[edit.start : edit.end].split())
     place = str(file.relative_to(PACKAGE))
     what = f"{edit.kind}: {place}:{line}: {old[:40]} -> {' '.join(edit.new.split())[:40]}"
-    return Mistake(name, what, place, edit.start, edit.end, edit.new, area.tests)
+    likely = likely_tests(area.tests, {file.stem, *names_around(source, edit.start)})
+    return Mistake(name, what, place, edit.start, edit.end, edit.new, area.tests, likely)
+
+
+def names_around(source: str, start: int) -> list[str]:
+    """Return the names of the function and of the class, if any, of a place in a source."""
+    before = source[:start]
+    found = [
+        re.findall(pattern, before)
+        for pattern in (r"\bdef (\w+)", r"\bclass (\w+)", r"function [\w.]*?(\w+)\(")
+    ]
+    return [names[-1] for names in found if names]
+
+
+def likely_tests(tests: tuple[str, ...], names: set[str]) -> tuple[str, ...]:
+    """Return the files among these tests that name most of these names, rare ones first of all."""
+    words = _words_of(tests)
+    uses = {name: sum(name in found for found in words.values()) for name in names}
+    weights = {file: sum(1 / uses[name] for name in names & found) for file, found in words.items()}
+    likely = sorted((file for file in weights if weights[file]), key=lambda file: (-weights[file], file))
+    return tuple(likely[:MOST_LIKELY])
+
+
+@cache
+def _words_of(tests: tuple[str, ...]) -> dict[str, set[str]]:
+    folders = [ROOT / each for each in tests if each.startswith("tests/")]
+    files = [file for folder in folders for file in sorted(folder.rglob("test_*.py"))]
+    return {str(file.relative_to(ROOT)): set(re.findall(r"\w+", file.read_text("utf-8"))) for file in files}
 
 
 # -- Python

@@ -54,6 +54,11 @@ class Mutation(NamedTuple):
     new: str
     tests: tuple[str, ...]
 
+    @property
+    def runs(self) -> list[tuple[str, ...]]:
+        """Arguments of pytest for the run of its tests."""
+        return [self.tests]
+
     def apply(self, source: str) -> str:
         """Return the source of the file with the fault."""
         return source.replace(self.old, self.new)
