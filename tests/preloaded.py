@@ -1,10 +1,11 @@
 """Programs that do not import Celery again: forks of a process that has imported it.
 
 A worker or a command spends most of its CPU time on imports, and the tests start hundreds of them. Each test
-process therefore has one *preloaded* process. The process has imported Celery and celery-dq, made no app and
+process therefore has a *preloaded* process. The process has imported Celery and celery-dq, made no app and
 started no thread. Its forks run a program as ``python -m``, ``python -c`` or ``python <file>`` does, in a
-session of their own, and end as any interpreter does. A pool of gevent or eventlet cannot start so, because
-its patches come before all imports.
+session of their own, and end as any interpreter does. For workers with a pool of gevent or eventlet, whose
+patches come before all imports, there is another one for each, which has begun with these patches. It has
+switched to no other greenlet.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from celery_dq.per_process import PerProcess
 from celery_dq.testing.waiting import wait_until
@@ -54,16 +57,32 @@ REPORT = struct.Struct("ii")
 STARTED = 1 << 20
 
 
-class PreloadedProcess:
-    """The preloaded process of this test process, and the exit codes of its forks. Thread-safe."""
+#: Celery patches first, as its command line does. The functions without patches make no hub.
+PROGRAM = """
+import os, signal, socket, sys
+native = os.fork, os.waitpid, signal.signal
+control = socket.socket(fileno=int(sys.argv[1]))
+import celery
+celery.maybe_patch_concurrency(["-P", sys.argv[2]])
+from tests.preloaded import main
+main(control, *native)
+"""
 
-    def __init__(self) -> None:
+
+class PreloadedProcess:
+    """A preloaded process of this test process, and the exit codes of its forks. Thread-safe.
+
+    Args:
+        pool: The pool of workers whose patches it has; another pool than gevent and eventlet has none.
+    """
+
+    def __init__(self, pool: str) -> None:
         self._lock = threading.Lock()
         self._codes: dict[int, int] = {}
         self._socket, other = socket.socketpair()
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.preloaded", str(other.fileno())],
+                [sys.executable, "-c", PROGRAM, str(other.fileno()), pool],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
@@ -103,7 +122,7 @@ class PreloadedProcess:
         return pid, code
 
 
-PRELOADED = PerProcess(PreloadedProcess)
+PRELOADED = {pool: PerProcess(partial(PreloadedProcess, pool)) for pool in ("prefork", "gevent", "eventlet")}
 
 
 class PythonFork:
@@ -120,10 +139,11 @@ class PythonFork:
         *,
         errors: Path | None = None,
         folder: Path = ROOT,
+        pool: str = "prefork",
     ) -> None:
         self.args = words
         log.touch()
-        self._origin = PRELOADED.get()
+        self._origin = PRELOADED.get(pool, PRELOADED["prefork"]).get()
         self.pid = self._origin.fork(words, dict(environment), str(folder), str(log), str(errors or log))
 
     def poll(self) -> int | None:
@@ -163,12 +183,24 @@ def run_python(
         return subprocess.CompletedProcess(words, code, log.read_text(), errors.read_text())
 
 
-def main(control: socket.socket) -> None:
-    """Fork on request, and report the forks that end, until the test process is gone."""
+def main(
+    control: socket.socket,
+    fork: Callable[[], int],
+    waitpid: Callable[[int, int], tuple[int, int]],
+    handle: Callable[[int, Any], object],
+) -> None:
+    """Fork on request, and report the forks that end, until the test process is gone.
+
+    Args:
+        control: The connection to the test process.
+        fork: ``os.fork``, as the following ones without patches.
+        waitpid: ``os.waitpid``.
+        handle: ``signal.signal``.
+    """
 
     def report_ends(*_: object) -> None:
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            while (ended := waitpid(-1, os.WNOHANG))[0]:
                 control.sendall(REPORT.pack(ended[0], os.waitstatus_to_exitcode(ended[1])))
 
     for module in MODULES:
@@ -181,11 +213,11 @@ def main(control: socket.socket) -> None:
     # The collections of a fork, and its end, leave these objects alone, so that their memory stays shared.
     gc.freeze()
     # Reading goes on after the handler.
-    signal.signal(signal.SIGCHLD, report_ends)
+    handle(signal.SIGCHLD, report_ends)
     with control, control.makefile("rb") as requests:
         while request := requests.readline():
-            if (pid := os.fork()) == 0:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if (pid := fork()) == 0:
+                handle(signal.SIGCHLD, signal.SIG_DFL)
                 break
             control.sendall(REPORT.pack(pid, STARTED))
         else:
@@ -216,7 +248,3 @@ def run_program(
         exec(program, {"__name__": "__main__"})
     else:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))

@@ -34,9 +34,6 @@ ENVIRONMENT = "DQ_TEST_APP"
 #: The line that a test worker prints, at any log level, once it consumes.
 READY = "<the worker consumes>"
 
-#: Pools whose patches come before all imports.
-GREEN_POOLS = ("eventlet", "gevent")
-
 #: How the stack of a process begins that `faulthandler` writes.
 TRACE = "(most recent call first)"
 
@@ -114,7 +111,7 @@ class WorkerProcess:
     ) -> None:
         self.name = f"{name}@proof"
         self.pool = pool
-        self._is_fork = preloaded and pool not in GREEN_POOLS
+        self._is_fork = preloaded
         self._is_ours = str(conf.get("broker_url", "")).startswith("dq-")
         self._arguments = ["-A", module, "worker", "-P", pool, "-c", str(concurrency)]
         self._arguments += ["-n", self.name, "-l", loglevel, *arguments]
@@ -133,7 +130,8 @@ class WorkerProcess:
         """Start the process; returns at once."""
         assert not self.alive, "it runs already, and would be left behind"
         if self._is_fork:
-            self.process = PythonFork(["-m", "celery", *self._arguments], self._environment, self._log_path)
+            words = ["-m", "celery", *self._arguments]
+            self.process = PythonFork(words, self._environment, self._log_path, pool=self.pool)
             return self
         with self._log_path.open("ab") as log:
             self.process = subprocess.Popen(
