@@ -10,7 +10,7 @@ import pytest
 from celery_dq.keys import PartitionKeys
 from celery_dq.testing.waiting import wait_until
 from celery_dq.transport.redis.consuming import channel_claims, consumer_thread
-from celery_dq.transport.redis.consuming.subscriptions import Subscription
+from celery_dq.transport.redis.consuming.subscriptions import Subscription, WakeupListener
 from celery_dq.transport.redis.store.partition import Partition, Queue
 from tests.broker.claims_harness import ClaimsHarness, turn_until
 from tests.broker.kombu_client import KombuClient
@@ -139,6 +139,30 @@ def test_singleton_queues_do_not_withhold_the_wakeups_of_others(
     harness.claims.ready.rely_on(harness.claims.subscribe(Queue("alone", alone, token=1)))
     harness.claims.ready.rely_on(harness.claims.subscriptions[0])
     turn_until(scripts[0].token, harness, timeout_s=5)
+
+
+def test_a_wakeup_that_is_lost_during_a_claim_begins_another_one(
+    scripts: list[PartitionScripts], harness: ClaimsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims, ready = harness.claims, harness.claims.ready
+    first, second = claims.subscriptions
+    claims.begin_again()
+    ready.pause(second, time.monotonic() + 600)
+    turn_until(lambda: claims.wakeups.groups and claims.wakeups.groups[0].is_waiting, harness)
+    group, join = claims.wakeups.groups[0], claims.wakeups.join
+
+    def lose_wakeup(subscription: Subscription) -> WakeupListener:
+        # The claim of the first queue has found nothing, and its answer is not read yet.
+        scripts[0].push("a")
+        wait_until(group.connection.has_unread_input)
+        return join(subscription)
+
+    monkeypatch.setattr(claims.wakeups, "join", lose_wakeup)
+    ready.backing_off.clear()
+    ready.wake(second)
+    ready.wake(first)
+    turn_until(lambda: harness.got == ["a"], harness, timeout_s=5)
+    assert second.waits is first.waits is group
 
 
 def make_limited(scripts: list[PartitionScripts]) -> None:
