@@ -113,6 +113,8 @@ class PartitionKeys:
         claims of the last windows. A pause lasts from ``paused_since`` to ``paused_until``; ``resume_at`` is
         the end of the next pause of a tenant.
 
+        ``bounds`` is 1 once a quota of the partition has had a ``max_waiting``.
+
         ``epoch`` is the fencing token of a singleton queue, whose ``leader`` holds it; ``last_epoch`` that of
         a fence that has ended. ``partitions`` is the map of the queue, ``spreads`` the tenants in several
         partitions, ``sealed`` the seq at which both came, ``opened`` the version after which no tenant

@@ -22,6 +22,7 @@ from celery_dq.producer.sender import (
     PublishDeferred,
     PublishInterrupted,
     PublishRefused,
+    Refusal,
 )
 from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport import envelope
@@ -114,18 +115,24 @@ class AppSender:
         packed = self._packer.pack(message, routing_key)
         return Addressed(lane, packed.id.encode(), packed.record)
 
-    def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> None:
+    def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> Sequence[Refusal]:
         """See :meth:`celery_dq.producer.sender.Sender.send`."""
         if not lane.startswith("p"):
-            self._kombu.send(lane, producer, messages)
-            return
+            return self._kombu.send(lane, producer, messages)
         name = lane.partition("/")[2]
         try:
             channel = self._open()
             self._declare(channel, name)
             # A message has the fields of an `OutgoingRecord`, with an encoded id.
             outgoing = cast(Sequence[OutgoingRecord], messages)
-            channel.publisher.deliver(name, producer, outgoing, self._packer.marker_ttl_ms)
+            replies = channel.publisher.deliver(name, producer, outgoing, self._packer.marker_ttl_ms)
+            if replies is None:
+                return ()
+            full = [place for place, reply in enumerate(replies) if reply.status == "full"]
+            refusals = [
+                Refusal(place, channel.publisher.backlog_full(name, outgoing[place].record, replies[place]))
+                for place in full
+            ]
         except PushInterrupted as error:
             self.close()
             raise PublishInterrupted(str(error)) from error
@@ -141,6 +148,10 @@ class AppSender:
         except (InvalidMessage, ConfigurationError, MessageRefused) as error:
             # Nothing but another call mends it, so the messages behind it must not wait.
             raise PublishRefused(str(error)) from error
+        if any(replies[place].waits for place in full):
+            # The lane keeps its order, so the messages behind them wait, too.
+            raise PublishDeferred(str(refusals[0].error), sent=full[0]) from refusals[0].error
+        return refusals
 
     def _cluster_answers(self) -> bool:
         """Whether the broker is a cluster, and a node of it answers."""

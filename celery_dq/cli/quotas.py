@@ -19,7 +19,7 @@ from celery_dq.errors import InvalidQuota, InvalidRequest, MissingLibrary
 from celery_dq.inspector.live_quotas import LiveQuotas, QuotaChange, read_document, written
 from celery_dq.inspector.tenants import QuotaOrigin
 from celery_dq.keys import ENVIRONMENTS
-from celery_dq.options.quota import MAX_CONCURRENCY, Quota
+from celery_dq.options.quota import MAX_CONCURRENCY, MAX_WAITING, WHEN_FULL, Quota
 from celery_dq.shown import shell_word
 
 
@@ -93,6 +93,12 @@ def _row(quota: Quota, origin: QuotaOrigin) -> dict[str, Any]:
 )
 @click.option("--weight", type=float, help="Share relative to other tenants, 0.001 to 1000.")
 @click.option("--concurrency", help="Messages that may run at once, 1 to 1000000, or 'unlimited'.")
+@click.option("--max-waiting", help="Messages that may wait for their turn, 1 to 1000000000, or 'unlimited'.")
+@click.option(
+    "--when-full",
+    type=click.Choice(WHEN_FULL),
+    help="What happens to a call when that many wait: it fails, waits, or pushes the first message out.",
+)
 @click.option("--spread", type=int, help="Number of partitions of QUEUE in which TENANT lives, from 1.")
 @seconds_option(
     "--timeout", 60.0, "Seconds to wait for the moves of a tenant whose spread changes.", UP_TO_A_DAY
@@ -109,20 +115,26 @@ def quota_set(dq: DQ, as_json: bool, queue: str, tenant: str | None, timeout: fl
     """
     given = {name: value for name, value in parts.items() if value is not None}
     if not given:
-        parts_named = "--rate, --burst, --weight, --concurrency, --spread, --paused"
+        parts_named = (
+            "--rate, --burst, --weight, --concurrency, --max-waiting, --when-full, --spread, --paused"
+        )
         raise click.UsageError(f"Name at least one of {parts_named}.")
     if tenant is None and "spread" in given:
         raise click.UsageError("--spread needs a TENANT: it belongs to the quota of one tenant.")
     whom = shell_word(tenant) if tenant else "…"
     stop = f"to stop the tenant, use 'celery dq pause {shell_word(queue)} --tenant {whom}'"
-    if "concurrency" in given:
-        concurrency = _unless_unlimited(given["concurrency"])
-        if concurrency is not None and not concurrency.isdecimal():
-            raise click.UsageError(
-                f"--concurrency {concurrency!r}: give a whole number from 1 to {MAX_CONCURRENCY}, "
-                f"or 'unlimited'; {stop}."
-            )
-        given["concurrency"] = None if concurrency is None else int(concurrency)
+    for part, most, remedy in (
+        ("concurrency", MAX_CONCURRENCY, f"; {stop}"),
+        ("max_waiting", MAX_WAITING, ""),
+    ):
+        if part in given:
+            count = _unless_unlimited(given[part])
+            if count is not None and not count.isdecimal():
+                option = part.replace("_", "-")
+                raise click.UsageError(
+                    f"--{option} {count!r}: give a whole number from 1 to {most}, or 'unlimited'{remedy}."
+                )
+            given[part] = None if count is None else int(count)
     if "rate" in given:
         number = read_rate(given["rate"].partition("/")[0])
         if isinstance(number, float) and number <= 0:

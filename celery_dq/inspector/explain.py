@@ -13,6 +13,7 @@ from celery_dq.inspector.messages import MessageSnapshot
 from celery_dq.inspector.queues import fencing_token, is_worker, queue_pause
 from celery_dq.inspector.redis_values import Client, server_time_us, text
 from celery_dq.inspector.tenants import TenantSnapshot, stored_quota, tenant_snapshot, total_of
+from celery_dq.options.quota import WhenFull, share_of
 from celery_dq.shown import shell_word
 from celery_dq.transport.partition_replies import PauseCause
 from celery_dq.transport.redis.store.cluster_client import node_serving
@@ -85,8 +86,31 @@ def _standing(partition: Partition, client: Client, tenant: str) -> Explanation:
     found = tenant_snapshot(partition, client, tenant)
     reason, why, until = _reason(found, partition, client)
     waiting = _count(found.waiting, "message")
-    sentence = f"Tenant {tenant!r} has {waiting} waiting in {partition.name!r}: {why}."
+    full = _full(found, partition)
+    sentence = f"Tenant {tenant!r} has {waiting} waiting in {partition.name!r}: {why}.{full}"
     return Explanation(partition.keys.queue, found.state, reason, sentence, tenant=tenant, until=until)
+
+
+def _full(tenant: TenantSnapshot, partition: Partition) -> str:
+    """Say what happens to new calls when as many messages wait as may; "" when there is room."""
+    bound = _share(tenant.quota.max_waiting, tenant, partition)
+    if bound is None or tenant.waiting < bound:
+        return ""
+    return f" Its max_waiting here is {bound}, so {_WHEN_FULL[tenant.quota.when_full]}."
+
+
+def _share(count: int | None, tenant: TenantSnapshot, partition: Partition) -> int | None:
+    homes = partition.homes
+    share = homes.shares_by_partition(tenant.tenant).get(partition.keys.partition, 0)
+    return share_of(count, share, homes.widest(tenant.tenant))
+
+
+_WHEN_FULL: dict[WhenFull, str] = {
+    "refuse": "new calls are refused",
+    "wait": "new calls wait for room",
+    "discard": "each new call discards the first message",
+    "dead_letter": "each new call makes the first message a dead letter",
+}
 
 
 def _spread(partitions: Sequence[Partition], client: Client, tenant: str) -> Explanation:
@@ -101,6 +125,9 @@ def _spread(partitions: Sequence[Partition], client: Client, tenant: str) -> Exp
         names = ", ".join(name for name, _ in same[:MOST_NAMED])
         others = f" and {len(same) - MOST_NAMED} more" if len(same) > MOST_NAMED else ""
         parts.append(f"in {names}{others}: {same[0][1]}")
+    full = [each.name for each, found in shares if _full(found, each)]
+    if full:
+        parts.append(f"in {', '.join(full[:MOST_NAMED])} as many messages wait as may")
     partition, reason, _, until = min(
         reasons, key=lambda each: math.inf if each[3] is None else each[3].timestamp()
     )
@@ -193,9 +220,7 @@ def _throttled(tenant: TenantSnapshot, partition: Partition, client: Client) -> 
 
 
 def _limited(tenant: TenantSnapshot, partition: Partition, client: Client) -> _Why:
-    homes, quota = partition.homes, tenant.quota
-    share = homes.shares_by_partition(tenant.tenant).get(partition.keys.partition, 0)
-    limit = quota.share_of_concurrency(share, homes.widest(tenant.tenant))
+    limit = _share(tenant.quota.concurrency, tenant, partition)
     slots = f"{tenant.running} of {limit} run at once"
     return "concurrency", f"{slots}, the next starts when one of them ends", None
 

@@ -95,6 +95,18 @@ COUNTERS = (
     Counter("dead_lettered", "messages_dead_lettered", "Dead letters that were stored.", "dead-lettered"),
     Counter("replayed", "messages_replayed", "Dead letters that were sent again.", "replayed"),
     Counter(
+        "full",
+        "messages_refused_full",
+        "Attempts to publish a message whose tenant had as many waiting as it may.",
+        "refused by full tenants",
+    ),
+    Counter(
+        "overflowed",
+        "messages_overflowed",
+        "Messages that newer ones have pushed out of a full backlog.",
+        "pushed out by newer ones",
+    ),
+    Counter(
         "dropped",
         "messages_dropped",
         "Messages that were deleted before their end, for example by a purge.",
@@ -185,6 +197,9 @@ class QueueCounters:
         expired: The discards that expired.
         discards_finished: Discards whose end a worker has recorded.
         dead_lettered: Dead letters that were stored.
+        full: Attempts to publish a message whose tenant had as many messages waiting as its ``max_waiting``.
+            One call may try several times.
+        overflowed: Messages that newer ones have pushed out of a full backlog. They are discards, too.
         dropped: Messages that were deleted before their end: purged, replaced by a later call with the
             same dedup key, unreadable, gone from Redis, or settled when they were released or reaped.
         waits_alone: Waiting times of claimed messages that were alone in line, those of quiet tenants: their
@@ -206,6 +221,8 @@ class QueueCounters:
     expired: int
     discards_finished: int
     dead_lettered: int
+    full: int
+    overflowed: int
     dropped: int
     waits_alone: WaitingTimes
     waits_in_line: WaitingTimes

@@ -1,4 +1,4 @@
-"""The quota of a tenant: rate, burst, weight, concurrency, and whether it is paused.
+"""The quota of a tenant: its rate, burst, weight, concurrency and backlog, and whether it is paused.
 
 A quota is checked when it is made, so that each `Quota` object is valid. The scripts in Redis read its packed
 form.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import Literal, TypeAlias, get_args
 
 from celery_dq.duration import SECOND_US, interval_us, parse_rate
 from celery_dq.errors import ConfigurationError, InvalidQuota
@@ -24,15 +25,21 @@ MAX_BURST = 1_000_000.0
 MIN_WEIGHT = 0.001
 MAX_WEIGHT = 1_000.0
 MAX_CONCURRENCY = 1_000_000
+MAX_WAITING = 1_000_000_000
 #: As many as a queue may have partitions.
 MAX_SPREAD = 4_096
 
-# interval µs (0 = unlimited), burst, weight, concurrency (0 = unlimited), paused 0/1
-_PACKED = struct.Struct(">ddddB")
+#: What a push does when as many messages wait as may: `include/backlog_bound.lua` has the numbers, too.
+WhenFull: TypeAlias = Literal["refuse", "wait", "discard", "dead_letter"]
+WHEN_FULL: tuple[WhenFull, ...] = get_args(WhenFull)
+
+# interval µs (0 = unlimited), burst, weight, concurrency (0 = unlimited), paused 0/1, max_waiting
+# (0 = unlimited), place of when_full in WHEN_FULL
+_PACKED = struct.Struct(">ddddBIB")
 # Behind the packed share of a spread tenant: the whole quota, and the number of shares.
 _SPREAD = struct.Struct(">H")
 
-QUOTA_KEYS = ("rate", "burst", "weight", "concurrency", "paused")
+QUOTA_KEYS = ("rate", "burst", "weight", "concurrency", "max_waiting", "when_full", "paused")
 #: The parts of the quota of one tenant.
 TENANT_QUOTA_KEYS = (*QUOTA_KEYS, "spread")
 
@@ -48,19 +55,27 @@ class Quota:
         weight: Share of the free capacity relative to other tenants, 0.001 to 1,000; default 1.
         concurrency: Messages that may run at the same time over all workers, 1 to 1,000,000; None (default)
             is unlimited.
+        max_waiting: Messages that may wait for their turn, 1 to 1,000,000,000; None (default) is unlimited.
+            Delayed messages and those behind a dedup lock do not count until they wait for their turn.
+        when_full: What happens to a call when that many wait. ``refuse`` (default) raises
+            :exc:`~celery_dq.errors.QueueFull`, ``wait`` does so after ``dq_publish_timeout``; ``discard``
+            accepts it and discards the first messages of the backlog, and ``dead_letter`` keeps those as
+            dead letters. It has no effect without `max_waiting`.
         paused: Whether no message may start; the backlog stays. Default False.
         spread: Number of partitions of the queue in which the tenant lives, 1 (default) to 4,096. Each has a
-            share of rate, burst and concurrency, and the whole weight.
+            share of rate, burst, concurrency and max_waiting, and the whole weight.
 
     Raises:
-        InvalidQuota: A value has the wrong type or is out of range, or `burst`, `concurrency` or `rate` is
-            too small to be divided.
+        InvalidQuota: A value has the wrong type or is out of range, or `burst`, `concurrency`, `max_waiting`
+            or `rate` is too small to be divided.
     """
 
     rate: float | None = None
     burst: float = 1.0
     weight: float = 1.0
     concurrency: int | None = None
+    max_waiting: int | None = None
+    when_full: WhenFull = "refuse"
     paused: bool = False
     spread: int = 1
 
@@ -69,15 +84,10 @@ class Quota:
             _check_range("rate", self.rate, MIN_RATE, MAX_RATE, "messages per second; None is unlimited")
         _check_range("burst", self.burst, 1, MAX_BURST, "messages")
         _check_range("weight", self.weight, MIN_WEIGHT, MAX_WEIGHT, "a share relative to other tenants")
-        if self.concurrency is not None:
-            if not isinstance(self.concurrency, int):
-                raise InvalidQuota(
-                    f"concurrency = {self.concurrency!r} is not a whole number or None; from 1 to "
-                    f"{_show(MAX_CONCURRENCY)} messages"
-                )
-            _check_range(
-                "concurrency", self.concurrency, 1, MAX_CONCURRENCY, "messages; to run none, set paused"
-            )
+        _check_count("concurrency", self.concurrency, MAX_CONCURRENCY, "messages; to run none, set paused")
+        _check_count("max_waiting", self.max_waiting, MAX_WAITING, "messages; None is unlimited")
+        if self.when_full not in WHEN_FULL:
+            raise InvalidQuota(f"when_full = {self.when_full!r} is not one of {', '.join(WHEN_FULL)}")
         if not isinstance(self.paused, bool):
             raise InvalidQuota(f"paused = {self.paused!r} is not True or False")
         if not isinstance(self.spread, int):
@@ -88,11 +98,12 @@ class Quota:
 
     def _check_shares(self) -> None:
         spread = self.spread
-        if self.concurrency is not None and self.concurrency < spread:
-            raise InvalidQuota(
-                f"concurrency = {self.concurrency} is below spread = {spread}, and each of the {spread} "
-                f"partitions needs at least 1: give a concurrency from {spread}, or a lower spread"
-            )
+        for name, count in (("concurrency", self.concurrency), ("max_waiting", self.max_waiting)):
+            if count is not None and count < spread:
+                raise InvalidQuota(
+                    f"{name} = {count} is below spread = {spread}, and each of the {spread} partitions needs "
+                    f"at least 1: give a {name} from {spread}, or a lower spread"
+                )
         if self.rate is not None and self.burst < spread:
             raise InvalidQuota(
                 f"burst = {_show(self.burst)} is below spread = {spread}, and each of the {spread} "
@@ -109,8 +120,23 @@ class Quota:
         concurrency = "unlimited" if self.concurrency is None else str(self.concurrency)
         paused = " paused" if self.paused else ""
         spread = f" spread={self.spread}" if self.spread > 1 else ""
+        bound = ""
+        if self.max_waiting is not None:
+            bound = f" max_waiting={self.max_waiting} when_full={self.when_full}"
         parts = f"rate={self.rate_text} burst={self.burst:g} weight={self.weight:g} concurrency={concurrency}"
-        return parts + spread + paused
+        return parts + bound + spread + paused
+
+    def without_effect(self, named: Container[str] = ("burst", "when_full")) -> str:
+        """Return what has no effect, and the remedy; "" when each part has one.
+
+        Args:
+            named: The parts that were chosen; another part may have stayed.
+        """
+        if self.rate is None and "burst" in named and self.burst != 1:
+            return f"burst = {self.burst:g} has no effect without a rate: set a rate, too"
+        if self.max_waiting is None and "when_full" in named and self.when_full != "refuse":
+            return f"when_full = {self.when_full!r} has no effect without max_waiting: set max_waiting, too"
+        return ""
 
     @property
     def spelled_rate(self) -> str | float | None:
@@ -162,32 +188,26 @@ class Quota:
             raise InvalidQuota(f"{where}: {error}") from None
 
     def pack(self, share: int = 0, shares: int | None = None) -> bytes:
-        """Return the stored form: interval µs, burst, weight, concurrency, paused.
+        """Return the stored form: interval µs, burst, weight, concurrency, paused, max_waiting, when_full.
 
-        That of a spread tenant begins with one share in this form. The shares of a concurrency differ by one
-        at most, and their sum is exact. Behind it stand the whole quota and the spread, for :meth:`unpack`.
+        That of a spread tenant begins with one share in this form. The shares of a count differ by one at
+        most, and their sum is exact. Behind it stand the whole quota and the spread, for :meth:`unpack`.
 
         Args:
             share: Number of the share.
             shares: Number of shares; default: the spread. It is another one while the spread changes.
         """
         shares = self.spread if shares is None else shares
-        whole = self._packed(self.interval_us, self.burst, self.concurrency)
+        whole = self._packed(self.interval_us, self.burst, self.concurrency, self.max_waiting)
         if shares == self.spread == 1:
             return whole
-        concurrency = self.share_of_concurrency(share, shares)
-        part = self._packed(shares * self.interval_us, max(self.burst / shares, 1), concurrency)
+        counts = (share_of(count, share, shares) for count in (self.concurrency, self.max_waiting))
+        part = self._packed(shares * self.interval_us, max(self.burst / shares, 1), *counts)
         return part + whole + _SPREAD.pack(self.spread)
 
-    def share_of_concurrency(self, share: int, shares: int) -> int | None:
-        """Return how many messages of a share may run at the same time, at least 1; None for unlimited."""
-        if self.concurrency is None:
-            return None
-        each, more = divmod(self.concurrency, shares)
-        return max(each + (share < more), 1)
-
-    def _packed(self, interval: int, burst: float, concurrency: int | None) -> bytes:
-        return _PACKED.pack(interval, burst, self.weight, concurrency or 0, 1 if self.paused else 0)
+    def _packed(self, interval: int, burst: float, concurrency: int | None, waiting: int | None) -> bytes:
+        limits = (interval, burst, self.weight, concurrency or 0, 1 if self.paused else 0)
+        return _PACKED.pack(*limits, waiting or 0, WHEN_FULL.index(self.when_full))
 
     @classmethod
     def unpack(cls, packed: bytes) -> Quota:
@@ -207,17 +227,29 @@ class Quota:
             )
         if len(packed) != _PACKED.size:
             raise InvalidQuota(f"a packed quota has {_PACKED.size} bytes, not {len(packed)}: {packed!r}")
-        interval, burst, weight, concurrency, paused = _PACKED.unpack(packed)
+        interval, burst, weight, concurrency, paused, waiting, when_full = _PACKED.unpack(packed)
         if not 0 <= interval <= SECOND_US / MIN_RATE:
             raise InvalidQuota(f"a packed quota has the impossible interval {interval!r} µs")
+        if when_full >= len(WHEN_FULL):
+            raise InvalidQuota(f"a packed quota has the impossible number {when_full} in place of when_full")
         return cls(
             rate=_plain_rate(int(interval)) if interval else None,
             burst=burst,
             weight=weight,
             concurrency=int(concurrency) or None,
+            max_waiting=waiting or None,
+            when_full=WHEN_FULL[when_full],
             paused=bool(paused),
             spread=spread,
         )
+
+
+def share_of(count: int | None, share: int, shares: int) -> int | None:
+    """Return how many of `count` messages belong to a share, at least 1; None for unlimited."""
+    if count is None:
+        return None
+    least, more = divmod(count, shares)
+    return max(least + (share < more), 1)
 
 
 def quota_of_bytes(packed: bytes | None) -> Quota | None:
@@ -234,6 +266,16 @@ def _parse_rate(value: object) -> float:
     except ConfigurationError as error:
         bounds = f"from {_show(MIN_RATE)} to {_show(MAX_RATE)} per second, or None for unlimited"
         raise InvalidQuota(f"{error}; {bounds}") from None
+
+
+def _check_count(name: str, count: object, most: int, unit: str) -> None:
+    if count is None:
+        return
+    if not isinstance(count, int):
+        raise InvalidQuota(
+            f"{name} = {count!r} is not a whole number or None; from 1 to {_show(most)} messages"
+        )
+    _check_range(name, count, 1, most, unit)
 
 
 def _check_range(name: str, value: object, low: float, high: float, unit: str) -> None:

@@ -179,11 +179,8 @@ def _quota(values: Mapping[str, Any], base: Quota, where: str) -> Quota:
         quota = Quota.parse(values, base=base, where=where)
     except InvalidQuota as error:
         raise ConfigurationError(str(error)) from None
-    if quota.rate is None and "burst" in values and quota.burst != 1:
-        raise ConfigurationError(
-            f"{where}: burst = {quota.burst!r} has no effect without a rate: "
-            "give a rate as well, or leave it out"
-        )
+    if without_effect := quota.without_effect(values):
+        raise ConfigurationError(f"{where}: {without_effect}")
     return quota
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from celery_dq.errors import described
+from celery_dq.errors import DQError, QueueFull, described
 from celery_dq.lost_attempts import LostAttempts
 from celery_dq.native import leave_green_hub, start_thread, unpatched
 from celery_dq.producer.buffer import BufferedMessage, Lane
@@ -21,6 +21,7 @@ from celery_dq.producer.sender import (
     PublishDeferred,
     PublishInterrupted,
     PublishRefused,
+    Refusal,
     Sender,
     State,
 )
@@ -118,6 +119,8 @@ class Flusher:
         self._is_down = False
         #: Producer sequences of the lanes whose last batch the broker did not accept.
         self._deferred: set[bytes] = set()
+        #: Producer sequences of the lanes whose last batches had messages for which a tenant had no room.
+        self._refusing: set[bytes] = set()
         #: By producer sequence: the attempts whose connections were closed.
         self._losses: dict[bytes, LostAttempts] = {}
         self._delay = FIRST_DELAY_S
@@ -253,7 +256,7 @@ class Flusher:
 
     def _send(self, lane: Lane) -> None:
         try:
-            self._sender.send(lane.key, lane.producer.hex(), lane.in_flight)
+            refusals = self._sender.send(lane.key, lane.producer.hex(), lane.in_flight)
         except PublishRefused as error:
             self._refused(lane, error)
         except BrokerUnreachable as error:
@@ -280,6 +283,20 @@ class Flusher:
             self._delay = FIRST_DELAY_S
             self._deferred.discard(lane.producer)
             self._losses.pop(lane.producer, None)
+            self._settle(lane, refusals)
+
+    def _settle(self, lane: Lane, refusals: Sequence[Refusal]) -> None:
+        """Settle the batch in flight, of which the broker has all messages but those that it refused."""
+        if not refusals:
+            self._refusing.discard(lane.producer)
+        settled = 0
+        for place, error in refusals:
+            if place > settled:
+                self.hooks.delivered(self.message_store.done(lane, count=place - settled))
+            if not self._reject(lane, error):
+                return  # the broker recognises the messages behind it when they are sent again
+            settled = place + 1
+        if lane.in_flight:
             self.hooks.delivered(self.message_store.done(lane))
 
     def _later(self, lane: Lane, error: Exception) -> None:
@@ -326,23 +343,33 @@ class Flusher:
         if self.message_store.split(lane):
             self.message_store.failed(lane, 0.0)
             return
+        self._reject(lane, error)
+
+    def _reject(self, lane: Lane, error: DQError) -> bool:
+        """Settle the first message in flight, which the broker refused; return False if it cannot be kept."""
         message = lane.in_flight[0]
         try:
             kept = self.message_store.reject(lane, message, error)
         except OSError as problem:
             self._later(lane, problem)
-            return
-        logger.error(
-            "The broker refused message %r of lane %s: %s. It is not sent again%s.",
-            message.id,
-            lane.key,
-            error,
-            f" and is kept as {kept}" if kept else "",
-            extra={"event": "buffer_message_refused"},
-        )
+            return False
+        if lane.producer not in self._refusing:
+            is_full = isinstance(error, QueueFull)
+            logger.error(
+                "The broker refused message %r of lane %s: %s. It is not sent again%s%s.",
+                message.id,
+                lane.key,
+                error,
+                f" and is kept as {kept}" if kept else "",
+                "; the next such messages of the lane are not logged" if is_full else "",
+                extra={"event": "buffer_message_refused"},
+            )
+            if is_full:
+                self._refusing.add(lane.producer)
         self._deferred.discard(lane.producer)
-        self.message_store.done(lane, rejected=True)
+        self.message_store.done(lane, rejected=True, count=1)
         self.hooks.failed(error, lane, message, "rejected")
+        return True
 
 
 def _delay(failures: int) -> float:

@@ -26,6 +26,7 @@ from celery_dq.producer.sender import (
     PublishDeferred,
     PublishInterrupted,
     PublishRefused,
+    Refusal,
 )
 
 __all__ = ["Confirms", "KombuSender", "unpack_headers"]
@@ -176,7 +177,7 @@ class KombuSender:
         lane = f"k{priority}/{exchange}/{routing_key}"
         return Addressed(lane, task_id.encode()[:200], _HEAD.pack(flags, len(meta)) + meta + bytes(body))
 
-    def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> None:
+    def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> Sequence[Refusal]:
         """See :meth:`celery_dq.producer.sender.Sender.send`."""
         sent, is_open = 0, False
         try:
@@ -214,6 +215,7 @@ class KombuSender:
             if means_too_large(str(reason)):
                 raise PublishRefused(described(reason)) from error
             raise
+        return ()
 
     def _publish_and_confirm(
         self, publisher: Any, confirms: Confirms, messages: Sequence[BufferedMessage]

@@ -51,6 +51,18 @@ class PublishRefused(DQError):
     """The broker will never accept this batch. No message of it was stored."""
 
 
+class Refusal(NamedTuple):
+    """A message of a batch that the broker has refused, while it has the other ones.
+
+    Attributes:
+        place: Its place in the batch.
+        error: The error.
+    """
+
+    place: int
+    error: DQError
+
+
 class Addressed(NamedTuple):
     """A message for the buffer.
 
@@ -81,7 +93,7 @@ class Sender(Protocol):
             InvalidMessage: The message cannot be sent.
         """
 
-    def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> None:
+    def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> Sequence[Refusal]:
         """Send a batch and wait until the broker has it.
 
         Args:
@@ -89,6 +101,9 @@ class Sender(Protocol):
             producer: Producer sequence that numbers the messages. Broker and sequence recognise a resent
                 message.
             messages: The batch, in order.
+
+        Returns:
+            The messages that were refused, in order; the broker has all others.
 
         Raises:
             PublishDeferred: The batch must be sent again later; other lanes are not affected.

@@ -16,7 +16,7 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from celery_dq.producer.buffer import BufferedMessage
-from celery_dq.producer.sender import Addressed, Sender
+from celery_dq.producer.sender import Addressed, Refusal, Sender
 from celery_dq.shown import shown_logger
 
 logger = shown_logger(__name__)
@@ -151,12 +151,12 @@ class TracedSender:
         """See :meth:`celery_dq.producer.sender.Sender.address`."""
         return self._sender.address(message, exchange, routing_key, declare)
 
-    def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> None:
+    def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> Sequence[Refusal]:
         """See :meth:`celery_dq.producer.sender.Sender.send`."""
         # A lane for a partition has no exchange: p<priority>/<queue>, else k<priority>/<exchange>/<key>.
         parts = lane.split("/", 1 if lane.startswith("p") else 2)
         with batch_span(parts[-1] or parts[1], len(messages), self._headers(lane, messages)):
-            self._sender.send(lane, producer, messages)
+            return self._sender.send(lane, producer, messages)
 
     def _headers(self, lane: str, messages: Sequence[BufferedMessage]) -> Iterator[Mapping[str, Any]]:
         for message in islice(messages, MOST_LINKS):

@@ -12,7 +12,8 @@ Layout, big-endian::
 ``due`` is 0 for a message that may run at once, ``expires`` 0 for one that never expires. Flag 1 means that
 the body is text, flag 2 that a dedup section follows it, see :class:`DedupSection`. Flag 4 means that ``due``
 was computed from a countdown by the publisher's clock. The push turns it into the time of the store,
-which keeps the record without the flag.
+which keeps the record without the flag. So it does with flag 8, which means that the message was accepted
+before, and the bound of its tenant's backlog does not refuse it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ VERSION = 1
 TEXT = 1
 KEYED = 2
 COUNTED = 4
+ACCEPTED = 8
 _HEADER = struct.Struct(">BBBddHHI")
 HEADER_SIZE = _HEADER.size
 #: Packs the header of a record, from the priority on.
@@ -110,11 +112,17 @@ class DedupSection:
             raise CorruptRecord.of("the dedup key of a stored message", exc) from exc
 
 
+def as_accepted(raw: bytes) -> bytes:
+    """Return a record with the flag of a message that was accepted before."""
+    return raw[:2] + bytes((raw[2] | ACCEPTED,)) + raw[3:] if len(raw) >= HEADER_SIZE else raw
+
+
 def as_moved(raw: bytes) -> bytes:
     """Return a record for another queue, where it asks for the dedup lock of its key again.
 
     When an awaited message is declined there, it must get the result of the covering run, for its caller.
     """
+    raw = as_accepted(raw)
     if len(raw) < HEADER_SIZE or not raw[2] & KEYED:
         return raw
     record = MessageRecord.unpack(raw)
@@ -136,6 +144,7 @@ class MessageRecord(NamedTuple):
         body: the serialised body; ``str`` when the serializer made text.
         dedup: the packed :class:`DedupSection`; empty without a dedup key.
         counted: ``due_us`` was computed from a countdown by the clock of the publisher.
+        accepted: the message was accepted before: it is a retry, or moves here.
     """
 
     tenant: str
@@ -147,6 +156,7 @@ class MessageRecord(NamedTuple):
     body: str | bytes
     dedup: bytes = b""
     counted: bool = False
+    accepted: bool = False
 
     def pack(self) -> bytes:
         """Return the bytes that are stored."""
@@ -157,6 +167,8 @@ class MessageRecord(NamedTuple):
             flags, end = flags | KEYED, section_end(self.dedup)
         if self.counted:
             flags |= COUNTED
+        if self.accepted:
+            flags |= ACCEPTED
         tenant, task = self.tenant.encode(), self.task.encode()
         times, sizes = (self.due_us, self.expires_us), (len(tenant), len(task), len(self.envelope))
         header = pack_header(self.priority, flags, *times, *sizes)
@@ -207,6 +219,7 @@ class MessageRecord(NamedTuple):
                 body,
                 dedup,
                 bool(flags & COUNTED),
+                bool(flags & ACCEPTED),
             )
         except Exception as exc:
             raise CorruptRecord.of("a stored message", exc) from exc

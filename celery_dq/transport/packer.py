@@ -113,6 +113,7 @@ class Packer:
             expires_us=expires_us(headers.get("expires"), properties.get("expiration"), now_us),
             dedup=b"" if request is None else request.section,
             counted=bool(properties.get(COUNTDOWN)),
+            accepted=bool(headers.get("retries")),
         )
         return PackedMessage(queue, task_id or uuid.uuid4().hex, record.pack(), request)
 

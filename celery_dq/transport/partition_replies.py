@@ -15,7 +15,7 @@ from celery_dq.shown import shown_name
 #: How a message is released; see ``PartitionStore.release``.
 ReleaseMode: TypeAlias = Literal["unstarted", "requeue", "crashed"]
 PushStatus: TypeAlias = Literal[
-    "seen", "accepted", "discarded", "declined", "blocked", "following", "refused", "misrouted"
+    "seen", "accepted", "discarded", "declined", "blocked", "following", "refused", "misrouted", "full"
 ]
 
 
@@ -75,16 +75,21 @@ class PushReply(NamedTuple):
             had the sequence before. A message with a dedup key may also be ``blocked`` behind another one,
             ``following`` (it will get the result of another one), ``declined`` (not kept) or ``refused`` (it
             should follow, but there are too many followers). ``misrouted``: the queue has another number of
-            partitions than the client knows, and nothing was stored.
-        id: message id; the task id when it was seen.
+            partitions than the client knows, and nothing was stored. ``full``: as many messages of its tenant
+            wait as may, and it was not stored; a push under the same sequence tries again.
+        id: message id; the task id when it was seen or full.
         covering: the message that covers it or is ahead of it.
         replaced: the message that it has replaced.
+        bound: for a full one, how many messages of its tenant may wait.
+        waits: whether the publisher of a full one waits until there is room.
     """
 
     status: PushStatus
     id: str
     covering: str = ""
     replaced: str = ""
+    bound: int = 0
+    waits: bool = False
 
 
 class ClaimedEntry(NamedTuple):

@@ -19,7 +19,7 @@ from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
 from celery_dq.compat.celery_calls import ending_lost_run
-from celery_dq.errors import CoveringRunUnknown, DeliveriesExhausted
+from celery_dq.errors import CoveringRunUnknown, DeliveriesExhausted, DQError, QueueFull
 from celery_dq.protocols import FOLLOWS
 from celery_dq.shown import shown_logger
 from celery_dq.transport.in_flight import Message
@@ -166,10 +166,16 @@ def fail_task(consumer: Any, message: Any, name: str, why: str) -> None:
     """
     app = consumer.app
     task = app.tasks[name]
-    exc = DeliveriesExhausted(
-        f"{name}[{message.headers['id']}] was dead-lettered after {message.deliveries} deliveries ({why}): "
+    what = f"{name}[{message.headers['id']}]"
+    exc: DQError = DeliveriesExhausted(
+        f"{what} was dead-lettered after {message.deliveries} deliveries ({why}): "
         "every worker that ran it was lost. Look for the cause, then replay it from the dead letters."
     )
+    if why == "overflow":
+        exc = QueueFull(
+            f"{what} was pushed out of the backlog of its tenant by newer calls, because max_waiting allows "
+            "no more (when_full = 'dead_letter'). Replay it from the dead letters when there is room."
+        )
     try:
         request = symbol_by_name(task.Request)(message, app=app, task=task, hostname=consumer.hostname)
         with ending_lost_run(request):
@@ -178,7 +184,7 @@ def fail_task(consumer: Any, message: Any, name: str, why: str) -> None:
             )
         try:
             raise exc
-        except DeliveriesExhausted:
+        except DQError:
             signals.task_failure.send(
                 sender=task,
                 task_id=request.id,

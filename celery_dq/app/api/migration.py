@@ -15,6 +15,7 @@ from celery_dq.inspector.queues import queue_snapshot
 from celery_dq.inspector.redis_values import is_unicode
 from celery_dq.migration.stock_broker import Priorities, StockBroker, StockReader, as_restored
 from celery_dq.shown import shown_url
+from celery_dq.transport.message_record import as_accepted
 from celery_dq.transport.packer import Packer, StampedMessage
 
 
@@ -331,7 +332,9 @@ class BrokerMigration:
             raise InvalidMessage(f"a header has an unknown form: {described(exc)}") from exc
         if self._options.priorities is None:
             self._report.note_priority(queue, stamped.outgoing.record)
-        return stamped._replace(marker_ttl_ms=MARKER_TTL_MS)
+        # The backlog of a tenant may be longer in the stock broker than it may become here.
+        outgoing = stamped.outgoing._replace(record=as_accepted(stamped.outgoing.record))
+        return stamped._replace(outgoing=outgoing, marker_ttl_ms=MARKER_TTL_MS)
 
     def _refusal(self, raw: bytes, queue: str) -> InvalidMessage | None:
         """Return why a message is not understood; None if it is."""

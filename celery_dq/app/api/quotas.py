@@ -86,7 +86,8 @@ class QuotasApi:
             tenant: The tenant that gets the quota.
             timeout: Seconds to wait for the moves of a changed `spread`. The same call goes on with them.
             parts: ``rate`` (``"50/s"``, ``"3000/m"``, a number per second, None for unlimited), ``burst``,
-                ``weight``, ``concurrency`` (None for unlimited), ``paused``, ``spread`` (the number of
+                ``weight``, ``concurrency`` (None for unlimited), ``max_waiting`` (None for unlimited),
+                ``when_full``, ``paused``, ``spread`` (the number of
                 partitions of the queue in which the tenant lives; without it, the setting
                 ``spread_above_per_s`` of the queue may choose it from the rate).
 
@@ -94,8 +95,9 @@ class QuotasApi:
             The quota that is in force now.
 
         Raises:
-            InvalidQuota: A part is unknown or impossible, a burst has no effect because no rate is set, or
-                the queue has fewer partitions than the spread.
+            InvalidQuota: A part is unknown or impossible, a burst has no effect because no rate is set,
+                ``when_full`` has none because no ``max_waiting`` is, or the queue has fewer partitions than
+                the spread.
             InvalidRequest: No part is named, or the spread changes while another change is under way.
             InvalidTenant: The name cannot be a tenant's, or is a set of resources.
             TenantMoving: The quota is in force, but messages of the tenant still move.
@@ -437,10 +439,8 @@ def _parse(parts: dict[str, Any], base: Quota, where: str) -> Quota:
     if not parts:
         raise InvalidRequest(f"{where}: name at least one of {', '.join(TENANT_QUOTA_KEYS)}")
     quota = Quota.parse(parts, base=base, where=where)
-    if quota.rate is None and parts.get("burst", 1) != 1:
-        raise InvalidQuota(
-            f"{where}: burst = {quota.burst:g} has no effect without a rate: set a rate, too (--rate)"
-        )
+    if without_effect := quota.without_effect(parts):
+        raise InvalidQuota(f"{where}: {without_effect}")
     return quota
 
 
@@ -450,11 +450,11 @@ def spread_by_rate(quota: Quota, above_per_s: int, count: int) -> int:
     Args:
         quota: The quota; without a rate, the number is 1.
         above_per_s: The setting ``spread_above_per_s``.
-        count: Number of partitions of the queue, which bounds it, as burst and concurrency do.
+        count: Number of partitions of the queue, which bounds it, as burst, concurrency and max_waiting do.
     """
     if quota.rate is None:
         return 1
-    bounds = (count, math.floor(quota.burst), quota.concurrency or count)
+    bounds = (count, math.floor(quota.burst), quota.concurrency or count, quota.max_waiting or count)
     # The broker stores the interval, from which a rate is read that may be a little lower.
     return min(-(-SECOND_US // (quota.interval_us * above_per_s)), *bounds)
 

@@ -31,7 +31,7 @@ from celery_dq.app.timeouts import Deadline, LimitedCall
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.compat.celery_calls import calling_request
 from celery_dq.compat.kombu_messages import default_channel, publish_prepared
-from celery_dq.errors import TooFewReplicas
+from celery_dq.errors import QueueFull, TooFewReplicas
 from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import BrokerUnavailable
@@ -323,7 +323,7 @@ class DirectStage:
         return dq_of(self._app).serves_queues()
 
     def _blames_the_broker(self, error: BaseException) -> bool:
-        if not isinstance(error, OperationalError):
+        if not isinstance(error, OperationalError) or isinstance(error, QueueFull):
             return False
         cause = error.__cause__
         if isinstance(cause, TooFewReplicas):
@@ -382,6 +382,8 @@ def publish_direct(
         if not published.on_open(default_channel(connection) if connection.connected else None):
             published.with_retries(connection, retry_policy(app, policy))
         return published.is_sent
+    except QueueFull:
+        raise  # it was the answer
     except BaseException:
         # A pooled producer replaces its connection in the same way.
         pool.connections.replace(connection)

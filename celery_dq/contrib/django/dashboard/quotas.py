@@ -20,7 +20,7 @@ from celery_dq.transport.tenant import check_tenant
 #: Characters of one part of a quota in the form.
 LONGEST_PART = 40
 #: The parts of a quota in the form.
-PARTS = ("rate", "burst", "weight", "concurrency", "spread")
+PARTS = ("rate", "burst", "weight", "concurrency", "max_waiting", "when_full", "spread")
 #: Seconds for which a request waits for the moves of a tenant whose spread changes.
 MOVE_TIMEOUT_S = 5.0
 #: Salt of a signed undo, and the seconds for which it can be used.
@@ -152,15 +152,15 @@ class QuotaView(TenantChange):
             "burst": _number(given["burst"] or "1"),
             "weight": _number(given["weight"] or "1"),
             "concurrency": _number(given["concurrency"]) if given["concurrency"] else None,
+            "max_waiting": _number(given["max_waiting"]) if given["max_waiting"] else None,
+            "when_full": given["when_full"] or "refuse",
             "spread": _number(given["spread"] or "1"),
         }
         if isinstance(values["rate"], str) and values["rate"].replace(".", "", 1).isdecimal():
             values["rate"] = float(values["rate"])
         quota = Quota.parse(values, base=base, where=where)
-        if quota.rate is None and quota.burst != 1:
-            raise InvalidQuota(
-                f"{where}: burst = {quota.burst:g} has no effect without a rate: set a rate, too"
-            )
+        if without_effect := quota.without_effect():
+            raise InvalidQuota(f"{where}: {without_effect}")
         return quota
 
 

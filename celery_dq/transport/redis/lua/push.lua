@@ -16,7 +16,7 @@
 --   map: the map of the queue by which the client chose this partition, with a '!' behind it when the tenants of these
 --     messages move here by it
 --   count: number of messages, at most 1000
---   (sequence, id, record)*: the producer's number, ascending; the task id; the record
+--   (sequence, id, record)*: the producer's number, ascending; the task id; the record, which may have the flag 8
 -- RETURNS
 --   the number of messages when each was accepted under its task id; else
 --   an array with a string per message: '1<message id>' accepted, '0<task id>' its sequence was seen before and
@@ -25,14 +25,16 @@
 --   declined (not kept) or '6' declined although its result is awaited, because there are too many followers. When the
 --   lock was not free, behind the message id come a zero byte, the id of the message that covers it or is ahead of it,
 --   a zero byte, and the id of the message that it replaced, or ''. '7<task id>' is misrouted: the queue has another
---   map, and nothing changed
+--   map, and nothing changed. '8<task id>', a zero byte, the bound, a zero byte, 'refuse' or 'wait' is full: as many
+--   messages of its tenant wait as may, and it was not stored
 -- COST
 --   9 commands for one plain message, see `push_plain`; five more where others wait, eight where tenants have limits; else O(log n) per message,
 --   some 15 commands and one per tenant of the call
 -- GUARANTEE
 --   Everything is checked before anything is written. Messages of a tenant that moves here are not served before
 --   `open_tenants`. Sending a call again with the same producer and sequences
---   changes nothing. Messages of one call and one priority keep their order. On a singleton queue, a message with the
+--   changes nothing, but stores messages that were full, if there is room now. No message makes a backlog longer than its
+--   tenant's `max_waiting`, except those with the flag 8, which were accepted before. Messages of one call and one priority keep their order. On a singleton queue, a message with the
 --   task id of a message that the leader holds takes the place of that one.
 --@include partition
 local producer, wall, count = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[6])
@@ -57,19 +59,29 @@ local map, is_moving = string.gsub(ARGV[5], '!$', '')
 --@uses accept
 --@uses retry_of
 --@uses dedup
+--@uses backlog_bound
 --@uses partition_map
 --@uses wake
-read_state('epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions', 'sets')
-local last = -1
-if producer ~= '' then last = finite(call('GET', P .. 'producer:' .. producer)) or -1 end
+read_state('epoch', 'seq', 'v', 'floor', 'head', 'pushed', 'paused_until', 'partitions', 'sets', 'bounds')
+-- The marker of a producer: its last sequence, and behind it those of its last call that were full.
+local last, was_full = -1, {}
+local marker = producer ~= '' and call('GET', P .. 'producer:' .. producer)
+if marker then
+  last = finite(string.match(marker, '^%S+')) or -1
+  for number in string.gmatch(marker, ' (%d+)') do was_full[tonumber(number)] = true end
+end
 local replies, messages, ids, order, seen, highest = {}, {}, {}, {}, {}, last
 for i = 1, count do
   local at = 4 + 3 * i
   local sequence, record = tonumber(ARGV[at]), ARGV[at + 2]
   local priority, due, _, tenant, flags = dq.header(record)
   if not priority then return redis.error_reply('DQINVALID push: record ' .. i .. ' cannot be read') end
+  local is_accepted = flags % 16 >= 8
+  if is_accepted then flags = flags - 8 end
   if flags % 8 >= 4 then
     due, flags = math.min(math.max(due + now - wall, 1), dq.LATEST), flags - 4
+    record = dq.with_header(record, priority, flags, due)
+  elseif is_accepted then
     record = dq.with_header(record, priority, flags, due)
   end
   local section = flags >= 2 and dq.fast_dedup().section_of(record)
@@ -77,18 +89,18 @@ for i = 1, count do
     return redis.error_reply('DQINVALID push: the dedup key of record ' .. i .. ' cannot be read')
   end
   if not sequence then return redis.error_reply('DQINVALID push: sequence ' .. i .. ' is not a number') end
-  if producer ~= '' and sequence <= last then
+  if producer ~= '' and sequence <= last and not was_full[sequence] then
     replies[i] = '0' .. ARGV[at + 1]
     if section then seen[#seen + 1] = {i, ARGV[at + 1], dq.tenant_name(record, tenant), section} end
   else
-    if producer ~= '' and sequence <= highest then
+    if producer ~= '' and sequence <= highest and not was_full[sequence] then
       return redis.error_reply('DQINVALID push: sequence ' .. i .. ' does not ascend')
     end
     highest = math.max(highest, sequence)
     ids[#ids + 1] = ARGV[at + 1]
     order[#order + 1] = i
     messages[#messages + 1] = {record = record, priority = priority, due = due, tenant = dq.tenant_name(record, tenant),
-      section = section}
+      section = section, sequence = sequence, is_accepted = is_accepted}
   end
 end
 for i = 1, #seen do
@@ -128,17 +140,27 @@ for i = 1, #messages do
     replies[order[i]] = (message.reason and '2' or '1') .. message.id
   end
 end
-local turned_away = 0
+if state.bounds > 0 then dq.read_bounds(messages) end
+local turned_away, full = 0, {}
 for i = 1, #messages do
-  local message = messages[i]
-  if message.section and not message.reason then
+  local message, replaced = messages[i], nil
+  local will_wait = state.bounds > 0 and not message.reason and (message.due <= now or message.score)
+  local bound, policy
+  if will_wait and not (message.is_accepted or message.score) then bound, policy = dq.full_for(message) end
+  if bound then
+    turned_away, full[#full + 1] = turned_away + 1, digits(message.sequence)
+    message.dropped = true
+    replies[order[i]] = '8' .. ids[i] .. '\0' .. digits(bound) .. '\0' .. policy
+  elseif message.section and not message.reason then
     local CODES = {accept = '1', block = '4', follow = '5', decline = '3', refuse = '6'}
-    local verdict, ahead, replaced = dq.fast_dedup().admit(message)
+    local verdict, ahead
+    verdict, ahead, replaced = dq.fast_dedup().admit(message)
     message.following = verdict == 'follow'
     message.dropped = verdict == 'decline' or verdict == 'refuse'
     if message.dropped or replaced then turned_away = turned_away + 1 end
     if ahead then replies[order[i]] = CODES[verdict] .. message.id .. '\0' .. ahead .. '\0' .. (replaced or '') end
   end
+  if will_wait and not (message.dropped or message.following or message.blocked) then dq.count_waiting(message, replaced) end
 end
 if turned_away > 0 then
   local kept = {}
@@ -149,7 +171,13 @@ if turned_away > 0 then
 end
 state.pushed = state.pushed + #messages
 local is_ready = dq.accept(messages)
-if producer ~= '' then call('SET', P .. 'producer:' .. producer, highest, 'PX', ARGV[2]) end
+if state.bounds > 0 then
+  state.full = state.full + #full
+  dq.drop_overflow()
+end
+if producer ~= '' then
+  call('SET', P .. 'producer:' .. producer, table.concat({digits(highest), unpack(full)}, ' '), 'PX', ARGV[2])
+end
 dq.wake(is_ready)
 save()
 if next(replies) == nil then return count end

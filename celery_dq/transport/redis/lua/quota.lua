@@ -22,6 +22,7 @@
 --@include out_of_memory_guard
 --@uses partition_map
 --@uses apply_quota
+--@uses backlog_bound
 --@uses wake
 local field, packed = ARGV[1], ARGV[2]
 local tenant = string.match(field, '^t:(.*)$')
@@ -35,6 +36,7 @@ if packed == '' then
   call('HDEL', P .. 'quota_info', field)
 elseif read_quota(packed, field) then
   call('HSET', P .. 'quotas', field, packed)
+  dq.note_bound(packed)
   if ARGV[5] == '' then call('HSET', P .. 'quota_info', field, text(now) .. ' ' .. ARGV[3]) end
 else
   return redis.error_reply('DQINVALID quota: the packed quota cannot be read')
@@ -42,6 +44,6 @@ end
 if tenant then
   dq.apply_quota({tenant})
   dq.wake()
-  save()
 end
+save()
 return 1

@@ -24,6 +24,7 @@
 --   on; `place` applies it to tenants with backlog.
 --@include state
 --@uses quota
+--@uses backlog_bound
 --@uses partition_map
 local packed, by, memory = ARGV[1], ARGV[2], tonumber(ARGV[3]) * 1000
 if packed ~= '' and not read_quota(packed, 'config') then
@@ -51,5 +52,7 @@ if packed == '' then
   call('HDEL', P .. 'quotas', 'config')
 else
   call('HSET', P .. 'quotas', 'config', packed)
+  dq.note_bound(packed)
+  save()
 end
 return reply

@@ -25,6 +25,7 @@
 --@include out_of_memory_guard
 --@uses partition_map
 --@uses apply_quota
+--@uses backlog_bound
 --@uses pauses
 local map, stored, tenants = ARGV[1], dq.stored_map(), {}
 if stored ~= map and dq.map_version(stored) >= dq.map_version(map) then return 0 end
@@ -38,6 +39,7 @@ for i = 4, #ARGV, 6 do
   local field, quota, info, since, ends, cause = unpack(ARGV, i, i + 5)
   local tenant = string.match(field, '^t:(.*)$')
   put(P .. 'quotas', field, quota)
+  dq.note_bound(quota)
   put(P .. 'quota_info', field, info)
   if tenant then
     rank(P .. 'pauses', tenant, since)

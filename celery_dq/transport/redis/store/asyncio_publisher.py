@@ -34,7 +34,7 @@ from celery_dq.transport.redis.store.server_checks import (
     connection_refusals_named,
     recognised_error,
 )
-from celery_dq.transport.redis.store.server_errors import PushInterrupted, refusals_as_outage
+from celery_dq.transport.redis.store.server_errors import BacklogFull, PushInterrupted, refusals_as_outage
 
 
 class BlockingPushNeeded(Exception):
@@ -119,6 +119,7 @@ class AsyncioPublisher:
 
         Raises:
             BlockingPushNeeded: The blocking publisher has to send the message, with the same stamp.
+            BacklogFull: There was no room for the message.
             redis.RedisError: As of :meth:`RedisPublisher.push`; sending again is safe.
         """
         name, sequence, outgoing, dedup, marker_ttl_ms = message
@@ -140,7 +141,7 @@ class AsyncioPublisher:
             except NoScriptError:
                 answer = await self._ask(call.command(full=True))
             reply = None if type(answer) is int else call.parse(answer)[0]
-            if reply is not None and reply.status == "misrouted":
+            if reply is not None and (reply.status == "misrouted" or reply.waits):
                 raise BlockingPushNeeded
             if self._broker.confirms:
                 is_repeat = reply is not None and reply.status == "seen"
@@ -154,8 +155,11 @@ class AsyncioPublisher:
             if isinstance(error, redis.ConnectionError):
                 raise PushInterrupted.of(error, name, [len(outgoing.record)]) from error
             raise
+        reply = reply or PushReply("accepted", outgoing.id)
+        if reply.status == "full":
+            raise self._publisher.backlog_full(name, outgoing.record, reply)
         if dedup is not None:
-            dedup.receive_verdict(*(reply or PushReply("accepted", outgoing.id)))
+            dedup.receive_verdict(reply.status, reply.id, reply.covering, reply.replaced)
 
     async def _connect(self) -> None:
         if not self._connection.is_connected:
@@ -253,6 +257,9 @@ class LoopPublishers:
                 publication.stamped = publisher.number(publication.message)
             await publisher.push(publication.stamped)
             keeps = True
+        except BacklogFull:
+            keeps = True
+            raise
         except redis.ResponseError as error:
             # Only a message that was refused for good is not sent again, so that the next number may follow.
             keeps = not isinstance(error, (redis.ConnectionError, *PASSING_ERRORS))

@@ -595,7 +595,15 @@ def read_push_reply(reply: Any, messages: Sequence[OutgoingRecord]) -> list[Push
     """Return the verdict on each of these messages, which were pushed."""
     if type(reply) is int:  # each was accepted under its task id
         return [PushReply("accepted", read_text(task_id)) for _, task_id, _ in messages]
-    return [PushReply(_PUSH_STATUS[int(text[0])], *text[1:].split("\0")) for text in map(read_text, reply)]
+    return [_read_verdict(read_text(each)) for each in reply]
+
+
+def _read_verdict(text: str) -> PushReply:
+    status = _PUSH_STATUS[int(text[0])]
+    message_id, covering, replaced = (*text[1:].split("\0"), "", "")[:3]
+    if status == "full":
+        return PushReply(status, message_id, bound=int(covering), waits=replaced == "wait")
+    return PushReply(status, message_id, covering, replaced)
 
 
 def read_claim_reply(reply: Any) -> ClaimReply:

@@ -12,6 +12,8 @@ sends them again, under a producer id of their own.
 
 from __future__ import annotations
 
+import math
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -27,12 +29,18 @@ from celery_dq.errors import TooFewReplicas
 from celery_dq.options.sections import Options
 from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.shown import shown_logger
+from celery_dq.transport.message_record import tenant_of
 from celery_dq.transport.packer import PackedMessage, Packer, PublishBatch, StampedMessage
 from celery_dq.transport.partition_replies import OutgoingRecord, PushReply
 from celery_dq.transport.redis.store.partition import Partition, PartitionedQueue, Queue, read_push_reply
 from celery_dq.transport.redis.store.partition_map import MOVING, ROUTINGS, PartitionMap, PartitionMaps
 from celery_dq.transport.redis.store.script_calls import PipelinedConnection, ScriptCall, ask_script, run_on
-from celery_dq.transport.redis.store.server_errors import PartitionsChanging, PushInterrupted, refusals_named
+from celery_dq.transport.redis.store.server_errors import (
+    BacklogFull,
+    PartitionsChanging,
+    PushInterrupted,
+    refusals_named,
+)
 from celery_dq.transport.redis.store.slot_map import NodeClosedConnection
 
 T = TypeVar("T")
@@ -44,6 +52,9 @@ CONFIRM_TIMEOUT_MS = 2_000
 CONFIRM_SHARE = 0.8
 #: Lifetime, in milliseconds, of a producer's markers after it was closed without an error.
 RETIRED_MARKER_MS = 60_000
+#: Shortest and longest pause in seconds between two looks whether a tenant has room.
+FIRST_PAUSE_S = 0.01
+LAST_PAUSE_S = 0.25
 
 
 class _Interrupted(Exception):
@@ -127,14 +138,64 @@ class RedisPublisher:
             PartitionsChanging: The number of partitions changed again and again; sending again is safe.
             TooFewReplicas: The messages are stored, but on fewer replicas than required; sending again is
                 safe.
+            BacklogFull: There was no room for some of the messages, and the other ones are stored.
         """
         first = messages[0]
         outgoing = [message.outgoing for message in messages]
         replies = self.deliver(first.queue, first.sequence, outgoing, first.marker_ttl_ms)
+        refused = self._wait_for_room(first, outgoing, replies) if replies else None
         for place, message in enumerate(messages):
             if message.dedup is not None:
                 reply = PushReply("accepted", message.outgoing.id) if replies is None else replies[place]
-                message.dedup.receive_verdict(*reply)
+                if reply.status != "full":
+                    message.dedup.receive_verdict(reply.status, reply.id, reply.covering, reply.replaced)
+        if refused is not None:
+            raise refused
+
+    def _wait_for_room(
+        self, first: StampedMessage, outgoing: Sequence[OutgoingRecord], replies: list[PushReply]
+    ) -> BacklogFull | None:
+        """Send messages again whose tenants let publishers wait, until there is room or no time is left.
+
+        Args:
+            first: The first message, which names queue and producer.
+            outgoing: All messages.
+            replies: Their replies, which are replaced.
+
+        Returns:
+            The error of the first message that has found no room.
+        """
+        began, pause_s = self._clock.monotonic(), FIRST_PAUSE_S
+        # The deadline of a call lets no attempt begin in its last third.
+        longest_s = self._options.publishing.timeout_us / 1.5e6 or math.inf
+        while waiting := [place for place, reply in enumerate(replies) if reply.waits]:
+            left_s = began + longest_s - self._clock.monotonic()
+            if left_s <= 0:
+                break
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+            again = [outgoing[place] for place in waiting]
+            answers = self.deliver(first.queue, first.sequence, again, first.marker_ttl_ms)
+            for place, answer in zip(waiting, answers or read_push_reply(len(again), again), strict=True):
+                replies[place] = answer
+        for place, reply in enumerate(replies):
+            if reply.status == "full":
+                waited_s = self._clock.monotonic() - began if reply.waits else 0.0
+                return self.backlog_full(first.queue, outgoing[place].record, reply, waited_s)
+        return None
+
+    def backlog_full(self, queue: str, record: bytes, reply: PushReply, waited_s: float = 0.0) -> BacklogFull:
+        """Return the error of a message for which there was no room.
+
+        Args:
+            queue: Name of the target queue.
+            record: Its record.
+            reply: The reply that says so.
+            waited_s: For how many seconds it has waited.
+        """
+        tenant = tenant_of(record)
+        is_share = tenant in self._queues(queue, False).homes.spreads
+        return BacklogFull.of(tenant, queue, reply.bound, is_share=is_share, waited_s=waited_s)
 
     def deliver(
         self,

@@ -15,13 +15,14 @@ from typing import NamedTuple
 import redis
 from kombu.exceptions import OperationalError
 
-from celery_dq.errors import DQError, InvalidMessage
+from celery_dq.errors import DQError, InvalidMessage, QueueFull
 from celery_dq.lost_attempts import means_too_large
 from celery_dq.outage import Outage
 from celery_dq.shown import shown_logger
 from celery_dq.transport.redis.store.server_checks import PASSING_ERRORS
 
 __all__ = [
+    "BacklogFull",
     "BrokerNotReady",
     "BrokerOverloaded",
     "BrokerRefused",
@@ -58,6 +59,29 @@ class PartitionsChanging(BrokerOverloaded):
 
 class MessageRefused(BrokerRefused):
     """Redis, or a proxy before it, will never take this message. Other messages are not affected."""
+
+
+class BacklogFull(QueueFull, OperationalError):
+    """As many messages of a tenant wait as its ``max_waiting`` allows, so a call was not stored."""
+
+    @classmethod
+    def of(cls, tenant: str, queue: str, bound: int, *, is_share: bool, waited_s: float = 0.0) -> BacklogFull:
+        """Return the error of a call.
+
+        Args:
+            tenant: Its tenant.
+            queue: The name of the queue.
+            bound: How many messages may wait.
+            is_share: Whether that is the share of one partition.
+            waited_s: For how many seconds the call has waited.
+        """
+        place, whose = ("a partition of ", "its share of the") if is_share else ("", "its")
+        waited = f" after {waited_s:.1f} s" if waited_s else ""
+        return cls(
+            f"the call was not sent{waited}: {bound:,} messages of tenant {tenant!r} wait in {place}queue "
+            f"{queue!r}, and {whose} max_waiting allows no more. Call again when workers have caught up, or "
+            "raise max_waiting (celery dq quotas set)"
+        )
 
 
 #: The smallest number of bytes to which Redis can limit a request.

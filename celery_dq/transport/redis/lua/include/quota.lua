@@ -13,7 +13,7 @@
 --@include packed_quota
 -- The quota of a tenant is its own, else the default that was set live, else the one of the settings, else no limit.
 -- A tenant is paused by its entry in `pauses` or, while it moves here, in `arriving`, or by its quota.
-dq.UNLIMITED = {interval = 0, burst = 1, weight = 1, concurrency = 0, paused = false, source = 'none'}
+dq.UNLIMITED = {interval = 0, burst = 1, weight = 1, concurrency = 0, paused = false, max_waiting = 0, source = 'none'}
 
 -- Whether a tenant may have a limit or a pause, or may have had one. When none has, tenants wait in `turn` only and have
 -- no finish tags. The scripts that set the first quota or pause do so before they ask.
