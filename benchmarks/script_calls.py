@@ -128,7 +128,7 @@ class Lives:
         self._sequence = 0
         if kind == "quota":
             # A permit per µs, because no call is to be delayed.
-            quota = struct.pack(">ddddB", 1.0, 100.0, 1.0, 10.0, 0)
+            quota = struct.pack(">ddddBIB", 1.0, 100.0, 1.0, 10.0, 0, 0, 0)
             clock.send([each.set_quota("tenant0", quota).command() for each in self._partitions])
 
     def live(self, message: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from celery_dq.inspector.claim_rates import RunningEntry
 from celery_dq.inspector.messages import waiting_of
 from celery_dq.keys import PartitionKeys
+from celery_dq.options.quota import WHEN_FULL, WhenFull
 from celery_dq.transport.message_record import DedupSection
 from celery_dq.transport.partition_replies import ClaimReply, DeliveryTag, OutgoingRecord, PushReply
 from celery_dq.transport.redis.store.partition import Partition
@@ -38,12 +39,13 @@ def make_record(
     priority: int = 0,
     due_us: int = 0,
     expires_us: int = 0,
+    accepted: bool = False,
     task: str = "shop.tasks.notify",
     body: bytes = b"[]",
 ) -> bytes:
     """A record, packed by the layout that the contract of the scripts states, not by the code under test."""
     parts = (tenant.encode(), task.encode(), b"{}")
-    header = struct.pack(">BBBddHHI", 1, priority, 0, due_us, expires_us, *map(len, parts))
+    header = struct.pack(">BBBddHHI", 1, priority, 8 * accepted, due_us, expires_us, *map(len, parts))
     return header + b"".join(parts) + body
 
 
@@ -63,9 +65,12 @@ def make_quota(
     weight: float = 1,
     concurrency: int = 0,
     paused: bool = False,
+    max_waiting: int = 0,
+    when_full: WhenFull = "refuse",
 ) -> bytes:
     interval = 0.0 if rate is None else float(-(-1_000_000 // rate))
-    return struct.pack(">ddddB", interval, burst, weight, concurrency, paused)
+    bound = (max_waiting, WHEN_FULL.index(when_full))
+    return struct.pack(">ddddBIB", interval, burst, weight, concurrency, paused, *bound)
 
 
 class PartitionScripts:

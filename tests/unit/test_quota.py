@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from celery_dq.errors import InvalidQuota
 from celery_dq.options import Quota
+from celery_dq.options.quota import WHEN_FULL, WhenFull
 
 quotas = st.builds(
     Quota,
@@ -15,6 +16,8 @@ quotas = st.builds(
     burst=st.floats(1, 1_000_000),
     weight=st.floats(0.001, 1_000),
     concurrency=st.none() | st.integers(1, 1_000_000),
+    max_waiting=st.none() | st.integers(1, 1_000_000_000),
+    when_full=st.sampled_from(WHEN_FULL),
     paused=st.booleans(),
 )
 
@@ -22,12 +25,57 @@ quotas = st.builds(
 def test_a_quota_that_reports_nothing_limits_nothing() -> None:
     quota = Quota()
     assert quota.interval_us == 0
-    assert quota.pack() == struct.pack(">ddddB", 0, 1, 1, 0, 0)
+    assert quota.pack() == struct.pack(">ddddBIB", 0, 1, 1, 0, 0, 0, 0)
 
 
 def test_the_packed_form_is_the_one_of_the_scripts() -> None:
-    quota = Quota(rate=3, burst=10, weight=2.5, concurrency=8, paused=True)
-    assert quota.pack() == struct.pack(">ddddB", 333_334, 10, 2.5, 8, 1)
+    quota = Quota(3, 10, 2.5, 8, max_waiting=10**9, when_full="dead_letter", paused=True)
+    assert quota.pack() == struct.pack(">ddddBIB", 333_334, 10, 2.5, 8, 1, 10**9, 3)
+
+
+@pytest.mark.parametrize(("number", "when_full"), [*enumerate(["refuse", "wait", "discard", "dead_letter"])])
+def test_the_numbers_of_when_full_are_those_of_the_scripts(number: int, when_full: WhenFull) -> None:
+    quota = Quota(max_waiting=1, when_full=when_full)
+    assert quota.pack()[-1] == number
+    assert Quota.unpack(quota.pack()) == quota
+
+
+def test_the_shares_of_a_bound_are_its_sum() -> None:
+    quota = Quota(max_waiting=10, when_full="wait", spread=4)
+    shares = [struct.unpack_from(">ddddBIB", quota.pack(share))[5:] for share in range(4)]
+    assert shares == [(3, 1), (3, 1), (2, 1), (2, 1)]
+    assert Quota.unpack(quota.pack(3)) == quota
+    # While the spread changes, there may be more shares than messages.
+    assert struct.unpack_from(">ddddBIB", quota.pack(11, 16))[5] == 1
+
+
+@pytest.mark.parametrize(
+    ("quota", "text"),
+    [
+        (Quota(max_waiting=5), " max_waiting=5 when_full=refuse"),
+        (Quota(max_waiting=5, when_full="discard", paused=True), " max_waiting=5 when_full=discard paused"),
+        (Quota(when_full="discard"), "concurrency=unlimited"),
+    ],
+)
+def test_the_text_of_a_quota_has_the_bound_of_its_backlog(quota: Quota, text: str) -> None:
+    assert str(quota).endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("quota", "named", "reported"),
+    [
+        (Quota(when_full="wait"), ("when_full",), "when_full = 'wait' has no effect without max_waiting"),
+        (Quota(when_full="wait"), ("rate",), ""),
+        (Quota(max_waiting=3, when_full="wait"), ("when_full",), ""),
+        (Quota(burst=3), ("burst",), "burst = 3 has no effect without a rate"),
+        (Quota(), ("burst", "when_full"), ""),
+    ],
+)
+def test_a_part_without_effect_is_named_with_its_remedy(
+    quota: Quota, named: tuple[str, ...], reported: str
+) -> None:
+    assert quota.without_effect(named).startswith(reported)
+    assert bool(quota.without_effect(named)) == bool(reported)
 
 
 @given(quotas)
@@ -69,6 +117,16 @@ def test_a_rate_that_a_person_wrote_comes_back(rate: float | None) -> None:
         ({"concurrency": 0}, "concurrency = 0 .* set paused"),
         ({"concurrency": 1.5}, "concurrency = 1.5 is not a whole number"),
         ({"concurrency": True}, "concurrency = True"),
+        ({"max_waiting": 0}, "max_waiting = 0 is not from 1 to 1000000000"),
+        ({"max_waiting": 10**9 + 1}, "max_waiting = 1000000001 is not from 1 to"),
+        ({"max_waiting": 2.0}, "max_waiting = 2.0 is not a whole number or None; from 1 to 1000000000"),
+        ({"max_waiting": True}, "max_waiting = True is not a number"),
+        (
+            {"max_waiting": 3, "spread": 4},
+            "max_waiting = 3 is below spread = 4, .* give a max_waiting from 4",
+        ),
+        ({"when_full": "drop"}, "when_full = 'drop' is not one of refuse, wait, discard, dead_letter"),
+        ({"when_full": None}, "when_full = None is not one of"),
         ({"paused": 1}, "paused = 1 is not True or False"),
     ],
 )
@@ -79,7 +137,7 @@ def test_an_impossible_quota_is_refused(wrong: dict[str, object], reported: str)
 
 def test_a_quota_is_read_over_a_base() -> None:
     base = Quota(rate=5, burst=3, weight=2)
-    assert Quota.parse({"rate": "3000/m", "paused": True}, base=base) == Quota(50, 3, 2, None, True)
+    assert Quota.parse({"rate": "3000/m", "paused": True}, base=base) == Quota(50, 3, 2, paused=True)
     assert Quota.parse({"rate": None}, base=base) == Quota(None, 3, 2)
 
 
@@ -94,7 +152,16 @@ def test_a_rate_that_cannot_be_read_is_an_invalid_quota(value: object) -> None:
         Quota.parse({"rate": value})
 
 
-@pytest.mark.parametrize("packed", [b"", b"x" * 32, struct.pack(">ddddB", -1, 1, 1, 0, 0)])
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"",
+        b"x" * 37,
+        struct.pack(">ddddB", 0, 1, 1, 0, 0),
+        struct.pack(">ddddBIB", -1, 1, 1, 0, 0, 0, 0),
+        struct.pack(">ddddBIB", 0, 1, 1, 0, 0, 1, 4),
+    ],
+)
 def test_other_bytes_are_no_quota(packed: bytes) -> None:
     with pytest.raises(InvalidQuota, match="a packed quota"):
         Quota.unpack(packed)
