@@ -6,7 +6,6 @@ local function read_quota(packed, source)
   if not packed or #packed < 38 then return nil end
   local interval, burst, weight, concurrency, paused, max_waiting, when_full = struct.unpack('>ddddBIB', packed)
   if not (weight > 0) then return nil end
-  burst = math.max(burst, 1)
   return {interval = interval, burst = burst, tolerance = (burst - 1) * interval, weight = weight,
     concurrency = concurrency, paused = paused == 1, max_waiting = max_waiting, when_full = when_full, source = source}
 end
