@@ -16,13 +16,14 @@
 -- COST
 --   some 20 commands
 -- GUARANTEE
---   A tenant never waits longer for its next message than its new burst allows. `default` acts on tenants that are
---   placed after that; `place` applies it to tenants with backlog. No share of an old map replaces one of a newer map.
+--   A tenant never waits longer for its next message than its new burst allows. A bound of the backlog acts on the next
+--   push; a lower one removes no message here. `default` acts on tenants that are placed after that; `place` applies it to
+--   tenants with backlog. No share of an old map replaces one of a newer map.
 --@include state
 --@include out_of_memory_guard
 --@uses partition_map
 --@uses apply_quota
---@uses backlog_bound
+--@uses quota
 --@uses wake
 local field, packed = ARGV[1], ARGV[2]
 local tenant = string.match(field, '^t:(.*)$')

@@ -24,7 +24,6 @@
 --   on; `place` applies it to tenants with backlog.
 --@include state
 --@uses quota
---@uses backlog_bound
 --@uses partition_map
 local packed, by, memory = ARGV[1], ARGV[2], tonumber(ARGV[3]) * 1000
 if packed ~= '' and not read_quota(packed, 'config') then

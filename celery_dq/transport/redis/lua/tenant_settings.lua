@@ -25,7 +25,7 @@
 --@include out_of_memory_guard
 --@uses partition_map
 --@uses apply_quota
---@uses backlog_bound
+--@uses quota
 --@uses pauses
 local map, stored, tenants = ARGV[1], dq.stored_map(), {}
 if stored ~= map and dq.map_version(stored) >= dq.map_version(map) then return 0 end

@@ -6,7 +6,6 @@
 --   tenant:<tenant> ZSET
 --   deliveries HASH
 --@include state
---@include packed_quota
 --@uses record
 --@uses quota
 --@uses dead_letter
@@ -20,12 +19,6 @@
 -- What a push does when the tenant is at its bound: the places in `WHEN_FULL` of `quota.py`.
 local REFUSE, WAIT, DEAD_LETTER = 0, 1, 3
 local MOST_DROPPED = 1000
-
--- Notes that a quota, packed, may have a bound. The scripts that store a quota call it.
-function dq.note_bound(packed)
-  local quota = read_quota(packed)
-  if quota and quota.max_waiting > 0 then state.bounds = 1 end
-end
 
 -- Per tenant with a bound its quota, how many messages wait, and how many this call lets in.
 local quotas, waiting, coming = {}, {}, {}

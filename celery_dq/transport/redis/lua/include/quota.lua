@@ -60,6 +60,12 @@ function dq.quotas_of(tenants)
   return found
 end
 
+-- Notes that a quota, packed, may have a bound for the backlog. The scripts that store a quota call it.
+function dq.note_bound(packed)
+  local quota = read_quota(packed)
+  if quota and quota.max_waiting > 0 then state.bounds = 1 end
+end
+
 -- Returns the theoretical arrival time after one more message.
 function dq.take_permit(arrival, quota)
   return math.max(arrival, now) + quota.interval
