@@ -197,7 +197,7 @@ class PartitionKeys:
     tombstones = _Key("ZSET: task id -> expiry, µs; cancelled before it was published.")
 
     def producer(self, producer: str) -> str:
-        """STRING: the last sequence that was accepted from ``producer``."""
+        """STRING: the last sequence of ``producer``, and those of its last call that found no room."""
         return f"{self.prefix}producer:{producer}"
 
     dead = _Key("HASH: message id -> record, of the dead letters.")

@@ -84,6 +84,31 @@ def test_pushes_cost_one_command_per_tenant(scripts: PartitionScripts) -> None:
     assert commands(scripts) <= 25 + BATCH
 
 
+def cost_of_a_push(scripts: PartitionScripts, *tenants: str) -> int:
+    """Commands of a push of a message for each of these tenants, in this order."""
+    sent = int(scripts.state("pushed"))
+    messages = [OutgoingRecord(0, f"m{sent + n}", make_record(each)) for n, each in enumerate(tenants)]
+    push = scripts.partition.push(messages)
+    scripts.client.config_resetstat()
+    push.run(scripts.client)
+    return commands(scripts)
+
+
+def test_a_bound_costs_the_pushes_of_its_partition_a_few_commands(scripts: PartitionScripts) -> None:
+    for tenant in "tu":
+        scripts.set_quota(tenant, weight=2)
+        scripts.push(f"first {tenant}", f"second {tenant}", tenant=tenant)
+    without = cost_of_a_push(scripts, "t", "t", "u")
+    # As it was before there were bounds: CONFIG and INFO are counted, too.
+    assert without == 13
+    scripts.set_quota("other", max_waiting=1)
+    assert cost_of_a_push(scripts, "t", "t", "u") == without + 3
+    scripts.set_quota("t", weight=2, max_waiting=100)
+    assert cost_of_a_push(scripts, "t", "t", "u") == without + 5
+    scripts.set_quota("t", weight=2, max_waiting=100, when_full="discard")
+    assert cost_of_a_push(scripts, "t", "t", "u") == without + 5
+
+
 @pytest.mark.parametrize("keyed", [False, True])
 def test_a_purge_and_a_cancellation_are_short_however_much_there_is(
     scripts: PartitionScripts, keyed: bool

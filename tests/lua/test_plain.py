@@ -42,6 +42,8 @@ QUOTAS = (
     make_quota(rate=300_000, burst=20, concurrency=3, weight=0.5),
     make_quota(weight=3),
     make_quota(paused=True),
+    make_quota(max_waiting=1),
+    make_quota(max_waiting=2, when_full="discard"),
     None,
 )
 

@@ -28,14 +28,18 @@
 --   map, and nothing changed. '8<task id>', a zero byte, the bound, a zero byte, 'refuse' or 'wait' is full: as many
 --   messages of its tenant wait as may, and it was not stored
 -- COST
---   9 commands for one plain message, see `push_plain`; five more where others wait, eight where tenants have limits; else O(log n) per message,
---   some 15 commands and one per tenant of the call
+--   9 commands for one plain message, see `push_plain`; five more where others wait, eight where tenants have limits; else
+--   O(log n) per message, some 15 commands and one per tenant of the call. Where a quota has a bound, three or four more, two
+--   per tenant with a bound and three per message with a dedup key that is full; where messages are pushed out, some ten and
+--   four per tenant, three per dead letter and some ten per dedup key
 -- GUARANTEE
 --   Everything is checked before anything is written. Messages of a tenant that moves here are not served before
---   `open_tenants`. Sending a call again with the same producer and sequences
---   changes nothing, but stores messages that were full, if there is room now. No message makes a backlog longer than its
---   tenant's `max_waiting`, except those with the flag 8, which were accepted before. Messages of one call and one priority keep their order. On a singleton queue, a message with the
---   task id of a message that the leader holds takes the place of that one.
+--   `open_tenants`. Sending a call or a part of it again with the same producer and sequences changes nothing, but stores
+--   messages that were full, if there is room now. No message makes a backlog longer than its tenant's `max_waiting`, except
+--   those that were accepted before: they have the flag 8 or the task id of a message that runs on a singleton queue, or had
+--   waited for the dedup lock of a message that is pushed out. At most 1000 messages are pushed out. Messages of one call and
+--   one priority keep their order. On a singleton queue, a message with the task id of a message that the leader holds takes
+--   the place of that one.
 --@include partition
 local producer, wall, count = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[6])
 if not count or count > 1000 or #ARGV ~= 6 + 3 * count then
@@ -76,12 +80,10 @@ for i = 1, count do
   local sequence, record = tonumber(ARGV[at]), ARGV[at + 2]
   local priority, due, _, tenant, flags = dq.header(record)
   if not priority then return redis.error_reply('DQINVALID push: record ' .. i .. ' cannot be read') end
-  local is_accepted = flags % 16 >= 8
-  if is_accepted then flags = flags - 8 end
-  if flags % 8 >= 4 then
-    due, flags = math.min(math.max(due + now - wall, 1), dq.LATEST), flags - 4
-    record = dq.with_header(record, priority, flags, due)
-  elseif is_accepted then
+  local is_accepted = false
+  if flags >= 4 and flags < 16 then
+    if flags % 8 >= 4 then due = math.min(math.max(due + now - wall, 1), dq.LATEST) end
+    is_accepted, flags = flags >= 8, flags % 4
     record = dq.with_header(record, priority, flags, due)
   end
   local section = flags >= 2 and dq.fast_dedup().section_of(record)
@@ -96,7 +98,7 @@ for i = 1, count do
     if producer ~= '' and sequence <= highest and not was_full[sequence] then
       return redis.error_reply('DQINVALID push: sequence ' .. i .. ' does not ascend')
     end
-    highest = math.max(highest, sequence)
+    highest, was_full[sequence] = math.max(highest, sequence), nil
     ids[#ids + 1] = ARGV[at + 1]
     order[#order + 1] = i
     messages[#messages + 1] = {record = record, priority = priority, due = due, tenant = dq.tenant_name(record, tenant),
@@ -140,13 +142,13 @@ for i = 1, #messages do
     replies[order[i]] = (message.reason and '2' or '1') .. message.id
   end
 end
-if state.bounds > 0 then dq.read_bounds(messages) end
-local turned_away, full = 0, {}
+local has_bounds, turned_away, full = state.bounds > 0, 0, {}
+if has_bounds then dq.read_bounds(messages) end
 for i = 1, #messages do
-  local message, replaced = messages[i], nil
-  local will_wait = state.bounds > 0 and not message.reason and (message.due <= now or message.score)
-  local bound, policy
-  if will_wait and not (message.is_accepted or message.score) then bound, policy = dq.full_for(message) end
+  local message, bound, policy, replaced = messages[i], nil, nil, nil
+  if has_bounds and message.due <= now and not (message.reason or message.is_accepted or message.score) then
+    bound, policy = dq.full_for(message)
+  end
   if bound then
     turned_away, full[#full + 1] = turned_away + 1, digits(message.sequence)
     message.dropped = true
@@ -160,7 +162,9 @@ for i = 1, #messages do
     if message.dropped or replaced then turned_away = turned_away + 1 end
     if ahead then replies[order[i]] = CODES[verdict] .. message.id .. '\0' .. ahead .. '\0' .. (replaced or '') end
   end
-  if will_wait and not (message.dropped or message.following or message.blocked) then dq.count_waiting(message, replaced) end
+  if has_bounds and not (message.dropped or message.reason) then
+    dq.count_waiting(message, replaced, (message.due <= now or message.score) and not (message.following or message.blocked))
+  end
 end
 if turned_away > 0 then
   local kept = {}
@@ -171,11 +175,13 @@ if turned_away > 0 then
 end
 state.pushed = state.pushed + #messages
 local is_ready = dq.accept(messages)
-if state.bounds > 0 then
-  state.full = state.full + #full
-  dq.drop_overflow()
-end
+if #full > 0 then state.full = state.full + #full end
+if has_bounds then dq.drop_overflow() end
 if producer ~= '' then
+  -- A call without a new sequence repeats a part of the last one, of which the other messages stay full.
+  if highest == last then
+    for sequence in pairs(was_full) do full[#full + 1] = digits(sequence) end
+  end
   call('SET', P .. 'producer:' .. producer, table.concat({digits(highest), unpack(full)}, ' '), 'PX', ARGV[2])
 end
 dq.wake(is_ready)
