@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from celery_dq.options.quota import WhenFull
+
 
 @dataclass
 class Quota:
@@ -11,6 +13,8 @@ class Quota:
     weight: float = 1.0
     concurrency: int = 0
     paused: bool = False
+    max_waiting: int = 0  # 0 is not a bound
+    when_full: WhenFull = "refuse"
 
 
 @dataclass
@@ -21,6 +25,7 @@ class Message:
     priority: int
     expired: bool
     delayed: bool = False
+    accepted: bool = False
     score: float = 0.0
     crashes: int = 0
     returned: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from tests.properties.partition_messages import Held, Message, Quota, Took
 from tests.properties.partition_rotation import Rotations
@@ -28,7 +28,8 @@ class Model:
         self.held: dict[str, dict[str, Held]] = {}
         self.dead: dict[str, Message] = {}
         self.tombstones: set[str] = set()
-        self.producers: dict[str, int] = {}
+        #: Producer -> its last sequence, and the sequences of its last call that were full.
+        self.producers: dict[str, tuple[int, set[int]]] = {}
         self.quotas: dict[str, Quota] = {}
         self.default = Quota()
         self.pauses: set[str] = set()
@@ -69,9 +70,9 @@ class Model:
     def due(self) -> list[str]:
         return sorted((i for i, at in self.delayed.items() if at < 1e6), key=lambda i: (self.delayed[i], i))
 
-    def unique(self, task: str) -> str | None:
+    def unique(self, task: str, used: Collection[str] = ()) -> str | None:
         for each in (task, *(f"{task}~{i}" for i in range(1, 10))):
-            if each not in self.messages and each not in self.dead:
+            if each not in self.messages and each not in self.dead and each not in used:
                 return each
         return None
 
@@ -159,13 +160,36 @@ class Model:
 
     # -- verbs
 
-    def push(self, message: Message, producer: str, sequence: int) -> str:
-        if producer and self.producers.get(producer, -1) >= sequence:
-            return "seen"
-        self.producers[producer] = sequence
+    def push(self, batch: Sequence[tuple[int, Message]], producer: str) -> list[str]:
+        last, was_full = self.producers.get(producer, (-1, set()))
+        found = {
+            sequence: "seen"
+            if producer and sequence <= last and sequence not in was_full
+            else self.accept(message)
+            for sequence, message in batch
+        }
+        full = {sequence for sequence, status in found.items() if status == "full"}
+        if max(found) <= last:
+            full |= was_full - set(found)
+        self.producers[producer] = max(last, *found), full
+        self.drop_overflow(message.tenant for sequence, message in batch if found[sequence] != "seen")
+        self.put_in_place()
+        return list(found.values())
+
+    def accept(self, message: Message) -> str:
+        quota, waiting = self.quota(message.tenant), len(self.waiting.get(message.tenant, ()))
+        is_cancelled = message.task in self.tombstones
+        if (
+            quota.max_waiting
+            and waiting >= quota.max_waiting
+            and quota.when_full in ("refuse", "wait")
+            and not (is_cancelled or message.delayed or message.accepted)
+        ):
+            self.counts["full"] += 1
+            return "full"
         self.messages[message.id] = message
         self.counts["pushed"] += 1
-        if message.task in self.tombstones:
+        if is_cancelled:
             self.discard(message, "cancelled")
             return "discarded"
         if message.delayed:
@@ -174,6 +198,19 @@ class Model:
             message.score = self.seq() - message.priority * STRICT
             self.wait(message)
         return "accepted"
+
+    def drop_overflow(self, tenants: Iterable[str]) -> None:
+        for tenant in dict.fromkeys(tenants):
+            quota, line = self.quota(tenant), self.waiting.get(tenant, [])
+            if not quota.max_waiting or quota.when_full in ("refuse", "wait"):
+                continue
+            while len(line) > quota.max_waiting:
+                message = line.pop(0)
+                is_kept = quota.when_full == "dead_letter"
+                if is_kept:
+                    self.add_dead_letter(message)
+                self.discard(message, "dead:overflow" if is_kept else "overflow")
+                self.counts["overflowed"] += 1
 
     def may_serve(self) -> bool:
         """Whether a message, or a discard, may be taken now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,10 +16,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from celery_dq.options.quota import WHEN_FULL
 from celery_dq.testing.servers import RedisServer
 from celery_dq.transport.partition_replies import ClaimedEntry, DeliveryTag, OutgoingRecord
 from celery_dq.transport.redis.store.partition import PauseReply
-from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, make_record
+from tests.lua.partition_scripts import LEASE_MS, PartitionScripts, make_quota, make_record
 from tests.properties.partition_invariants import CONSUMERS, LINES, TENANTS, WatchedPartition
 from tests.properties.partition_messages import Message, Quota
 from tests.properties.partition_model import Model
@@ -28,8 +29,8 @@ TASKS = ("x", "y", "z", "u", "w", "x~1")
 MAX_DELIVERIES = 2
 #: µs of a pause that does not end while a test runs.
 LONG = 10**12
-#: µs between two tokens: none comes back while a test runs.
-SLOW = 1e12
+#: Messages per second: no token comes back while a test runs.
+SLOW = 1e-6
 
 tenants = st.sampled_from(TENANTS)
 lines = st.sampled_from(LINES)
@@ -39,18 +40,20 @@ quotas = st.builds(
     weight=st.sampled_from([1.0, 1.0, 2.0, 0.5, 3.0]),
     concurrency=st.sampled_from([0, 0, 1, 2]),
     paused=st.sampled_from([False, False, False, True]),
+    max_waiting=st.sampled_from([0, 0, 0, 1, 2, 5]),
+    when_full=st.sampled_from(WHEN_FULL),
 )
 messages = st.tuples(
     st.sampled_from(TASKS),
     lines,
     st.sampled_from([0, 0, 0, 3, 9]),
-    st.sampled_from(["", "", "", "", "delayed", "expired"]),
+    st.sampled_from(["", "", "", "", "delayed", "expired", "accepted"]),
 )
 
 
 def pack(quota: Quota) -> bytes:
-    rated = SLOW if quota.burst else 0.0
-    return struct.pack(">ddddB", rated, max(quota.burst, 1), quota.weight, quota.concurrency, quota.paused)
+    parts = {**vars(quota), "burst": max(quota.burst, 1)}
+    return make_quota(SLOW if quota.burst else None, **parts)
 
 
 def each_of(entry: ClaimedEntry) -> tuple[str, str, int, bool, str]:
@@ -72,7 +75,7 @@ class PartitionMachine(WatchedPartition):
         self.model = Model()
         self.tags: list[tuple[str, tuple[str, str]]] = []
         self.sequence = 0
-        self.last: list[OutgoingRecord] = []
+        self.last: list[tuple[OutgoingRecord, Message]] = []
         self.token_taken = False
         self.keeping = set()
         for tenant, quota in limits:
@@ -83,28 +86,49 @@ class PartitionMachine(WatchedPartition):
 
     @rule(batch=st.lists(messages, min_size=1, max_size=6), producer=st.sampled_from(["", "p"]))
     def push(self, batch: list[tuple[str, str, int, str]], producer: str) -> None:
-        outgoing = []
+        sent = []
         for task, tenant, priority, kind in batch:
             self.sequence += 1
+            is_expired, is_accepted = kind == "expired", kind == "accepted"
             due = self.scripts.now_us() + 10**12 if kind == "delayed" else 0
-            record = make_record(tenant, priority=priority, due_us=due, expires_us=kind == "expired")
-            outgoing.append(OutgoingRecord(self.sequence, task, record))
-        pushed = self.scripts.partition.push(outgoing, producer=producer).run(self.client)
-        for (task, tenant, priority, kind), each, sent in zip(batch, pushed, outgoing, strict=True):
-            expected = self.model.unique(plain(task))
-            assert each.id == expected if expected else each.id.startswith(f"{plain(task)}~1")
-            message = Message(each.id, plain(task), tenant, priority, kind == "expired", kind == "delayed")
-            assert each.status == self.model.push(message, producer, sent.sequence)
-        self.model.put_in_place()
+            record = make_record(
+                tenant, priority=priority, due_us=due, expires_us=is_expired, accepted=is_accepted
+            )
+            message = Message("", plain(task), tenant, priority, is_expired, due > 0, is_accepted)
+            sent.append((OutgoingRecord(self.sequence, task, record), message))
+        self.send(sent, producer)
         if producer:
-            self.last = outgoing
-        self.token_taken = False
+            self.last = sent
+
+    def send(self, sent: list[tuple[OutgoingRecord, Message]], producer: str) -> None:
+        outgoing = [each for each, _ in sent]
+        replies = self.scripts.partition.push(outgoing, producer=producer).run(self.client)
+        used: set[str] = set()
+        batch = []
+        for (each, message), reply in zip(sent, replies, strict=True):
+            if reply.status == "seen":
+                assert reply.id == each.id
+            else:
+                expected = self.model.unique(message.task, used)
+                used.add(expected or reply.id)
+                if reply.status == "full":
+                    assert reply.id == each.id
+                    assert reply.bound == self.model.quota(message.tenant).max_waiting
+                    assert reply.waits == (self.model.quota(message.tenant).when_full == "wait")
+                else:
+                    assert reply.id == expected if expected else reply.id.startswith(f"{message.task}~1")
+            batch.append((each.sequence, dataclasses.replace(message, id=reply.id)))
+        statuses = [reply.status for reply in replies]
+        assert statuses == self.model.push(batch, producer)
+        if set(statuses) != {"seen"}:
+            self.token_taken = False
 
     @precondition(lambda self: self.last)
-    @rule()
-    def push_again(self) -> None:
-        pushed = self.scripts.partition.push(self.last, producer="p").run(self.client)
-        assert {each.status for each in pushed} == {"seen"}
+    @rule(data=st.data())
+    def push_again(self, data: st.DataObject) -> None:
+        """As after a lost answer, or only some of the messages."""
+        chosen = data.draw(st.sets(st.sampled_from(range(len(self.last))), min_size=1))
+        self.send([self.last[place] for place in sorted(chosen)], "p")
 
     @rule(task=st.sampled_from(TASKS), stone=st.sampled_from([False, False, True]))
     def cancel(self, task: str, stone: bool) -> None:
