@@ -17,6 +17,7 @@ PROMISES = {
     "concurrency": "At most ``concurrency`` of a tenant's messages are in workers' hands.",
     "fairness": "No tenant's backlog delays another's turn.",
     "inheritance": "With ``dq_inherit_tenant``, a call of a task that names no tenant",
+    "bounded": "",
     "poison": "A message that kills its workers is given up on after ``dq_max_deliveries``.",
     "throttled": "A task that raises ``Throttled`` runs again after its pause",
     "eta": "A task with an ETA waits in the broker.",
