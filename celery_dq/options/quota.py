@@ -231,7 +231,7 @@ class Quota:
         if not 0 <= interval <= SECOND_US / MIN_RATE:
             raise InvalidQuota(f"a packed quota has the impossible interval {interval!r} µs")
         if when_full >= len(WHEN_FULL):
-            raise InvalidQuota(f"a packed quota has the impossible number {when_full} in place of when_full")
+            raise InvalidQuota(f"a packed quota has the impossible number {when_full} for when_full")
         return cls(
             rate=_plain_rate(int(interval)) if interval else None,
             burst=burst,

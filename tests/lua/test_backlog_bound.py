@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from typing import Any
 
@@ -289,6 +290,27 @@ def test_messages_that_another_one_covers_need_no_room(scripts: PartitionScripts
     push(scripts, keyed("head"))
     follower = keyed("follower", follow=True, awaited=True)
     assert statuses(scripts, keyed("declined"), follower, plain("a")) == ["declined", "following", "full"]
+    assert scripts.waiting("t") == ["head"]
+
+
+def test_messages_that_a_delayed_one_covers_need_no_room(scripts: PartitionScripts) -> None:
+    bound(scripts, 1)
+    push(scripts, keyed("later", kind="delayed"))
+    fill(scripts, 1)
+    follower = keyed("follower", follow=True, awaited=True)
+    assert statuses(scripts, keyed("declined"), follower) == ["declined", "following"]
+
+
+def test_a_message_that_replaces_the_one_behind_a_returned_one_needs_no_room(
+    scripts: PartitionScripts,
+) -> None:
+    bound(scripts, 1)
+    push(scripts, keyed("head"))
+    (entry,) = scripts.claim().entries
+    push(scripts, keyed("tail"))
+    scripts.release(entry.tag)
+    reply = push(scripts, keyed("latest", replace=True))[0]
+    assert (reply.status, reply.replaced) == ("blocked", "tail")
     assert scripts.waiting("t") == ["head"]
 
 
@@ -598,6 +620,7 @@ def test_unreadable_messages_are_dropped_like_others_and_kept_aside(scripts: Par
     bound(scripts, 4, "discard")
     fill(scripts, 4)
     scripts.client.hset(scripts.keys.messages, "old0", b"garbage")
+    scripts.client.hset(scripts.keys.deliveries, mapping={"old0": 1, "old2": 1})
     scripts.client.hdel(scripts.keys.messages, "old1")
     push(scripts, plain("a"), plain("b"), plain("c"))
     assert scripts.waiting("t") == ["old3", "a", "b", "c"]
@@ -606,6 +629,7 @@ def test_unreadable_messages_are_dropped_like_others_and_kept_aside(scripts: Par
     assert b'"reason":"corrupt"' in scripts.client.hget(scripts.keys.dead_info, "old0")
     assert stored(scripts) == {"old2", "old3", "a", "b", "c"}
     assert scripts.client.hget(scripts.keys.unreadable, "waiting|t") == b"old1"
+    assert scripts.client.hgetall(scripts.keys.deliveries) == {b"old2": b"1"}
     assert (scripts.state("dropped"), scripts.state("overflowed")) == (2, 1)
 
 
@@ -628,3 +652,38 @@ def test_a_quota_of_another_form_bounds_nothing(scripts: PartitionScripts) -> No
     bound(scripts, 1)
     scripts.client.hset(scripts.keys.quotas, "t:t", struct.pack(">ddddB", 0, 1, 1, 0, 0))
     assert statuses(scripts, plain("a"), plain("b")) == ["accepted", "accepted"]
+
+
+def random_message(draw: random.Random, task: str) -> OutgoingRecord:
+    accepted = 8 * (draw.random() < 0.1)
+    if draw.random() < 0.4:
+        due_us = 8 * 10**15 if draw.random() < 0.2 else 0
+        return flagged(plain(task, due_us=due_us), accepted)
+    kind = draw.choice(["", "", "delayed"])
+    options = {name: draw.random() < 0.5 for name in ("replace", "waiting", "follow", "awaited")}
+    return flagged(keyed(task, draw.choice("kl"), kind, **options), accepted)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_call_of_many_messages_is_like_many_calls(client: Any, seed: int) -> None:
+    draw = random.Random(seed)
+    together, single = PartitionScripts(client, "together"), PartitionScripts(client, "single")
+    most = draw.choice([1, 2, 3])
+    for scripts in (together, single):
+        bound(scripts, most, draw.choice(REFUSING))
+    for number in range(10):
+        messages = [random_message(draw, f"m{number}.{n}") for n in range(draw.choice([2, 6]))]
+        before = len(together.waiting("t"))
+        returned = sum(each.record[2] >= 8 for each in messages)
+        replies = push(together, *messages)
+        expected = [push(single, each)[0] for each in messages]
+        assert [each[:2] for each in replies] == [each[:2] for each in expected]
+        assert len(together.waiting("t")) <= max(before, most) + returned
+        assert together.waiting("t") == single.waiting("t")
+        assert stored(together) == stored(single)
+        assert together.state("full") == single.state("full")
+        want, free = draw.choice([0, 1, 3]), draw.random() < 0.5
+        claimed = [scripts.claim(want).entries for scripts in (together, single)]
+        assert [each.id for each in claimed[0]] == [each.id for each in claimed[1]]
+        for scripts, entries in zip((together, single), claimed, strict=True):
+            scripts.finish(*tags_of(entries)) if free else scripts.release(*tags_of(entries))

@@ -88,6 +88,20 @@ def test_a_call_that_dedup_declines_is_not_pushed_and_a_replaced_one_is_dropped(
     assert scripts.client.hlen(scripts.keys.messages) == 2
 
 
+def test_each_attempt_of_a_full_message_counts_and_each_one_pushed_out(scripts: PartitionScripts) -> None:
+    scripts.set_quota("", max_waiting=1)
+    for _ in range(2):
+        scripts.push("a", "b", "c")
+    assert counts(scripts) == {"pushed": 1, "full": 2 + 3}
+    scripts.set_quota("", max_waiting=1, when_full="discard")
+    scripts.push("d")
+    assert counts(scripts) == {"pushed": 2, "full": 5, "overflowed": 1, "discarded": 1}
+    scripts.set_quota("", max_waiting=1, when_full="dead_letter")
+    scripts.push("e")
+    expected = {"pushed": 3, "full": 5, "overflowed": 2, "discarded": 2, "dead_lettered": 1}
+    assert counts(scripts) == expected
+
+
 def test_stale_tags_count_as_such_only(scripts: PartitionScripts) -> None:
     scripts.push("m")
     (tag,) = tags_of(scripts.claim().entries)
