@@ -179,6 +179,8 @@ def test_a_dead_letter_knows_its_crashes_and_is_replayed_above_the_bound(scripts
     assert b'"deliveries":1,"tenant":"t"' in info
     new = scripts.partition.replay("a").run(scripts.client)
     assert scripts.waiting("t") == ["b", new]
+    push(scripts, plain("c"))
+    assert b'"deliveries":0' in scripts.client.hget(scripts.keys.dead_info, "b")
 
 
 # -- messages that do not count, or are never refused
@@ -552,10 +554,14 @@ def test_a_push_drops_at_most_a_thousand(scripts: PartitionScripts) -> None:
     # What a call adds to a tenant comes first: no backlog becomes longer.
     push(scripts, *(plain(f"c{n}", "tu"[n % 2]) for n in range(800)), plain("v", "t"))
     assert [len(scripts.waiting(tenant)) for tenant in "tu"] == [1601, 802]
-    for _ in range(3):
-        push(scripts, plain("d"))
-    assert len(scripts.waiting("t")) == 10
-    assert scripts.state("overflowed") == 1000 + 1000 + 1594
+    push(scripts, plain("d", "u"))
+    assert len(scripts.waiting("u")) == 10
+    # One of a tenant that was at its bound takes nothing from what another one has too many.
+    push(scripts, plain("e", "u"), plain("f"))
+    assert [len(scripts.waiting(tenant)) for tenant in "tu"] == [603, 10]
+    push(scripts, plain("g"))
+    assert [len(scripts.waiting(tenant)) for tenant in "tu"] == [10, 10]
+    assert scripts.state("overflowed") == 1000 + 1000 + 793 + 1000 + 594
 
 
 @pytest.mark.parametrize("source", ["default", "config", "moved"])

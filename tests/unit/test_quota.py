@@ -40,15 +40,6 @@ def test_the_numbers_of_when_full_are_those_of_the_scripts(number: int, when_ful
     assert Quota.unpack(quota.pack()) == quota
 
 
-def test_the_shares_of_a_bound_are_its_sum() -> None:
-    quota = Quota(max_waiting=10, when_full="wait", spread=4)
-    shares = [struct.unpack_from(">ddddBIB", quota.pack(share))[5:] for share in range(4)]
-    assert shares == [(3, 1), (3, 1), (2, 1), (2, 1)]
-    assert Quota.unpack(quota.pack(3)) == quota
-    # While the spread changes, there may be more shares than messages.
-    assert struct.unpack_from(">ddddBIB", quota.pack(11, 16))[5] == 1
-
-
 @pytest.mark.parametrize(
     ("quota", "text"),
     [

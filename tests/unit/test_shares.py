@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 from celery_dq.errors import ConfigurationError, InvalidQuota
 from celery_dq.options import Quota
+from celery_dq.options.quota import WHEN_FULL
 from celery_dq.transport.redis.store.home import home_of, share_of
 from celery_dq.transport.redis.store.partition_map import PartitionMap
 
@@ -65,20 +66,29 @@ quotas = st.builds(
     burst=st.floats(64, 1_000_000),
     weight=st.floats(0.001, 1_000),
     concurrency=st.none() | st.integers(64, 1_000_000),
+    max_waiting=st.none() | st.integers(64, 1_000_000_000),
+    when_full=st.sampled_from(WHEN_FULL),
     spread=st.integers(2, 64),
 )
 
 
+def share(quota: Quota, number: int, shares: int) -> Quota:
+    """One share as a quota of its own: the scripts read as many bytes as a quota without shares has."""
+    return Quota.unpack(quota.pack(number, shares)[: len(Quota().pack())])
+
+
 @given(quotas)
 def test_the_shares_of_a_quota_make_the_whole(quota: Quota) -> None:
-    packed = [quota.pack(share) for share in range(quota.spread)]
-    parts = [Quota.unpack(each[:33]) for each in packed]
-    if quota.concurrency is None:
-        assert {each.concurrency for each in parts} == {None}
-    else:
-        given_out = [each.concurrency or 0 for each in parts]
-        assert sum(given_out) == quota.concurrency
-        assert max(given_out) - min(given_out) <= 1
+    packed = [quota.pack(number) for number in range(quota.spread)]
+    parts = [share(quota, number, quota.spread) for number in range(quota.spread)]
+    for name in ("concurrency", "max_waiting"):
+        whole, given_out = getattr(quota, name), [getattr(each, name) for each in parts]
+        if whole is None:
+            assert set(given_out) == {None}
+        else:
+            assert sum(given_out) == whole
+            assert max(given_out) - min(given_out) <= 1
+    assert {each.when_full for each in parts} == {quota.when_full}
     assert sum(each.burst for each in parts) == pytest.approx(quota.burst)
     if quota.rate is not None:
         assert {each.interval_us for each in parts} == {quota.spread * quota.interval_us}
@@ -87,9 +97,9 @@ def test_the_shares_of_a_quota_make_the_whole(quota: Quota) -> None:
 
 
 def test_a_share_allows_one_message_while_the_spread_of_a_small_quota_changes() -> None:
-    quota = Quota(rate=8, burst=1, concurrency=2)
-    parts = [Quota.unpack(quota.pack(share, 4)[:33]) for share in range(4)]
-    assert {(each.rate, each.burst, each.concurrency) for each in parts} == {(2, 1, 1)}
+    quota = Quota(rate=8, burst=1, concurrency=2, max_waiting=3)
+    parts = [share(quota, number, 4) for number in range(4)]
+    assert {(each.rate, each.burst, each.concurrency, each.max_waiting) for each in parts} == {(2, 1, 1, 1)}
     assert Quota.unpack(quota.pack(3, 4)) == quota
 
 
