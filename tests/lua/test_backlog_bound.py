@@ -7,6 +7,7 @@ import struct
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
 from celery_dq import AnyOf
 from celery_dq.options.quota import WHEN_FULL, WhenFull
@@ -303,17 +304,22 @@ def test_messages_that_a_delayed_one_covers_need_no_room(scripts: PartitionScrip
     assert statuses(scripts, keyed("declined"), follower) == ["declined", "following"]
 
 
+@pytest.mark.parametrize("how", ["released", "delayed"])
 def test_a_message_that_replaces_the_one_behind_a_returned_one_needs_no_room(
-    scripts: PartitionScripts,
+    scripts: PartitionScripts, how: str
 ) -> None:
     bound(scripts, 1)
     push(scripts, keyed("head"))
     (entry,) = scripts.claim().entries
     push(scripts, keyed("tail"))
-    scripts.release(entry.tag)
+    if how == "released":
+        scripts.release(entry.tag)
+    else:
+        scripts.requeue_and_pause(entry.tag, alone=True, record=keyed("head").record)
+        fill(scripts, 1)
     reply = push(scripts, keyed("latest", replace=True))[0]
     assert (reply.status, reply.replaced) == ("blocked", "tail")
-    assert scripts.waiting("t") == ["head"]
+    assert scripts.waiting("t") == ["head" if how == "released" else "old0"]
 
 
 def test_a_message_behind_a_running_one_needs_no_room_and_waits_above_the_bound(
@@ -649,9 +655,10 @@ def test_a_damaged_single_message_takes_room_once(scripts: PartitionScripts, whe
     assert status(scripts, plain("b")) == "accepted"
 
 
-def test_a_flag_of_a_later_version_is_refused(scripts: PartitionScripts) -> None:
-    with pytest.raises(Exception, match="the dedup key of record 1 cannot be read"):
-        push(scripts, flagged(plain("a"), 16))
+@pytest.mark.parametrize("flags", [2, 16], ids=["without its key", "of a later version"])
+def test_a_flag_that_the_script_cannot_follow_is_refused(scripts: PartitionScripts, flags: int) -> None:
+    with pytest.raises(ResponseError, match="the dedup key of record 1 cannot be read"):
+        push(scripts, flagged(plain("a"), flags))
 
 
 def test_a_quota_of_another_form_bounds_nothing(scripts: PartitionScripts) -> None:
