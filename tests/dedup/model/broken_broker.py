@@ -143,7 +143,10 @@ BROKER: Broken = {
         ),
     },
     ("broker", "transport/redis/lua/push.lua"): {
-        "a resent push counts again": ("if producer ~= '' and sequence <= last then", "if false then"),
+        "a resent push counts again": (
+            "if producer ~= '' and sequence <= last and not was_full[sequence] then",
+            "if false then",
+        ),
         "a declined one is kept": ("if not messages[i].dropped then", "if true then"),
         "a follower waits for a worker, too": (
             "message.following = verdict == 'follow'",
