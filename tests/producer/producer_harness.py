@@ -12,7 +12,7 @@ from celery_dq.producer.buffered_producer import BufferedProducer, Persistence
 from celery_dq.producer.flusher import DeliveryCallbacks, Flusher
 from celery_dq.producer.message_store import MessageStore
 from celery_dq.producer.segment_index import SegmentIndex
-from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishRefused
+from celery_dq.producer.sender import Addressed, BrokerUnreachable, PublishRefused, Refusal
 from celery_dq.producer.spill_log import SpillLog
 
 
@@ -31,7 +31,7 @@ class RecordingSender:
     def address(self, message: Any, exchange: str, routing_key: str, declare: Any) -> Addressed:
         return Addressed(routing_key, b"", str(message["body"]).encode())
 
-    def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> None:
+    def send(self, lane: str, producer: str, messages: Sequence[BufferedMessage]) -> Sequence[Refusal]:
         if self.down:
             raise BrokerUnreachable("set to be down")
         if any(b"refused" in message.payload for message in messages):
@@ -41,6 +41,7 @@ class RecordingSender:
             if message.sequence > self.seen.get(producer, 0):
                 self.seen[producer] = message.sequence
                 self.got.setdefault(lane, []).append(message.payload)
+        return ()
 
     def close(self) -> None: ...
 

@@ -22,6 +22,7 @@ from celery_dq.producer.sender import (
     BrokerUnreachable,
     BufferFull,
     NotOnDisk,
+    Refusal,
     PublishDeferred,
 )
 from celery_dq.producer.spill_log import SpillLog
@@ -410,10 +411,10 @@ def test_a_sender_that_raises_something_unexpected_once_loses_nothing(
     producer = harness.producer(limits=Limits(batch_size=2, linger_s=0.001))
     send, errors = harness.shelf.send, [ZeroDivisionError("a surprise")]
 
-    def surprising(lane: str, *rest: Any) -> None:
+    def surprising(lane: str, *rest: Any) -> Sequence[Refusal]:
         if lane == "a" and errors:
             raise errors.pop()
-        send(lane, *rest)
+        return send(lane, *rest)
 
     monkeypatch.setattr(harness.shelf, "send", surprising)
     reported: list[Any] = []
@@ -435,12 +436,13 @@ def test_of_a_batch_that_broke_off_only_the_rest_is_sent_again(
     producer = harness.producer(limits=Limits(batch_size=5, linger_s=60))
     send, sent, breaks = harness.shelf.send, list[int](), [2]
 
-    def breaking(lane: str, process: str, messages: Sequence[BufferedMessage]) -> None:
+    def breaking(lane: str, process: str, messages: Sequence[BufferedMessage]) -> Sequence[Refusal]:
         count = breaks.pop() if breaks else len(messages)
         sent.extend(int(message.payload.split()[0]) for message in messages[:count])
         send(lane, process, messages[:count])
         if count < len(messages):
             raise BrokerUnreachable("the connection is gone", sent=count)
+        return ()
 
     monkeypatch.setattr(harness.shelf, "send", breaking)
     reported: list[str] = []

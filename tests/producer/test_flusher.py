@@ -11,7 +11,7 @@ import pytest
 
 from celery_dq.producer.buffer import BufferedMessage
 from celery_dq.producer.flusher import LAST_DELAY_S
-from celery_dq.producer.sender import PublishDeferred
+from celery_dq.producer.sender import PublishDeferred, Refusal
 from tests.producer.producer_harness import Bench
 from tests.producer.test_spill_log import log_of
 
@@ -39,11 +39,12 @@ def test_lanes_that_fail_slowly_leave_half_of_the_time_to_the_others(
     tried = Counter[str]()
     dead = [f"dead-{number}" for number in range(10)]
 
-    def slow(lane: str, *rest: Any) -> None:
+    def slow(lane: str, *rest: Any) -> Sequence[Refusal]:
         tried[lane] += 1
         bench.clock.advance(0.5 if lane == "a" else 3.0)
         if lane != "a":
             raise PublishDeferred("its master does not answer")
+        return ()
 
     monkeypatch.setattr(bench.shelf, "send", slow)
     for lane in dead:
@@ -62,11 +63,11 @@ def test_a_lane_that_waits_and_an_outage_are_logged_once_each(
 ) -> None:
     send, accepted = bench.shelf.send, 0
 
-    def full(lane: str, process: str, messages: Sequence[BufferedMessage]) -> None:
+    def full(lane: str, process: str, messages: Sequence[BufferedMessage]) -> Sequence[Refusal]:
         if lane == "full" and not bench.shelf.down:
             send(lane, process, messages[:accepted])
             raise PublishDeferred("the queue is full", sent=accepted)
-        send(lane, process, messages)
+        return send(lane, process, messages)
 
     def some_rounds() -> list[str]:
         caplog.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,6 +11,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 from celery_dq.producer.buffer import BufferedMessage
+from celery_dq.producer.sender import Refusal
 from celery_dq.tracing.spans import MOST_LINKS, TracedSender, message_span
 
 
@@ -19,7 +21,7 @@ class FailingSender:
 
     def address(self, *args: Any) -> Any: ...
 
-    def send(self, lane: str, producer: str, messages: Any) -> None:
+    def send(self, lane: str, producer: str, messages: Any) -> Sequence[Refusal]:
         self.sent += 1
         raise ConnectionError("away")
 
@@ -70,10 +72,11 @@ def test_a_batch_is_sent_without_its_span_when_the_tracer_fails(
     faulty: FaultyProcessor, answers: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Sender(FailingSender):
-        def send(self, lane: str, producer: str, messages: Any) -> None:
+        def send(self, lane: str, producer: str, messages: Any) -> Sequence[Refusal]:
             self.sent += 1
             if not answers:
                 raise ConnectionError("away")
+            return ()
 
     sender = Sender()
     traced = TracedSender(sender, lambda lane, payload: {})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from celery_dq.app.senders import AppSender
+from celery_dq.producer.sender import Refusal
 
 
 def kill_when_asked() -> None:
@@ -16,17 +17,18 @@ def kill_when_asked() -> None:
     if not asked:
         return
     moment, count = asked.split()
-    send: Callable[..., None] = AppSender.send
+    send = AppSender.send
     left = int(count)
 
-    def send_and_die(sender: AppSender, *args: Any) -> None:
+    def send_and_die(sender: AppSender, *args: Any) -> Sequence[Refusal]:
         nonlocal left
         left -= 1
         if moment == "before" and not left:
             os.kill(os.getpid(), signal.SIGKILL)
-        send(sender, *args)
+        refusals = send(sender, *args)
         if moment == "after" and not left:
             os.kill(os.getpid(), signal.SIGKILL)
+        return refusals
 
     sender_class: Any = AppSender
     sender_class.send = send_and_die
