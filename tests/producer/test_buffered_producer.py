@@ -22,8 +22,8 @@ from celery_dq.producer.sender import (
     BrokerUnreachable,
     BufferFull,
     NotOnDisk,
-    Refusal,
     PublishDeferred,
+    Refusal,
 )
 from celery_dq.producer.spill_log import SpillLog
 from celery_dq.testing.waiting import wait_until
@@ -272,10 +272,10 @@ def test_a_producer_whose_lane_waits_is_woken_by_a_message_for_another(
         monkeypatch.setattr(flusher, name, 3600.0)
     send = harness.shelf.send
 
-    def refusing(lane: str, *rest: Any) -> None:
+    def refusing(lane: str, *rest: Any) -> Sequence[Refusal]:
         if lane == "full":
             raise PublishDeferred("the queue is full")
-        send(lane, *rest)
+        return send(lane, *rest)
 
     monkeypatch.setattr(harness.shelf, "send", refusing)
     producer = harness.producer()

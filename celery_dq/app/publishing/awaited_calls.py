@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,7 +54,8 @@ from celery_dq.transport.redis.store.asyncio_publisher import (
     LoopPublishers,
     Publication,
 )
-from celery_dq.transport.redis.store.server_errors import refusals_named
+from celery_dq.transport.redis.store.publisher import pauses_for_room
+from celery_dq.transport.redis.store.server_errors import BacklogFull, refusals_named
 
 T = TypeVar("T")
 
@@ -226,6 +227,7 @@ class AwaitedCalls:
             return
         publishers = await publishing.publishers.get()
         publication, begins = Publication(packed), time.monotonic()
+        pauses: Iterator[float] | None = None
         for retries in count():
             try:
                 await publishers.push(publication, _left_s(limits))
@@ -237,6 +239,13 @@ class AwaitedCalls:
                     limits, publish_direct, packed, limits.whole_policy(self._app), publication.stamped
                 )
                 return
+            except BacklogFull as error:
+                pauses = pauses or pauses_for_room(dq_of(self._app).options, SystemClock())
+                next_s = next(pauses, None) if error.waits else None
+                if next_s is None:
+                    raise
+                # The message is not stored, so it may get another number.
+                publication, pause_s = Publication(packed), next_s
             except publishing.recoverable as error:
                 pause_s = _pause_s(limits, limits.whole_policy(self._app), retries, error)
             await asyncio.sleep(pause_s)

@@ -31,13 +31,14 @@ from celery_dq.app.timeouts import Deadline, LimitedCall
 from celery_dq.clock import Clock, SystemClock
 from celery_dq.compat.celery_calls import calling_request
 from celery_dq.compat.kombu_messages import default_channel, publish_prepared
-from celery_dq.errors import QueueFull, TooFewReplicas
+from celery_dq.errors import TooFewReplicas
 from celery_dq.per_process import OwnerProcess, current_pid
 from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import BrokerUnavailable
 from celery_dq.protocols import FOLLOWS
 from celery_dq.transport.packer import PackedMessage, StampedMessage
-from celery_dq.transport.redis.store.server_errors import MessageRefused, PushInterrupted
+from celery_dq.transport.redis.store.publisher import pauses_for_room
+from celery_dq.transport.redis.store.server_errors import BacklogFull, MessageRefused, PushInterrupted
 from celery_dq.transport.redis.transport import Channel
 
 T = TypeVar("T")
@@ -245,7 +246,9 @@ class DirectStage:
     def _report(self, breaker: CircuitBreaker, error: BaseException, started: float) -> None:
         """Report the failure of a call that began at this monotonic time to the breaker."""
         timeout_s = self._timeout_s
-        if self._blames_the_broker(error):
+        if isinstance(error, BacklogFull):
+            breaker.succeeded()  # it was the answer
+        elif self._blames_the_broker(error):
             breaker.failed(error, hung=bool(timeout_s) and time.monotonic() - started >= timeout_s / 3)
         else:
             breaker.abstained()
@@ -323,7 +326,7 @@ class DirectStage:
         return dq_of(self._app).serves_queues()
 
     def _blames_the_broker(self, error: BaseException) -> bool:
-        if not isinstance(error, OperationalError) or isinstance(error, QueueFull):
+        if not isinstance(error, OperationalError):
             return False
         cause = error.__cause__
         if isinstance(cause, TooFewReplicas):
@@ -372,17 +375,43 @@ def publish_direct(
         message: the message.
         policy: the retry policy of the call, which adds to the one of the app; None for the latter.
         stamped: the message with its stamp, when it may have been sent before; None otherwise.
+
+    Raises:
+        BacklogFull: There was no room for the message, also after a wait if its quota says so.
     """
     pool = app.amqp.producer_pool
     if type(pool) is not ProducerPool:
         return False
+    try:
+        return _publish_on(pool, app, message, policy, stamped)
+    except BacklogFull as error:
+        refused = error
+    for pause_s in pauses_for_room(dq_of(app).options, SystemClock()):
+        if not refused.waits:
+            break
+        time.sleep(pause_s)  # other calls have the connection
+        try:
+            # The message is not stored, so it may get another number.
+            return _publish_on(pool, app, message, policy, None)
+        except BacklogFull as error:
+            refused = error
+    raise refused
+
+
+def _publish_on(
+    pool: ProducerPool,
+    app: Any,
+    message: PackedMessage,
+    policy: dict[str, Any] | None,
+    stamped: StampedMessage | None,
+) -> bool:
     connection = pool.connections.acquire(block=True)
     try:
         published = _Publish(message, stamped)
         if not published.on_open(default_channel(connection) if connection.connected else None):
             published.with_retries(connection, retry_policy(app, policy))
         return published.is_sent
-    except QueueFull:
+    except BacklogFull:
         raise  # it was the answer
     except BaseException:
         # A pooled producer replaces its connection in the same way.
@@ -424,7 +453,7 @@ class _Publish:
             return
         if self._stamped is None:
             self._stamped = channel.publisher.number(self._message)
-        channel.publisher.push([self._stamped])
+        channel.publisher.push([self._stamped], waits_for_room=False)
         self.is_sent = True
 
     def on_open(self, channel: Any) -> bool:

@@ -141,7 +141,7 @@ class AsyncioPublisher:
             except NoScriptError:
                 answer = await self._ask(call.command(full=True))
             reply = None if type(answer) is int else call.parse(answer)[0]
-            if reply is not None and (reply.status == "misrouted" or reply.waits):
+            if reply is not None and reply.status == "misrouted":
                 raise BlockingPushNeeded
             if self._broker.confirms:
                 is_repeat = reply is not None and reply.status == "seen"

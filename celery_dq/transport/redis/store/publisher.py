@@ -57,6 +57,21 @@ FIRST_PAUSE_S = 0.01
 LAST_PAUSE_S = 0.25
 
 
+def pauses_for_room(options: Options, clock: Clock) -> Iterator[float]:
+    """Yield the pauses in seconds between the attempts of a call that waits until its tenant has room.
+
+    Args:
+        options: With the time of a call, of which the last third is left for other steps.
+        clock: Its monotonic time ends the wait.
+    """
+    # Without a limit for calls, the wait has none either.
+    until = clock.monotonic() + (options.publishing.timeout_us / 1.5e6 or math.inf)
+    pause_s = FIRST_PAUSE_S
+    while (left_s := until - clock.monotonic()) > 0:
+        yield min(pause_s, left_s)
+        pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+
 class _Interrupted(Exception):
     """The error of a connection that was open when a request was sent."""
 
@@ -123,11 +138,12 @@ class RedisPublisher:
         outgoing = OutgoingRecord(next(self._numbers[queue]), task_id, record)
         return StampedMessage(queue, self._sequence, outgoing, request, self._packer.marker_ttl_ms)
 
-    def push(self, messages: Sequence[StampedMessage]) -> None:
+    def push(self, messages: Sequence[StampedMessage], *, waits_for_room: bool = True) -> None:
         """Send *messages*, all of one queue and producer, and wait for the answers, for their dedup requests.
 
         Args:
             messages: Stamped messages.
+            waits_for_room: Whether to wait here for room, with the connection, when a quota says ``wait``.
 
         Raises:
             redis.RedisError: Redis did not answer; sending again is safe.
@@ -138,12 +154,17 @@ class RedisPublisher:
             PartitionsChanging: The number of partitions changed again and again; sending again is safe.
             TooFewReplicas: The messages are stored, but on fewer replicas than required; sending again is
                 safe.
-            BacklogFull: There was no room for some of the messages, and the other ones are stored.
+            BacklogFull: There was no room for some of the messages, and the other ones are stored. The broker
+                knows the numbers of the refused ones until the next push only: send them under new ones.
         """
         first = messages[0]
         outgoing = [message.outgoing for message in messages]
         replies = self.deliver(first.queue, first.sequence, outgoing, first.marker_ttl_ms)
-        refused = self._wait_for_room(first, outgoing, replies) if replies else None
+        refused = None
+        if replies is not None:
+            refused = self._refusal(first.queue, outgoing, replies)
+            if refused is not None and waits_for_room:
+                refused = self._wait_for_room(first, outgoing, replies, refused)
         for place, message in enumerate(messages):
             if message.dedup is not None:
                 reply = PushReply("accepted", message.outgoing.id) if replies is None else replies[place]
@@ -153,49 +174,64 @@ class RedisPublisher:
             raise refused
 
     def _wait_for_room(
-        self, first: StampedMessage, outgoing: Sequence[OutgoingRecord], replies: list[PushReply]
+        self,
+        first: StampedMessage,
+        outgoing: Sequence[OutgoingRecord],
+        replies: list[PushReply],
+        refused: BacklogFull,
     ) -> BacklogFull | None:
-        """Send messages again whose tenants let publishers wait, until there is room or no time is left.
+        """Send refused messages again as long as a quota lets publishers wait for one of them.
 
         Args:
             first: The first message, which names queue and producer.
             outgoing: All messages.
             replies: Their replies, which are replaced.
+            refused: The error for them.
 
         Returns:
-            The error of the first message that has found no room.
+            The error of the messages that have found no room.
         """
-        began, pause_s = self._clock.monotonic(), FIRST_PAUSE_S
-        # The deadline of a call lets no attempt begin in its last third.
-        longest_s = self._options.publishing.timeout_us / 1.5e6 or math.inf
-        while waiting := [place for place, reply in enumerate(replies) if reply.waits]:
-            left_s = began + longest_s - self._clock.monotonic()
-            if left_s <= 0:
+        left: BacklogFull | None = refused
+        for pause_s in pauses_for_room(self._options, self._clock):
+            if left is None or not left.waits:
                 break
-            time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, LAST_PAUSE_S)
-            again = [outgoing[place] for place in waiting]
+            time.sleep(pause_s)
+            # All of them, because the broker forgets the numbers that a push leaves out.
+            places = [place for place, reply in enumerate(replies) if reply.status == "full"]
+            again = [outgoing[place] for place in places]
             answers = self.deliver(first.queue, first.sequence, again, first.marker_ttl_ms)
-            for place, answer in zip(waiting, answers or read_push_reply(len(again), again), strict=True):
+            for place, answer in zip(places, answers or read_push_reply(len(again), again), strict=True):
                 replies[place] = answer
-        for place, reply in enumerate(replies):
-            if reply.status == "full":
-                waited_s = self._clock.monotonic() - began if reply.waits else 0.0
-                return self.backlog_full(first.queue, outgoing[place].record, reply, waited_s)
-        return None
+            left = self._refusal(first.queue, outgoing, replies)
+        return left
 
-    def backlog_full(self, queue: str, record: bytes, reply: PushReply, waited_s: float = 0.0) -> BacklogFull:
+    def _refusal(
+        self, queue: str, outgoing: Sequence[OutgoingRecord], replies: Sequence[PushReply]
+    ) -> BacklogFull | None:
+        """Return the error of the messages for which there was no room; None when there was."""
+        full = [place for place, reply in enumerate(replies) if reply.status == "full"]
+        if not full:
+            return None
+        place = next((place for place in full if replies[place].waits), full[0])
+        task_ids = [replies[place].id for place in full]
+        return self.backlog_full(queue, outgoing[place].record, replies[place], task_ids)
+
+    def backlog_full(
+        self, queue: str, record: bytes, reply: PushReply, task_ids: Sequence[str] = ()
+    ) -> BacklogFull:
         """Return the error of a message for which there was no room.
 
         Args:
             queue: Name of the target queue.
             record: Its record.
             reply: The reply that says so.
-            waited_s: For how many seconds it has waited.
+            task_ids: Ids of all such messages of the push; empty when it is the only one.
         """
         tenant = tenant_of(record)
         is_share = tenant in self._queues(queue, False).homes.spreads
-        return BacklogFull.of(tenant, queue, reply.bound, is_share=is_share, waited_s=waited_s)
+        return BacklogFull.of(
+            task_ids or (reply.id,), tenant, queue, reply.bound, is_share=is_share, waits=reply.waits
+        )
 
     def deliver(
         self,
@@ -479,15 +515,24 @@ class RedisPublishBatch(PublishBatch):
 
         Raises:
             OperationalError: Unanswered messages stay in the batch; flushing again is safe.
+            BacklogFull: All messages were answered, and there was no room for some of them.
         """
+        refused: BacklogFull | None = None
         with library_errors(self.channel.connection.client):
             while self._waiting:
                 waiting, run = self._waiting[:1000], 1
                 queue, sequence = waiting[0][:2]
                 while run < len(waiting) and waiting[run][:2] == (queue, sequence):
                     run += 1
-                self._push(waiting[:run])
+                try:
+                    self._push(waiting[:run])
+                except BacklogFull as error:
+                    if refused is not None:
+                        error.task_ids = refused.task_ids + error.task_ids
+                    refused = error
                 del self._waiting[:run]
+        if refused is not None:
+            raise refused
 
     def _push(self, messages: list[StampedMessage]) -> None:
         # Kombu can retry a publish, but not a batch, which it discards when it opens a new channel.

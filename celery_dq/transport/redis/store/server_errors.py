@@ -7,7 +7,7 @@ subclasses of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -62,26 +62,41 @@ class MessageRefused(BrokerRefused):
 
 
 class BacklogFull(QueueFull, OperationalError):
-    """As many messages of a tenant wait as its ``max_waiting`` allows, so a call was not stored."""
+    """As many messages of a tenant wait as its ``max_waiting`` allows, so calls were not stored.
+
+    Attributes:
+        task_ids: Ids of the calls that were not stored. All others of the same batch are stored.
+        waits: Whether the quota lets the caller wait until there is room.
+    """
+
+    task_ids: tuple[str, ...] = ()
+    waits = False
 
     @classmethod
-    def of(cls, tenant: str, queue: str, bound: int, *, is_share: bool, waited_s: float = 0.0) -> BacklogFull:
-        """Return the error of a call.
+    def of(
+        cls, task_ids: Iterable[str], tenant: str, queue: str, bound: int, *, is_share: bool, waits: bool
+    ) -> BacklogFull:
+        """Return the error of calls.
 
         Args:
-            tenant: Its tenant.
+            task_ids: Ids of the calls.
+            tenant: The tenant of the first one.
             queue: The name of the queue.
             bound: How many messages may wait.
             is_share: Whether that is the share of one partition.
-            waited_s: For how many seconds the call has waited.
+            waits: Whether the quota lets the caller wait.
         """
         place, whose = ("a partition of ", "its share of the") if is_share else ("", "its")
-        waited = f" after {waited_s:.1f} s" if waited_s else ""
-        return cls(
-            f"the call was not sent{waited}: {bound:,} messages of tenant {tenant!r} wait in {place}queue "
-            f"{queue!r}, and {whose} max_waiting allows no more. Call again when workers have caught up, or "
-            "raise max_waiting (celery dq quotas set)"
+        longer = ", or give calls more time (they wait for two thirds of dq_publish_timeout)" if waits else ""
+        ids = tuple(task_ids)
+        what = "the call was" if len(ids) == 1 else f"{len(ids)} calls were"
+        error = cls(
+            f"{what} not sent: {bound:,} messages of tenant {tenant!r} wait in {place}queue {queue!r}, and "
+            f"{whose} max_waiting allows no more. Call again when workers have caught up, or raise "
+            f"max_waiting (celery dq quotas set){longer}"
         )
+        error.task_ids, error.waits = ids, waits
+        return error
 
 
 #: The smallest number of bytes to which Redis can limit a request.
