@@ -128,10 +128,11 @@ class AppSender:
             replies = channel.publisher.deliver(name, producer, outgoing, self._packer.marker_ttl_ms)
             if replies is None:
                 return ()
-            full = [place for place, reply in enumerate(replies) if reply.status == "full"]
-            refusals = [
-                Refusal(place, channel.publisher.backlog_full(name, outgoing[place].record, replies[place]))
-                for place in full
+            backlog_full = channel.publisher.backlog_full
+            return [
+                Refusal(place, backlog_full(name, messages[place].payload, reply), reply.waits)
+                for place, reply in enumerate(replies)
+                if reply.status == "full"
             ]
         except PushInterrupted as error:
             self.close()
@@ -148,10 +149,6 @@ class AppSender:
         except (InvalidMessage, ConfigurationError, MessageRefused) as error:
             # Nothing but another call mends it, so the messages behind it must not wait.
             raise PublishRefused(str(error)) from error
-        if any(replies[place].waits for place in full):
-            # The lane keeps its order, so the messages behind them wait, too.
-            raise PublishDeferred(str(refusals[0].error), sent=full[0]) from refusals[0].error
-        return refusals
 
     def _cluster_answers(self) -> bool:
         """Whether the broker is a cluster, and a node of it answers."""

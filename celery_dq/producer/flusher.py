@@ -281,7 +281,6 @@ class Flusher:
                 )
             self._is_down, self.last_error = False, ""
             self._delay = FIRST_DELAY_S
-            self._deferred.discard(lane.producer)
             self._losses.pop(lane.producer, None)
             self._settle(lane, refusals)
 
@@ -290,12 +289,17 @@ class Flusher:
         if not refusals:
             self._refusing.discard(lane.producer)
         settled = 0
-        for place, error in refusals:
+        for place, error, waits in refusals:
             if place > settled:
                 self.hooks.delivered(self.message_store.done(lane, count=place - settled))
+            if waits:
+                # The messages behind it wait, too, so that the lane keeps its order.
+                self._later(lane, error)
+                return
             if not self._reject(lane, error):
                 return  # the broker recognises the messages behind it when they are sent again
             settled = place + 1
+        self._deferred.discard(lane.producer)
         if lane.in_flight:
             self.hooks.delivered(self.message_store.done(lane))
 
@@ -353,8 +357,8 @@ class Flusher:
         except OSError as problem:
             self._later(lane, problem)
             return False
-        if lane.producer not in self._refusing:
-            is_full = isinstance(error, QueueFull)
+        is_full = isinstance(error, QueueFull)
+        if not is_full or lane.producer not in self._refusing:
             logger.error(
                 "The broker refused message %r of lane %s: %s. It is not sent again%s%s.",
                 message.id,

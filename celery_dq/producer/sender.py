@@ -57,10 +57,12 @@ class Refusal(NamedTuple):
     Attributes:
         place: Its place in the batch.
         error: The error.
+        waits: Whether to send the message again, and those behind it, which the broker recognises.
     """
 
     place: int
     error: DQError
+    waits: bool = False
 
 
 class Addressed(NamedTuple):
