@@ -14,7 +14,7 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from kombu import pools
+from kombu import Producer, pools
 from kombu.exceptions import LimitExceeded
 
 from celery_dq.app.api.api import dq_of
@@ -32,12 +32,22 @@ from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.shown import why_unreadable
 from celery_dq.transport.aliases import TENANT_SCHEMES, refuse_misspelt, register_transports
 from celery_dq.transport.broker_url import refuse_unknown_options
+from celery_dq.transport.redis.store.server_errors import BacklogFull
 from celery_dq.transport.tenant import check_priority
 
 #: Options that a call does not share with others of its kind.
 OF_ONE_CALL = frozenset(("headers", "tenant", "dedup", "retry", "retry_policy"))
 #: Limit of the queues that an app remembers as declared.
 MOST_DECLARED = 10_000
+
+
+class PooledProducer(Producer):
+    """A producer whose connection stays in its pool when a call was refused by an answer of the broker."""
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        if isinstance(exc_val, BacklogFull):
+            exc_type = exc_val = exc_tb = None
+        super().__exit__(exc_type, exc_val, exc_tb)
 
 
 class DQAmqp:
@@ -90,6 +100,7 @@ class DQAmqp:
                 connection.transport_options.setdefault("max_retries", max(len(connection.alt) - 1, 0))
                 connection.transport_options.setdefault("errback", dq.deadline)
             self._producer_pool = pools.producers[connection]
+            self._producer_pool.Producer = PooledProducer
             self._producer_pool.limit = self.app.pool.limit
             longest_s = self.app.conf.get("broker_pool_acquire_timeout")  # since Celery 5.7
             _limit_waits(self._producer_pool, dq.deadline, longest_s)
