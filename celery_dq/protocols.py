@@ -29,6 +29,10 @@ DEDUP_PROPERTY = "dq_dedup"
 COUNTDOWN = "dq_countdown"
 
 
+#: The property of a message that continues a run, such as the next step of a chain. No bound refuses it.
+CONTINUES = "dq_continues"
+
+
 #: The header with the dedup key of a call, for workers on other brokers; empty for an excluded call.
 DEDUP_HEADER = "dq_claim"
 

@@ -24,7 +24,7 @@ from celery_dq.producer.sender import (
     PublishRefused,
     Refusal,
 )
-from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
+from celery_dq.protocols import CONTINUES, COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.packer import Packer
@@ -105,7 +105,8 @@ class AppSender:
         properties = message["properties"]
         lane = lane_of(exchange, routing_key, properties.get("priority") or 0, declare)
         if not self._partitioned or not lane:
-            properties.pop(COUNTDOWN, None)
+            for ours in (COUNTDOWN, CONTINUES):
+                properties.pop(ours, None)
             request = properties.pop(DEDUP_PROPERTY, None)
             if request is not None:
                 # The worker that receives the message gives the verdict.

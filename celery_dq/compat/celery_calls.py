@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,6 +22,9 @@ running_tasks: Any = getattr(getattr(_stack, "_local", None), "__storage__", Tru
 
 #: Whether this process waits for results, so that it must not declare a queue for them.
 join_will_block = _celerys.task_join_will_block
+
+#: Celery's task with which some result backends poll for the end of a header.
+UNLOCKS_CHORD = "celery.chord_unlock"
 
 #: Returns the result backend of a task; None when it has the one of its app.
 own_backend = attrgetter("_backend")
@@ -94,6 +97,24 @@ def in_task() -> bool:
     """Whether a task makes the call: then the call is a child of that task."""
     # Looking at the storage is quicker than looking for the stack.
     return bool(running_tasks and _stack.stack)
+
+
+def continues_run(options: Mapping[str, Any]) -> bool:
+    """Whether a call is the continuation of a run that makes it, and not a call of the code of a task.
+
+    Such a call is a step of a chain, a callback, the body of a chord, or the replacement of the task.
+
+    Args:
+        options: The options of the call.
+    """
+    if options.get("parent_id"):
+        return True  # Celery finds the parent of other calls by itself
+    task_id = options.get("task_id")
+    request = None if task_id is None else calling_request()
+    if request is None:
+        return False
+    is_body = bool(request.chord) and request.chord["options"].get("task_id") == task_id
+    return is_body or request.task == UNLOCKS_CHORD or continued_run(task_id) is not None
 
 
 def current_app_if_any() -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from celery_dq.clock import Clock
 from celery_dq.errors import InvalidMessage
 from celery_dq.options.sections import Options
-from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, DedupRequest
+from celery_dq.protocols import CONTINUES, COUNTDOWN, DEDUP_PROPERTY, DedupRequest
 from celery_dq.transport import envelope
 from celery_dq.transport.message_record import (
     KEYED,
@@ -31,7 +31,15 @@ from celery_dq.transport.tenant import check_priority, check_tenant
 #: The property that carries the stamps of a message: queue → the producer's stamp.
 STAMPS = "dq_stamps"
 #: Properties that the transport sets at delivery, so that they are not stored.
-_MADE_AT_DELIVERY = ("delivery_tag", "body_encoding", "priority", STAMPS, DEDUP_PROPERTY, COUNTDOWN)
+_MADE_AT_DELIVERY = (
+    "delivery_tag",
+    "body_encoding",
+    "priority",
+    STAMPS,
+    DEDUP_PROPERTY,
+    COUNTDOWN,
+    CONTINUES,
+)
 
 
 class PackedMessage(NamedTuple):
@@ -113,7 +121,7 @@ class Packer:
             expires_us=expires_us(headers.get("expires"), properties.get("expiration"), now_us),
             dedup=b"" if request is None else request.section,
             counted=bool(properties.get(COUNTDOWN)),
-            accepted=bool(headers.get("retries")),
+            accepted=bool(headers.get("retries") or properties.get(CONTINUES)),
         )
         return PackedMessage(queue, task_id or uuid.uuid4().hex, record.pack(), request)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import redis
 from billiard import current_process
-from celery import Celery, Task, bootsteps
+from celery import Celery, Task, bootsteps, chain, chord, group
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.signals import worker_process_init
 from celery.worker.request import Request
@@ -136,6 +136,17 @@ def add_tasks(app: Celery, port: int) -> Celery:
         report("began", key)
         own_witness(port).hold(key)
         note.delay(key)
+
+    def hold_then(name: str, call: Callable[[list[Any]], Any]) -> None:
+        @app.task(name=f"hold_then_{name}")
+        def hold_then_call_several(key: str) -> None:
+            report("began", key)
+            own_witness(port).hold(key)
+            call([note.si(number).set(tenant="a") for number in range(2)])
+
+    hold_then("group", lambda calls: group(calls).apply_async())
+    hold_then("chain", lambda calls: chain(*calls).apply_async())
+    hold_then("chord", lambda calls: chord(calls[:1])(calls[1]))
 
     @app.task(name="hold_then_reject", acks_late=True)
     def hold_then_reject(key: str) -> None:

@@ -22,13 +22,13 @@ from celery_dq.app.publishing.call_tenants import CALLERS_TENANT, CallTenants
 from celery_dq.app.publishing.dedup_stage import DedupRules, conclude_verdict, dedup_request_for
 from celery_dq.app.publishing.pipeline import CALL_OPTION, Call
 from celery_dq.app.timeouts import Deadline, connection_with_timeout, unchanged_attempts
-from celery_dq.compat.celery_calls import arguments_of
+from celery_dq.compat.celery_calls import arguments_of, continues_run
 from celery_dq.compat.kombu_messages import publishing_by
 from celery_dq.context import APP_CONTEXT
 from celery_dq.errors import ConfigurationError, MissingLibrary
 from celery_dq.producer.buffering_producer import BufferingProducer, RecordingProducer
 from celery_dq.producer.sender import BrokerUnavailable
-from celery_dq.protocols import COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
+from celery_dq.protocols import CONTINUES, COUNTDOWN, DEDUP_HEADER, DEDUP_PROPERTY
 from celery_dq.shown import why_unreadable
 from celery_dq.transport.aliases import TENANT_SCHEMES, refuse_misspelt, register_transports
 from celery_dq.transport.broker_url import refuse_unknown_options
@@ -149,6 +149,9 @@ class DQAmqp:
                     declared.add(queue.name)
             if call is not None and call.counts and (buffered or ours):
                 options[COUNTDOWN] = True
+            if call is not None and (buffered or ours) and continues_run(call.options):
+                # A refusal would end a chain, or let the worker wait for room that only workers make.
+                options[CONTINUES] = True
             request = None
             found = dedup_rules.find(
                 name, options.pop("dedup", None), message.headers.get("id"), args, kwargs

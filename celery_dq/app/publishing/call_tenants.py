@@ -15,15 +15,11 @@ from celery.canvas import maybe_signature
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.tenant_rules import TenantRules, tenant_of_run
-from celery_dq.compat.celery_calls import calling_request
+from celery_dq.compat.celery_calls import UNLOCKS_CHORD, calling_request
 from celery_dq.transport.tenant import NO_TENANT, check_tenant
 
 #: The option of a chord's body with the tenant of the chord's caller.
 CALLERS_TENANT = "dq_callers_tenant"
-
-#: Celery's task with which some result backends poll for the end of a header. It inherits no tenant, because
-#: its runs would use up the rate.
-_POLLS = "celery.chord_unlock"
 
 
 class CallTenants(TenantRules):
@@ -55,7 +51,8 @@ class CallTenants(TenantRules):
         named = self.named(name, tenant, args, kwargs, headers)
         if named is not None:
             return named
-        if not self.inherits or name == _POLLS:
+        # The runs of the polling task would use up the rate.
+        if not self.inherits or name == UNLOCKS_CHORD:
             return NO_TENANT
         return tenant_of_caller(headers or {}) if noted is None else check_tenant(noted)
 

@@ -36,7 +36,7 @@ from typing import Any, Protocol, TypeVar, cast
 import redis
 
 from celery_dq.errors import ConfigurationError, CorruptRecord
-from celery_dq.protocols import COUNTDOWN, DEDUP_PROPERTY, WorkerCapacity
+from celery_dq.protocols import CONTINUES, COUNTDOWN, DEDUP_PROPERTY, WorkerCapacity
 from celery_dq.shown import shown_logger, shown_name, shown_url
 from celery_dq.transport.bases import VirtualChannel, VirtualTransport
 from celery_dq.transport.in_flight import InFlightMessage, InFlightMessages, Message, QoS
@@ -855,7 +855,7 @@ class Channel(ConsumingChannel):
     def _as_json(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return *message* in the JSON form of kombu's own Redis transport, with the body in base64."""
         body, encoding = self.encode_body(message["body"], "base64")
-        ours = (STAMPS, DEDUP_PROPERTY, COUNTDOWN)
+        ours = (STAMPS, DEDUP_PROPERTY, COUNTDOWN, CONTINUES)
         sent = {key: each for key, each in message["properties"].items() if key not in ours}
         properties = dict(sent, body_encoding=encoding, delivery_tag=self._next_delivery_tag())
         return dict(message, body=body, properties=properties)
