@@ -82,6 +82,7 @@ def test_a_retry_is_never_refused(worker_app: WorkerApp, pool: str, task: str) -
         worker_app.settled()
 
 
+@pytest.mark.logged_error("max_waiting allows no more")
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_a_task_gets_the_error_of_a_call_that_is_refused(open_app: OpenApp, pool: str) -> None:
     worker_app = open_app(dq_inherit_tenant=True)
@@ -123,6 +124,7 @@ def test_a_group_into_a_full_tenant_raises_at_the_first_refused_call(worker_app:
     assert waiting(worker_app) == 2
 
 
+@pytest.mark.logged_error("max_waiting allows no more")
 @pytest.mark.parametrize("kind", ["hold_then_group", "hold_then_chain", "hold_then_chord"])
 def test_the_calls_of_the_code_of_a_task_are_no_continuation_of_it(worker_app: WorkerApp, kind: str) -> None:
     result: AsyncResult[Any] = worker_app.send(kind, "key", tenant="b")
@@ -136,6 +138,7 @@ def test_the_calls_of_the_code_of_a_task_are_no_continuation_of_it(worker_app: W
     assert waiting(worker_app) == 1
 
 
+@pytest.mark.logged_error("was pushed out of the backlog")
 @pytest.mark.parametrize(("how", "state"), [("discard", "REVOKED"), ("dead_letter", "FAILURE")])
 def test_a_call_that_is_pushed_out_has_a_result(worker_app: WorkerApp, how: str, state: str) -> None:
     results: list[AsyncResult[Any]] = [worker_app.send("note", number, tenant="a") for number in range(3)]

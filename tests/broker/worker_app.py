@@ -142,7 +142,7 @@ def add_tasks(app: Celery, port: int) -> Celery:
         def hold_then_call_several(key: str) -> None:
             report("began", key)
             own_witness(port).hold(key)
-            call([note.si(number).set(tenant="a") for number in range(2)])
+            call([note.signature((number,), options={"tenant": "a"}, immutable=True) for number in range(2)])
 
     hold_then("group", lambda calls: group(calls).apply_async())
     hold_then("chain", lambda calls: chain(*calls).apply_async())

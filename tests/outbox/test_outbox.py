@@ -43,3 +43,22 @@ with transaction.atomic():
     with shop.worker(queues="other"):
         shop.await_empty()
     assert shop.waiting() == [2, 4]
+
+
+def test_a_row_of_a_full_tenant_is_kept_with_the_reason_or_waits(sqlite_shop: OutboxShop) -> None:
+    shop = sqlite_shop
+    shop.run("""
+app.dq.quotas.set("push", "acme", max_waiting=1)
+app.dq.quotas.set("push", "patient", max_waiting=1, when_full="wait")
+with transaction.atomic():
+    for number in range(6):
+        notify.delay(("acme", "patient", "other")[number % 3], number)
+""")
+    with shop.worker(queues="other"):
+        wait_until(lambda: shop.run("answer = OutboxRow.objects.exclude(error='').count()"), 60)
+        assert "max_waiting allows no more" in shop.run(
+            "answer = OutboxRow.objects.exclude(error='').get().error"
+        )
+        shop.run("app.dq.quotas.set('push', 'patient', max_waiting=2)")
+        wait_until(lambda: shop.rows() == 1, 30)
+    assert sorted(shop.waiting()) == [0, 1, 2, 4, 5]
