@@ -385,16 +385,18 @@ def publish_direct(
     try:
         return _publish_on(pool, app, message, policy, stamped)
     except BacklogFull as error:
+        if not error.waits:
+            raise
         refused = error
     for pause_s in pauses_for_room(dq_of(app).options, SystemClock()):
-        if not refused.waits:
-            break
         time.sleep(pause_s)  # other calls have the connection
         try:
             # The message is not stored, so it may get another number.
             return _publish_on(pool, app, message, policy, None)
         except BacklogFull as error:
             refused = error
+            if not error.waits:
+                break
     raise refused
 
 
@@ -462,6 +464,8 @@ class _Publish:
             return False
         try:
             self.on(channel)
+        except BacklogFull:
+            raise  # it was the answer
         except Exception as exc:
             self._failed = exc
             return False
