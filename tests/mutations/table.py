@@ -28,8 +28,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "custody",
         "a batch is forgotten before it is answered",
         "transport/redis/store/publisher.py",
-        "                self._push(waiting[:run])\n                del self._waiting[:run]\n",
-        "                del self._waiting[:run]\n                self._push(waiting[:run])\n",
+        "                try:\n                    self._push(waiting[:run])\n",
+        "                del self._waiting[:run]\n"
+        "                try:\n                    self._push(waiting[:run])\n",
         ("tests/broker/test_publishing_once.py", "-k", "next_flush"),
     ),
     Mutation(
