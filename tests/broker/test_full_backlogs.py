@@ -161,7 +161,7 @@ def test_a_call_that_is_pushed_out_has_a_result(worker_app: WorkerApp, how: str,
             wait_until(lambda: [each.state for each in again] == ["SUCCESS"] * 4, 30)
 
 
-def test_what_was_accepted_is_never_refused(worker_app: WorkerApp) -> None:
+def test_a_delayed_message_comes_back_to_a_full_tenant(worker_app: WorkerApp) -> None:
     results = [worker_app.send("note", f"later {number}", tenant="a", countdown=2) for number in range(3)]
     with worker_app.worker("threads", 1):
         bound(worker_app, 1)

@@ -128,7 +128,7 @@ def test_a_refused_call_raises_queue_full_and_costs_no_connection(
     assert stored.count("celery") == 6
 
 
-def test_a_refused_call_tells_the_circuit_breaker_that_the_broker_answers(direct: Any) -> None:
+def test_a_refused_call_closes_the_circuit_breaker(direct: Any) -> None:
     work = direct.tasks["work"]
     work.apply_async((0,), tenant="full")
     bound(direct, 1)

@@ -393,9 +393,9 @@ def publish_direct(
         try:
             # The message is not stored, so it may get another number.
             return _publish_on(pool, app, message, policy, None)
-        except BacklogFull as error:
-            refused = error
-            if not error.waits:
+        except BacklogFull as again:
+            refused = again
+            if not again.waits:
                 break
     raise refused
 
