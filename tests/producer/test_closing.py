@@ -7,7 +7,7 @@ import atexit
 import multiprocessing.util
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import billiard.util
@@ -17,6 +17,7 @@ from celery_dq.producer import flusher
 from celery_dq.producer.buffer import Limits
 from celery_dq.producer.buffered_producer import BufferedProducer
 from celery_dq.producer.flusher import Undelivered
+from celery_dq.producer.sender import Refusal
 from celery_dq.testing.waiting import wait_until
 from tests.producer.producer_harness import ProducerHarness, arrived, close_at_once, message_store, put
 
@@ -87,10 +88,10 @@ class Stalled:
         self._answers = threading.Event()
         send = harness.shelf.send
 
-        def wait_and_send(*batch: Any) -> None:
+        def wait_and_send(*batch: Any) -> Sequence[Refusal]:
             self.calls.set()
             self._answers.wait(60)
-            send(*batch)
+            return send(*batch)
 
         monkeypatch.setattr(harness.shelf, "send", wait_and_send)
 
