@@ -86,8 +86,9 @@ def _standing(partition: Partition, client: Client, tenant: str) -> Explanation:
     found = tenant_snapshot(partition, client, tenant)
     reason, why, until = _reason(found, partition, client)
     waiting = _count(found.waiting, "message")
-    full = _full(found, partition)
-    sentence = f"Tenant {tenant!r} has {waiting} waiting in {partition.name!r}: {why}.{full}"
+    if full := _full(found, partition):
+        why = f"{why}; {full}"
+    sentence = f"Tenant {tenant!r} has {waiting} waiting in {partition.name!r}: {why}."
     return Explanation(partition.keys.queue, found.state, reason, sentence, tenant=tenant, until=until)
 
 
@@ -96,7 +97,8 @@ def _full(tenant: TenantSnapshot, partition: Partition) -> str:
     bound = _share(tenant.quota.max_waiting, tenant, partition)
     if bound is None or tenant.waiting < bound:
         return ""
-    return f" Its max_waiting here is {bound}, so {_WHEN_FULL[tenant.quota.when_full]}."
+    most = "share of max_waiting" if tenant.quota.spread > 1 else f"max_waiting of {bound:,}"
+    return f"at least as many wait as its {most} allows, so {_WHEN_FULL[tenant.quota.when_full]}"
 
 
 def _share(count: int | None, tenant: TenantSnapshot, partition: Partition) -> int | None:
@@ -119,15 +121,10 @@ def _spread(partitions: Sequence[Partition], client: Client, tenant: str) -> Exp
     total = total_of([found for _, found in shares])
     busy = [(each, found) for each, found in shares if found.state != "idle"] or shares[:1]
     reasons = [(each, *_reason(found, each, client)) for each, found in busy]
-    queue, parts = partitions[0].keys.queue, []
-    for reason in dict.fromkeys(reason for _, reason, _, _ in reasons):
-        same = [(each.name, why) for each, other, why, _ in reasons if other == reason]
-        names = ", ".join(name for name, _ in same[:MOST_NAMED])
-        others = f" and {len(same) - MOST_NAMED} more" if len(same) > MOST_NAMED else ""
-        parts.append(f"in {names}{others}: {same[0][1]}")
-    full = [each.name for each, found in shares if _full(found, each)]
-    if full:
-        parts.append(f"in {', '.join(full[:MOST_NAMED])} as many messages wait as may")
+    queue = partitions[0].keys.queue
+    parts = _by_reason([(each.name, reason, why) for each, reason, why, _ in reasons])
+    full = [(each.name, "full", _full(found, each)) for each, found in shares]
+    parts += _by_reason([share for share in full if share[2]])
     partition, reason, _, until = min(
         reasons, key=lambda each: math.inf if each[3] is None else each[3].timestamp()
     )
@@ -137,6 +134,21 @@ def _spread(partitions: Sequence[Partition], client: Client, tenant: str) -> Exp
     )
     explained = Explanation(queue, total.state, reason, sentence, tenant=tenant, until=until)
     return replace(explained, partition=partition.keys.partition)
+
+
+def _by_reason(shares: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Return a text for each reason, with some of its partitions and its first explanation.
+
+    Args:
+        shares: Per share the name of its partition, the reason, and the explanation.
+    """
+    parts = []
+    for reason in dict.fromkeys(reason for _, reason, _ in shares):
+        same = [(name, why) for name, other, why in shares if other == reason]
+        names = ", ".join(name for name, _ in same[:MOST_NAMED])
+        others = f" and {len(same) - MOST_NAMED} more" if len(same) > MOST_NAMED else ""
+        parts.append(f"in {names}{others}: {same[0][1]}")
+    return parts
 
 
 def _reason(found: TenantSnapshot, partition: Partition, client: Client) -> _Why:

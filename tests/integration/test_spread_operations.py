@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_dq import InvalidQuota, TenantMoving
+from celery_dq import InvalidQuota, QueueFull, TenantMoving
 from celery_dq.app.checks.doctor import check_server
 from celery_dq.errors import ConfigurationError, InvalidRequest
 from celery_dq.inspector.live_quotas import LiveQuotas, read_document, written
@@ -108,6 +108,20 @@ def test_limits_of_a_spread_tenant_are_exact(heavy: Any, queue: Any) -> None:
     heavy.dq.quotas.set("push", A, concurrency=None, rate="1/h", burst=9)
     assert len(claim_everywhere(heavy)) == 9
     assert "its share, 1 of 3, of 1/h is used up" in queue.explain(A).sentence
+
+
+def test_each_share_of_a_spread_tenant_has_its_part_of_the_bound(heavy: Any, queue: Any) -> None:
+    heavy.dq.quotas.set("push", A, max_waiting=3)
+    full = "at least as many wait as its share of max_waiting allows, so new calls are refused"
+    assert queue.explain(A).sentence.endswith(f": {full}.")
+    (waiting,) = queue.peek(tenant=A, limit=1)
+    assert full in heavy.dq.explain(task_id=waiting.task_id).sentence
+    before = queue.tenant(A).waiting
+    with pytest.raises(QueueFull, match="wait in a partition of queue 'push', and its share of the"):
+        send(heavy, *[A] * 4)
+    assert queue.tenant(A).waiting <= before + 2, "at most two shares were empty, and took one message each"
+    with pytest.raises(InvalidQuota, match="max_waiting = 2 is below spread = 3"):
+        heavy.dq.quotas.set("push", A, max_waiting=2)
 
 
 def test_limits_are_exact_when_a_share_has_moved(heavy: Any, queue: Any) -> None:
