@@ -103,7 +103,7 @@ def _line(quota: Quota | None) -> str:
         return "null"
     parts: dict[str, Any] = {"rate": quota.spelled_rate}
     parts |= {"burst": quota.burst, "weight": quota.weight, "concurrency": quota.concurrency}
-    if quota.max_waiting is not None:
+    if quota.names_bound:
         parts |= {"max_waiting": quota.max_waiting, "when_full": quota.when_full}
     if quota.spread > 1:
         parts["spread"] = quota.spread

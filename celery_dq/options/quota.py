@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Literal, TypeAlias, get_args
@@ -121,22 +121,31 @@ class Quota:
         paused = " paused" if self.paused else ""
         spread = f" spread={self.spread}" if self.spread > 1 else ""
         bound = ""
-        if self.max_waiting is not None:
-            bound = f" max_waiting={self.max_waiting} when_full={self.when_full}"
+        if self.names_bound:
+            most = "unlimited" if self.max_waiting is None else str(self.max_waiting)
+            bound = f" max_waiting={most} when_full={self.when_full}"
         parts = f"rate={self.rate_text} burst={self.burst:g} weight={self.weight:g} concurrency={concurrency}"
         return parts + bound + spread + paused
 
-    def without_effect(self, named: Container[str] = ("burst", "when_full")) -> str:
-        """Return what has no effect, and the remedy; "" when each part has one.
+    def without_effect(self, base: Quota) -> str:
+        """Return which changed part has no effect, and the remedy; "" when each one has an effect.
 
         Args:
-            named: The parts that were chosen; another part may have stayed.
+            base: The quota before the change. A part that stayed may wait for its counterpart.
         """
-        if self.rate is None and "burst" in named and self.burst != 1:
-            return f"burst = {self.burst:g} has no effect without a rate: set a rate, too"
-        if self.max_waiting is None and "when_full" in named and self.when_full != "refuse":
-            return f"when_full = {self.when_full!r} has no effect without max_waiting: set max_waiting, too"
+        if self.rate is None and self.burst not in (1, base.burst):
+            return f"burst = {self.burst:g} has no effect without a rate: set a rate, too, or burst = 1"
+        if self.max_waiting is None and self.when_full not in ("refuse", base.when_full):
+            return (
+                f"when_full = {self.when_full!r} has no effect without max_waiting: set max_waiting, too, or "
+                "when_full = 'refuse'"
+            )
         return ""
+
+    @property
+    def names_bound(self) -> bool:
+        """Whether ``max_waiting`` or ``when_full`` differs from its default."""
+        return self.max_waiting is not None or self.when_full != "refuse"
 
     @property
     def spelled_rate(self) -> str | float | None:

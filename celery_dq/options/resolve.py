@@ -179,7 +179,7 @@ def _quota(values: Mapping[str, Any], base: Quota, where: str) -> Quota:
         quota = Quota.parse(values, base=base, where=where)
     except InvalidQuota as error:
         raise ConfigurationError(str(error)) from None
-    if without_effect := quota.without_effect(values):
+    if without_effect := quota.without_effect(base):
         raise ConfigurationError(f"{where}: {without_effect}")
     return quota
 

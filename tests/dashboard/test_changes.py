@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from celery_dq.contrib.django.dashboard.quotas import Undo
+from celery_dq.options import Quota
 from tests.integration.shop import claim, dead_letter, send
 
 KEY = "the key"
@@ -213,6 +214,30 @@ def test_a_quota_is_changed_after_a_preview_of_the_differences(shop: Any, operat
     assert (quota.rate, quota.burst, quota.weight, quota.concurrency) == (7, 3, 2.5, None)
 
 
+def test_a_bound_of_the_backlog_is_set_changed_and_removed_in_the_form(shop: Any, operator: Any) -> None:
+    def post(**fields: str) -> tuple[str, Any]:
+        """Change the quota after a preview; return the text of the preview and the quota."""
+        asked = operator.post("/dq/tenant/quota/", {**TENANT, **fields}).content.decode()
+        done = operator.post("/dq/tenant/quota/", hidden_fields(asked), follow=True)
+        assert done.status_code == 200, done.content.decode()
+        return " ".join(re.sub(r"<[^>]+>|\s+", " ", asked).split()), shop.dq.quotas.get("push", "a")
+
+    text, quota = post(max_waiting="500", when_full="discard")
+    assert "max_waiting unlimited 500" in text
+    assert "when_full refuse discard" in text
+    assert quota == Quota(max_waiting=500, when_full="discard")
+    page = operator.get("/dq/tenant/", TENANT).content.decode()
+    assert 'name="max_waiting" value="500"' in page
+    assert "<option selected>discard</option>" in page
+    # An emptied field removes the bound, whatever the choice beside it is.
+    text, quota = post(max_waiting="", when_full="discard")
+    assert "max_waiting 500 unlimited" in text
+    assert "when_full" not in text.partition("max_waiting 500")[2]
+    assert quota == Quota(when_full="discard")
+    _, quota = post(rate="5", when_full="refuse")
+    assert quota == Quota(rate=5)
+
+
 def test_a_small_change_of_a_quota_is_neither_hidden_nor_overwritten(shop: Any, operator: Any) -> None:
     shop.dq.quotas.set("push", "a", rate="1000/s", burst=999_998)
     fields = {**TENANT, "rate": "1000/s", "burst": "999998.4", "weight": "1"}
@@ -244,6 +269,13 @@ def test_a_quota_that_has_changed_since_the_preview_stays(shop: Any, operator: A
         ({"rate": "5", "burst": "x"}, "burst = &#x27;x&#x27;"),
         ({"rate": "5", "concurrency": "1.5"}, "is not a whole number"),
         ({"rate": "5", "weight": "-1"}, "weight = -1"),
+        ({"rate": "5", "max_waiting": "few"}, "max_waiting = &#x27;few&#x27; is not a whole number"),
+        ({"rate": "5", "max_waiting": "0"}, "max_waiting = 0 is not from 1 to 1000000000"),
+        ({"rate": "5", "when_full": "wait"}, "has no effect without max_waiting"),
+        (
+            {"rate": "5", "max_waiting": "5", "when_full": "drop"},
+            "when_full = &#x27;drop&#x27; is not one of",
+        ),
         ({"rate": "5/s"}, "has these values already"),
         ({"rate": "9" * 5_000 + "/s"}, "give a shorter number"),
     ],

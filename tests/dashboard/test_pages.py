@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from celery_dq.errors import QueueFull
 from tests.integration.shop import claim, dead_letter, send, throttle
 
 
@@ -93,6 +94,23 @@ def test_queues_are_filtered_by_name_and_shown_in_parts(shop: Any, operator: Any
     assert len(data_of(operator, "", q="q", page=2)["queues"]) == 5
     assert "Page 1 of 2" in page_of(operator, "", q="q")
     assert "give a whole number from 1" in page_of(operator, "", 400, page="0")
+
+
+def test_a_tenant_at_its_bound_shows_it_and_what_happens_to_new_calls(shop: Any, operator: Any) -> None:
+    shop.dq.quotas.set("push", "a", max_waiting=2)
+    send(shop, "a", "b")
+    assert 'waiting">1<span class="note"> of 2</span>' in page_of(operator, "queue/", queue="push")
+    assert "so new calls" not in page_of(operator, "tenant/", queue="push", tenant="a")
+    send(shop, "a")
+    with pytest.raises(QueueFull):
+        send(shop, "a")
+    forget(operator)
+    text = page_of(operator, "tenant/", queue="push", tenant="a")
+    assert "as many wait as its max_waiting of 2 allows, so new calls are refused" in text
+    assert "max_waiting=2 when_full=refuse" in text
+    (shown,) = data_of(operator, "")["queues"]
+    assert shown["queue"]["counters"]["full"] == 1
+    assert "refused by full tenants" in page_of(operator, "queue/", queue="push")
 
 
 def test_tenants_come_in_parts_with_the_origin_of_their_quota(shop: Any, operator: Any) -> None:

@@ -39,7 +39,8 @@ def test_the_first_quota_of_a_tenant_is_undone_by_its_removal(shop: Any, operato
 
 
 def test_the_removal_of_a_quota_is_undone(shop: Any, operator: Any) -> None:
-    quota = shop.dq.quotas.set("push", "a", rate="5/s", burst=2, weight=3, concurrency=4)
+    parts = {"rate": "5/s", "burst": 2, "weight": 3, "concurrency": 4, "max_waiting": 5, "when_full": "wait"}
+    quota = shop.dq.quotas.set("push", "a", **parts)
     text = undo_of(operator.post("/dq/tenant/quota/remove/", {**TENANT, "confirmed": "1"}))
     assert shop.dq.quotas.list("push") == {}
     undo(operator, text)

@@ -16,6 +16,7 @@ from celery_dq.errors import InvalidQuota, InvalidRequest
 from celery_dq.inspector.live_quotas import LiveQuotas, compare, read_document, written
 from celery_dq.keys import audit_stream
 from celery_dq.options import Quota
+from celery_dq.options.quota import WHEN_FULL
 from tests.dq_command import Run, run_dq
 
 
@@ -56,6 +57,28 @@ def test_export_and_import_give_the_same_quotas(run: Run, shop: Any, tmp_path: P
     assert list(shop.dq.quotas.paused("push")) == ["acme"]
     (origin,) = shop.dq.quotas.origins("push", "no")
     assert origin.by
+
+
+def test_a_bound_is_exported_and_imported(run: Run, shop: Any, tmp_path: Path) -> None:
+    file = tmp_path / "quotas.json"
+    shop.dq.quotas.set_default("push", max_waiting=50_000)
+    shop.dq.quotas.set("push", "bounded", max_waiting=500, when_full="discard")
+    # The choice outlives the bound, in the file as well.
+    shop.dq.quotas.set("push", "former", max_waiting=1, when_full="wait")
+    shop.dq.quotas.set("push", "former", max_waiting=None)
+    run("export", "--output", str(file))
+    (default,) = (line for line in file.read_text().splitlines() if '"default"' in line)
+    assert default.endswith('"concurrency": null, "max_waiting": 50000, "when_full": "refuse"},')
+    assert run("import", str(file)) == "No difference.\n"
+    before = shop.dq.quotas.live("push")
+    shop.dq.quotas.set("push", "bounded", max_waiting=499)
+    shop.dq.quotas.set("push", "former", when_full="refuse", rate=1)
+    text = run("import", str(file), "--yes")
+    assert "max_waiting=499 when_full=discard -> " in text
+    assert "max_waiting=500 when_full=discard\n" in text
+    assert shop.dq.quotas.live("push") == before
+    (origin,) = shop.dq.quotas.origins("push", "bounded")
+    assert origin.source == "tenant"
 
 
 def test_an_import_reads_yaml_and_takes_names_as_they_are_written(
@@ -214,6 +237,9 @@ def test_nothing_is_applied_from_a_document_with_one_mistake(run: Run, shop: Any
         ('{"push": {"tenants": {"42": {"rate": "fast"}}}}', "f: queue 'push', tenant '42': rate = 'fast'"),
         ('{"push": {"default": {"weight": 0}}}', "f: queue 'push', default: weight = 0 is not from 0.001"),
         ('{"push": {"default": {"wait": 1}}}', "did you mean 'weight'?"),
+        ('{"push": {"tenants": {"42": {"max_wating": 5}}}}', "did you mean 'max_waiting'?"),
+        ('{"push": {"tenants": {"42": {"max_waiting": "5"}}}}', "max_waiting = '5' is not a whole number"),
+        ('{"push": {"tenants": {"42": {"when_full": ["wait"]}}}}', "when_full = ['wait'] is not one of"),
         ('{"push": {"tenant": {}}}', "queue 'push': 'tenant' is unknown: did you mean 'tenants'?"),
         ('{"push": {"tenants": {"a": {}, "a": {}}}}', "'a' stands twice"),
         ('{"push": {"tenants": {"a\\u0001": {}}}}', "control characters"),
@@ -235,6 +261,8 @@ def test_a_mistake_names_its_place_and_value(text: str | bytes, words: str) -> N
 def test_every_quota_survives_the_document() -> None:
     quotas = [Quota(rate=rate) for rate in (None, 1, 0.5, 50 / 60, 7 / 3_600, 3 / 86_400, 1 / 3, 99_999.5)]
     quotas += [Quota(burst=2.5, weight=0.001, concurrency=1_000_000), Quota(paused=True)]
+    quotas += [Quota(max_waiting=5, when_full=each) for each in WHEN_FULL]
+    quotas += [Quota(when_full=each) for each in WHEN_FULL]
     tenants = {f'"{number}\\ é': quota for number, quota in enumerate(quotas)}
     before = {"a": LiveQuotas(None, tenants), "b": LiveQuotas(Quota(rate=5), {}), "c": LiveQuotas()}
     after = read_document(written(before), "f")

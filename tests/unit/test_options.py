@@ -33,10 +33,10 @@ def test_every_setting_is_read() -> None:
             "dq_max_deliveries": 3,
             "dq_priority_aging": "1m",
             "dq_queues": {
-                "push": {"rate": "50/s", "priority_aging": None, "partitions": 64},
-                "mail": {"max_deliveries": 9},
+                "push": {"rate": "50/s", "when_full": "wait", "priority_aging": None, "partitions": 64},
+                "mail": {"max_deliveries": 9, "max_waiting": None},
             },
-            "dq_default_quota": {"rate": 5, "burst": 2, "concurrency": 4},
+            "dq_default_quota": {"rate": 5, "burst": 2, "concurrency": 4, "max_waiting": 1_000},
             "dq_inherit_tenant": True,
             "dq_dead_letter_failures": True,
             "dq_dead_letter_retention": "30d",
@@ -95,12 +95,13 @@ def test_every_setting_is_read() -> None:
         close_timeout_us=3_000_000,
     )
     push, mail, other = options.queue("push"), options.queue("mail"), options.queue("other")
-    assert push.quota == Quota(rate=50, burst=2, concurrency=4)
+    assert push.quota == Quota(rate=50, burst=2, concurrency=4, max_waiting=1_000, when_full="wait")
+    assert mail.quota == Quota(rate=5, burst=2, concurrency=4)
     assert (push.head_start_us, push.max_deliveries) == (STRICT_HEAD_START_US, 3)
     assert (mail.head_start_us, mail.max_deliveries) == (60_000_000, 9)
     assert (push.partitions, mail.partitions) == (64, 1)
     assert other == options.defaults
-    assert other.quota == mail.quota == Quota(rate=5, burst=2, concurrency=4)
+    assert other.quota == Quota(rate=5, burst=2, concurrency=4, max_waiting=1_000)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +167,19 @@ def test_every_setting_is_read() -> None:
             {"dq_queues": {"push": {"priority_aging": 0}}},
             "dq_queues['push']['priority_aging'] = 0 is too",
         ),
+        (
+            {"dq_queues": {"push": {"when_full": "wait"}}},
+            "dq_queues['push']: when_full = 'wait' has no effect without max_waiting: set max_waiting, too",
+        ),
+        (
+            {"dq_queues": {"push": {"max_waiting": 5, "when_full": "drop"}}},
+            "dq_queues['push']: when_full = 'drop' is not one of refuse, wait, discard, dead_letter",
+        ),
+        (
+            {"dq_queues": {"push": {"max_length": 5}}},
+            "dq_queues['push']: there is no option 'max_length'",
+        ),
+        ({"dq_default_quota": {"max_waiting": 0}}, "dq_default_quota: max_waiting = 0 is not from 1"),
         ({"dq_default_quota": {"rate": "x"}}, "dq_default_quota: rate = 'x' is not a rate"),
         (
             {"dq_default_quota": {"max_deliveries": 5}},

@@ -439,7 +439,7 @@ def _parse(parts: dict[str, Any], base: Quota, where: str) -> Quota:
     if not parts:
         raise InvalidRequest(f"{where}: name at least one of {', '.join(TENANT_QUOTA_KEYS)}")
     quota = Quota.parse(parts, base=base, where=where)
-    if without_effect := quota.without_effect(parts):
+    if without_effect := quota.without_effect(base):
         raise InvalidQuota(f"{where}: {without_effect}")
     return quota
 

@@ -17,7 +17,6 @@ from celery_dq.contrib.django.dashboard.views import PageView, required
 from celery_dq.inspector.queue_counters import WaitingTimes
 from celery_dq.inspector.queues import Health, QueueSnapshot, ZooKeeperQueueSnapshot
 from celery_dq.inspector.tenants import QuotaOrigin, TenantSnapshot
-from celery_dq.options.quota import WHEN_FULL
 from celery_dq.transport.resource_set import resources_of
 from celery_dq.transport.tenant import check_tenant
 
@@ -192,7 +191,6 @@ class TenantView(PageView):
             # A set of resources has no quota and no pause of its own.
             "resources": resources_of(tenant) or (),
             "queue_pause": queue.snapshot(ages=False).pause,
-            "when_full": WHEN_FULL,
             "explanation": queue.explain(tenant),
             "next": shown(queue.peek(NEXT_MESSAGES, tenant=tenant), arguments),
         }

@@ -159,7 +159,7 @@ class QuotaView(TenantChange):
         if isinstance(values["rate"], str) and values["rate"].replace(".", "", 1).isdecimal():
             values["rate"] = float(values["rate"])
         quota = Quota.parse(values, base=base, where=where)
-        if without_effect := quota.without_effect():
+        if without_effect := quota.without_effect(base):
             raise InvalidQuota(f"{where}: {without_effect}")
         return quota
 

@@ -15,6 +15,7 @@ from celery_dq.contrib.django.dashboard.history import plots
 from celery_dq.contrib.django.dashboard.links import asset_address, link_to
 from celery_dq.inspector.claim_rates import spelled_share, spelled_speed
 from celery_dq.options import Quota
+from celery_dq.options.quota import WHEN_FULL, WhenFull
 
 register = template.Library()
 register.simple_tag(asset_address)
@@ -81,6 +82,12 @@ def rate(value: float | None) -> str:
         return "unlimited"
     text = Quota(rate=value).spelled_rate
     return text if isinstance(text, str) else f"{exact(value)}/s"
+
+
+@register.simple_tag
+def when_full_choices() -> tuple[WhenFull, ...]:
+    """Return what a quota may do with calls of a tenant at its ``max_waiting``."""
+    return WHEN_FULL
 
 
 @register.filter
