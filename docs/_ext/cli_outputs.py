@@ -34,7 +34,7 @@ peek push --limit 3
 find order-1
 explain order-4
 explain --tenant acme --queue push
-quotas set push acme --rate 50/s --burst 10
+quotas set push acme --rate 50/s --burst 10 --max-waiting 1000
 quotas get push
 quotas export push
 quotas copy push --to mail --yes

@@ -14,6 +14,7 @@ from celery.bin.celery import celery
 from click.shell_completion import ShellComplete
 from click.testing import Result
 
+from celery_dq import QueueFull
 from celery_dq.cli import dq
 from celery_dq.testing.processes import dead_port
 from tests.dq_command import run_dq
@@ -144,6 +145,33 @@ def test_quotas(run: Run, ids: list[str]) -> None:
     assert "rate=unlimited" in run("quotas", "rm", "push", "a").output
     assert "weight=1" in run("quotas", "rm", "push").output
     assert "whole number" in run("quotas", "set", "push", "a", "--concurrency", "x", status=2).output
+
+
+def test_a_bound_of_the_backlog_is_set_shown_and_removed(run: Run, shop: Any, ids: list[str]) -> None:
+    quotas_set = ("quotas", "set", "push", "a")
+    assert run(*quotas_set, "--max-waiting", "1").output.endswith(" max_waiting=1 when_full=refuse\n")
+    shown = data(run("quotas", "get", "push", "a", "--json"))
+    assert (shown["max_waiting"], shown["when_full"]) == (1, "refuse")
+    explained = run("explain", "--tenant", "a", "--queue", "push").output
+    assert "as many wait as its max_waiting of 1 allows, so new calls are refused" in explained
+    for command in (("tenants", "push"), ("quotas", "get", "push")):
+        assert "max_waiting=1 when_full=refuse" in run(*command).output
+    (row,) = (each for each in data(run("tenants", "push", "--json")) if each["tenant"] == "a")
+    assert (row["waiting"] >= 1, row["quota"]["max_waiting"], row["quota"]["when_full"]) == (
+        True,
+        1,
+        "refuse",
+    )
+    with pytest.raises(QueueFull, match=r"1 messages? of tenant 'a' waits? in queue 'push'"):
+        send(shop, "a")
+    (push,) = (each for each in data(run("queues", "push", "--json")) if each["name"] == "push")
+    assert (push["counters"]["full"], push["counters"]["overflowed"]) == (1, 0)
+    # One part changes, and the other one stays.
+    assert "max_waiting=1 when_full=wait" in run(*quotas_set, "--when-full", "wait").output
+    assert "max_waiting=5 when_full=wait" in run(*quotas_set, "--max-waiting", "5").output
+    assert "max_waiting=unlimited when_full=wait" in run(*quotas_set, "--max-waiting", "unlimited").output
+    assert "max_waiting" not in run(*quotas_set, "--when-full", "refuse").output
+    assert "so new calls" not in run("explain", "--tenant", "a", "--queue", "push").output
 
 
 def test_doctor(run: Run, shop: Any) -> None:

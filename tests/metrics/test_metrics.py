@@ -12,6 +12,7 @@ import pytest
 from kombu.exceptions import OperationalError
 from prometheus_client import CollectorRegistry
 
+from celery_dq.errors import QueueFull
 from celery_dq.inspector.queue_counters import WAIT_BOUNDS_S
 from celery_dq.metrics.collector import DQCollector
 from celery_dq.metrics.table import METRICS
@@ -89,6 +90,21 @@ def test_counters_of_the_broker_are_counters_of_every_process(make_app: MakeApp,
         assert metrics("celery_dq_messages_cancelled_total", queue="push") == 1
         assert metrics("celery_dq_stale_acks_total", queue="push") == 2
         assert metrics.kinds["celery_dq_messages_published"] == "counter"
+
+
+def test_calls_of_full_tenants_are_counted(make_app: MakeApp, serve: Serve) -> None:
+    app = make_app()
+    app.dq.quotas.set("push", "refused", max_waiting=1)
+    app.dq.quotas.set("push", "dropped", max_waiting=1, when_full="discard")
+    send(app, "refused", "dropped", "dropped", "dropped")
+    for _ in range(3):
+        with pytest.raises(QueueFull):
+            send(app, "refused")
+    metrics = scrape(serve(app))
+    assert metrics("celery_dq_messages_refused_full_total", queue="push") == 3
+    assert metrics("celery_dq_messages_overflowed_total", queue="push") == 2
+    assert metrics("celery_dq_queue_messages", queue="push", state="waiting") == 2
+    assert metrics("celery_dq_queue_messages", queue="push", state="discards") == 2
 
 
 def test_waiting_times_are_a_histogram_of_quiet_and_noisy_tenants(make_app: MakeApp, serve: Serve) -> None:
