@@ -96,7 +96,7 @@ def test_queues_are_filtered_by_name_and_shown_in_parts(shop: Any, operator: Any
     assert "give a whole number from 1" in page_of(operator, "", 400, page="0")
 
 
-def test_a_tenant_at_its_bound_shows_it_and_what_happens_to_new_calls(shop: Any, operator: Any) -> None:
+def test_a_tenant_at_its_bound_shows_it_and_the_end_of_new_calls(shop: Any, operator: Any) -> None:
     shop.dq.quotas.set("push", "a", max_waiting=2)
     send(shop, "a", "b")
     assert 'waiting">1<span class="note"> of 2</span>' in page_of(operator, "queue/", queue="push")

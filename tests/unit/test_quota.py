@@ -111,7 +111,7 @@ def test_a_quota_is_read_over_a_base() -> None:
         ({"when_full": "wait"}, "max_waiting=unlimited when_full=wait"),
     ],
 )
-def test_the_text_of_a_quota_has_its_bound_and_what_follows(parts: dict[str, object], text: str) -> None:
+def test_the_text_of_a_quota_has_its_bound(parts: dict[str, object], text: str) -> None:
     assert str(Quota.parse(parts)).endswith(text)
 
 
