@@ -15,6 +15,7 @@ PROMISES = {
     "heartbeat": "A long task is not delivered twice; there is no visibility timeout.",
     "rate": "A tenant gets at most",
     "concurrency": "At most ``concurrency`` of a tenant's messages are in workers' hands.",
+    "bounded": "No push makes the backlog of a tenant longer than ``max_waiting``",
     "fairness": "No tenant's backlog delays another's turn.",
     "inheritance": "With ``dq_inherit_tenant``, a call of a task that names no tenant",
     "bounded": "",
