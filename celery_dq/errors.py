@@ -149,7 +149,10 @@ class CoveringRunUnknown(DQError):
 
 
 class QueueFull(DQError):
-    """A bounded queue has no room, and the caller does not wait or has waited long enough."""
+    """A bounded queue has no room, and the caller does not wait or has waited long enough.
+
+    For a call of a tenant at its ``max_waiting``, the error is a ``kombu.exceptions.OperationalError``, too.
+    """
 
 
 class QueueEmpty(DQError):

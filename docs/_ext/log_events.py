@@ -201,8 +201,8 @@ EVENTS: Final[dict[str, str]] = {
     ),
     "outbox_outage_over": "The outbox can be relayed again.",
     "buffer_message_refused": (
-        "The broker will never accept a message; it is kept in the quarantine of the spill log, if there is "
-        "one, and ``on_error`` is called."
+        "The broker will never accept a message, or its tenant is full (``max_waiting``); it is kept in the "
+        "quarantine of the spill log, if there is one, and ``on_error`` is called."
     ),
     "spill_adopted": "A process adopted the messages that a dead process left in the spill log, and sends "
     "them.",

@@ -235,6 +235,21 @@ def test_the_program_for_plain_kombu_runs(bin_path: dict[str, str], tmp_path: Pa
         assert_prints("python letters.py", printed.splitlines(), tmp_path, bin_path)
 
 
+def test_the_program_for_a_bounded_backlog_runs(bin_path: dict[str, str], tmp_path: Path) -> None:
+    section = (DOCS / "guides" / "tenants-and-quotas.rst").read_text().partition(".. _backlog-bound:")[2]
+    found = list(blocks(section))
+    program = next(text for _, caption, text in found if caption == "bounded.py")
+    printed = next(text for language, _, text in found if language == "text")
+    (console,) = (text for language, _, text in found if language == "console" and "max-waiting" in text)
+    with RedisServer() as server:
+        program = program.replace("localhost:6379", f"127.0.0.1:{server.port}")
+        (tmp_path / "bounded.py").write_text(program)
+        (tmp_path / "shop.py").write_text(program.partition("app.dq.")[0])
+        assert_prints("python bounded.py", printed.splitlines(), tmp_path, bin_path)
+        for command, output in steps(console):
+            assert_prints(command, output, tmp_path, bin_path)
+
+
 def test_the_program_for_asyncio_runs(bin_path: dict[str, str], tmp_path: Path) -> None:
     found = list(blocks((DOCS / "guides" / "asyncio.rst").read_text()))
     program = next(text for _, caption, text in found if caption == "asynchronous.py")
