@@ -108,6 +108,18 @@ def test_the_system_check_finds_wrong_settings_schemes_and_templates(run: Run) -
     assert "E011" not in check(run, SHOP_BROKER="dq-redis://127.0.0.1:1/0").stderr
 
 
+def test_the_system_check_finds_an_outbox_in_a_database_that_the_project_does_not_have(run: Run) -> None:
+    known = check(run, SHOP_SET="CELERY_DQ_OUTBOX=default")
+    assert known.returncode == 0, known.stderr
+    wrong = check(run, SHOP_SET="CELERY_DQ_OUTBOX=default,bank")
+    assert wrong.returncode == 1
+    assert "celery_dq.E041" in wrong.stderr
+    assert "names 'bank', and DATABASES has no such alias: it has 'default'." in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+    both = check(run, SHOP_SET="CELERY_DQ_OUTBOX=bank CELERY_DQ_LEESE=5").stderr
+    assert "celery_dq.E001" in both
+
+
 def test_the_deployment_check_looks_at_the_server(run: Run) -> None:
     assert (
         "celery_dq.E011"

@@ -5,7 +5,7 @@ Those that ask the servers run with ``manage.py check --deploy`` only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +14,7 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.checks.doctor import check_server, check_settings
@@ -21,6 +22,7 @@ from celery_dq.app.checks.finding import Finding
 from celery_dq.compat.celery_calls import current_app_if_any
 from celery_dq.contrib.django.dashboard.broker_reads import BrokerReads
 from celery_dq.contrib.django.dashboard.history import Sampler
+from celery_dq.errors import ConfigurationError
 from celery_dq.per_process import PerProcess
 
 #: Optional setting with the path of the app, such as ``"shop.celery:app"``.
@@ -116,11 +118,28 @@ def _imported(path: str) -> Any:
 
 
 def settings_are_valid(app_configs: Sequence[Any] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Check the ``dq_*`` settings, the broker's scheme, and the tenant templates. Opens no connection."""
+    """Check ``dq_*`` settings, the broker's scheme, tenant templates, and outboxes. Opens no connection."""
     app = project_app()
     # Only the tasks modules of the installed apps. A full import, as in a worker, would run the checks again.
     app.autodiscover_tasks(force=True)
-    return _messages(check_settings(app))
+    return _messages([*check_settings(app), *_unknown_databases(app)])
+
+
+def _unknown_databases(app: Any) -> Iterator[Finding]:
+    """Yield a finding for each database of ``dq_outbox`` that the project does not have."""
+    try:
+        outbox = dq_of(app).options.outbox
+    except ConfigurationError:
+        return  # check_settings reports it
+    known = [*connections]
+    for name in outbox.databases:
+        if name not in known:
+            yield Finding(
+                "E041",
+                f"dq_outbox = {outbox.aliases!r} names {name!r}, and DATABASES has no such alias: it has "
+                f"{', '.join(map(repr, known))}.",
+                "Correct CELERY_DQ_OUTBOX, or add the database.",
+            )
 
 
 def server_is_fit(app_configs: Sequence[Any] | None = None, **kwargs: Any) -> list[checks.CheckMessage]:
