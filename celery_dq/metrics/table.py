@@ -194,6 +194,11 @@ METRICS: tuple[Metric, ...] = (
     ),
     # The outbox.
     _metric(
+        "outbox.is_up",
+        "celery_dq_outbox_up",
+        "Whether the outbox of a database can be read (1) or not (0), for example because it has no table.",
+    ),
+    _metric(
         "outbox.rows",
         "celery_dq_outbox_rows",
         "Rows of committed transactions in the outbox of a database that the broker has not confirmed.",

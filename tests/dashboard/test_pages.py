@@ -183,6 +183,22 @@ def test_a_set_of_resources_leads_to_them_and_offers_no_quota(shop: Any, operato
     assert "Preview the change" in page_of(operator, "tenant/", queue="push", tenant="a")
 
 
+def test_an_outbox_that_cannot_be_read_is_named_beside_the_workers(
+    use_app: Any, redis_url: str, operator: Any
+) -> None:
+    from celery_dq.contrib.django.outbox.tables import DjangoOutbox
+
+    app = use_app(redis_url.replace("redis://", "dq-redis://", 1), dq_outbox="bank")
+    app.dq.outbox.tables = DjangoOutbox(lambda: 1)
+    (outbox,) = data_of(operator, "workers/")["outboxes"]
+    assert (outbox["database"], outbox["rows"]) == ("bank", None)
+    text = page_of(operator, "workers/")
+    assert (
+        "cannot be read: ConnectionDoesNotExist: The connection &#x27;bank&#x27; doesn&#x27;t exist." in text
+    )
+    assert "Buffered messages on this machine" in text
+
+
 def test_a_message_is_explained_with_its_times(shop: Any, operator: Any) -> None:
     (task_id,) = send(shop, "a", expires=3600)
     (place,) = data_of(operator, "message/", id=task_id)["places"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.outbox.conftest import MakeShop
 from tests.outbox.outbox_shop import OutboxShop
 from tests.preloaded import run_python
 
@@ -49,14 +50,18 @@ def test_doctor_and_status_name_the_remedy_of_a_missing_table(sqlite_shop: Outbo
         assert "manage.py migrate" in text
 
 
-def test_metrics_count_the_rows_of_each_database(sqlite_shop: OutboxShop) -> None:
-    sqlite_shop.run(ROWS)
-    text: Any = sqlite_shop.run("""
+METRICS = """
 from django.test import RequestFactory
 from celery_dq.contrib.django.views import metrics
 answer = metrics(RequestFactory().get("/metrics")).content.decode()
-""")
+"""
+
+
+def test_metrics_count_the_rows_of_each_database(sqlite_shop: OutboxShop) -> None:
+    sqlite_shop.run(ROWS)
+    text: Any = sqlite_shop.run(METRICS)
     lines = text.splitlines()
+    assert 'celery_dq_outbox_up{database="default"} 1.0' in lines
     assert 'celery_dq_outbox_rows{database="default"} 2.0' in lines
     assert 'celery_dq_outbox_refused_rows{database="default"} 1.0' in lines
     assert any(line.startswith('celery_dq_outbox_oldest_age_seconds{database="default"} 3') for line in lines)
@@ -92,3 +97,37 @@ found = WorkersView().read(app.dq, QueryDict(), arguments=False)
 answer = [[each.database, each.rows, each.refused] for each in found["outboxes"]]
 """)
     assert text == [["default", 2, 1]]
+
+
+def test_an_outbox_that_cannot_be_read_hides_no_other_one(make_shop: MakeShop) -> None:
+    shop = make_shop("sqlite", "default", "broken")
+    shop.run(ROWS)
+    shop.run(
+        "with connections['broken'].cursor() as cursor: cursor.execute('DROP TABLE celery_dq_outboxrow')"
+    )
+    both = {"dq_outbox": "broken,default"}
+    lines = shop.run(METRICS, **both).splitlines()
+    assert 'celery_dq_outbox_up{database="broken"} 0.0' in lines
+    assert 'celery_dq_outbox_up{database="default"} 1.0' in lines
+    assert [each for each in lines if each.startswith("celery_dq_outbox_rows{")] == [
+        'celery_dq_outbox_rows{database="default"} 2.0'
+    ]
+    assert "celery_dq_up 1.0" in lines
+    found = shop.run(
+        """
+from dataclasses import asdict
+from django.http import QueryDict
+from celery_dq.contrib.django.dashboard.status import WorkersView
+found = WorkersView().read(app.dq, QueryDict(), arguments=False)
+answer = [asdict(each) for each in found["outboxes"]]
+""",
+        **both,
+    )
+    broken, default = found
+    assert (broken["rows"], broken["oldest_s"], broken["refused"]) == (None, None, None)
+    assert "no such table" in broken["error"]
+    assert (default["rows"], default["refused"], default["error"]) == (2, 1, "")
+    doctor = shop.run(COMMAND.format("doctor"), **both)
+    assert "The outbox of database 'broken' cannot be read: OperationalError: no such table" in doctor
+    assert "manage.py migrate --database broken" in doctor
+    assert "Rows wait in the outbox of database 'default' (2)" in doctor

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from celery_dq.context import AppContext
-from celery_dq.errors import ConfigurationError
+from celery_dq.errors import ConfigurationError, described
 from celery_dq.options.sections import OutboxOptions
 from celery_dq.producer.sender import Addressed
 
@@ -23,15 +23,23 @@ class OutboxSnapshot:
 
     Attributes:
         database: Alias of the database.
-        rows: Number of committed rows that the broker has not confirmed.
-        oldest_s: Age of the oldest one of them in seconds; 0 without one.
-        refused: Number of rows that the broker refuses. They are kept, and are not sent again.
+        rows: Number of committed rows that the broker has not confirmed; None when they cannot be read.
+        oldest_s: Age of the oldest one of them in seconds; 0 without one, None when they cannot be read.
+        refused: Number of rows that the broker refuses. They are kept, and are not sent again. None when they
+            cannot be read.
+        error: Why the rows cannot be read; "" when they were read.
     """
 
     database: str
-    rows: int
-    oldest_s: float
-    refused: int
+    rows: int | None = None
+    oldest_s: float | None = None
+    refused: int | None = None
+    error: str = ""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the rows were read."""
+        return not self.error
 
 
 class OutboxTables(Protocol):
@@ -109,6 +117,8 @@ class OutboxApi:
     def inspect(self) -> list[OutboxSnapshot]:
         """Read the state of each outbox; no database without ``dq_outbox``.
 
+        A database that cannot be read hides no other one: its snapshot has the error.
+
         Raises:
             ConfigurationError: ``celery_dq.contrib.django`` is not installed.
         """
@@ -116,7 +126,14 @@ class OutboxApi:
         if databases and self.tables is None:
             # Celery sets Django up when it imports the tasks, which not every command does.
             self._app.loader.import_default_modules()
-        return [self._tables().inspect(name) for name in databases]
+        return [self._inspected(name) for name in databases]
+
+    def _inspected(self, database: str) -> OutboxSnapshot:
+        tables = self._tables()
+        try:
+            return tables.inspect(database)
+        except Exception as exc:  # the driver of a database has errors of its own
+            return OutboxSnapshot(database, error=" ".join(described(exc).split()))
 
     def _tables(self) -> OutboxTables:
         if self.tables is None:

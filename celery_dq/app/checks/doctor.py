@@ -168,7 +168,7 @@ def read_status(app: Any, timeout_s: float = 5.0) -> Status:
         reading.leaders,
         reading.workers,
         reading.outboxes,
-        (*errors, *warnings, *outbox_checks.unsent_rows(reading.outboxes)),
+        (*errors, *warnings, *outbox_checks.outbox_faults(reading.outboxes)),
         sum(each.level == "warning" for each in (*settings, *reading.found)),
     )
 
