@@ -27,14 +27,10 @@ _QUEUE_COLUMNS = (
 _OF_SETTINGS = "only the settings name it, and the broker does not have it"
 
 
-def with_pauses(columns: tuple[str, ...], rows: Sequence[Any]) -> tuple[str, ...]:
-    """Add the column ``pause`` if a queue is paused."""
-    return (*columns, "pause") if any(getattr(row, "pause", None) for row in rows) else columns
-
-
-def with_nodes(columns: tuple[str, ...], rows: Sequence[Any]) -> tuple[str, ...]:
-    """Add the columns ``slot`` and ``node`` on a Redis Cluster."""
-    return (*columns, "slot", "node") if any(getattr(row, "node", "") for row in rows) else columns
+def with_used(columns: tuple[str, ...], rows: Sequence[Any], *others: str) -> tuple[str, ...]:
+    """Add those of the other columns in which a row has a value, such as ``node`` on a Redis Cluster."""
+    used = (name for name in others if any(getattr(row, name, None) not in (None, "") for row in rows))
+    return (*columns, *used)
 
 
 @click.command()
@@ -51,7 +47,7 @@ def queues(dq: DQ, as_json: bool, names: tuple[str, ...], forget: bool) -> None:
         return
     # The table has no ages, and each costs a look at the tenants.
     rows = list(dq.queues.snapshots(*(names or known), ages=as_json))
-    columns = with_nodes(with_pauses(_QUEUE_COLUMNS, rows), rows)
+    columns = with_used(_QUEUE_COLUMNS, rows, "pause", "slot", "node")
     if not as_json:
         # JSON has the counts of each of several partitions; the table has their number.
         rows = [
@@ -94,7 +90,7 @@ def tenants(
         page = dq.queues[queue].tenant_page(after or "", text_in_name=like, state=state, limit=limit)
         nothing = "No tenant matches."
     rows = dq.queues[queue].tenants(limit) if page is None else page.tenants
-    show_table(as_json, rows, _TENANT_COLUMNS, nothing)
+    show_table(as_json, rows, with_used(_TENANT_COLUMNS, rows, "pause_cause"), nothing)
     if page is not None:
         end = f"others follow: --after {page.after}" if page.after else "there are no others."
         print_line(f"Looked at {counted(page.looked_at, 'tenant')}; {end}", err=as_json)
@@ -196,7 +192,7 @@ def partitions(dq: DQ, as_json: bool, queue: str | None, count: int | None, time
     rows: list[Any] = []
     for found in dq.queues.snapshots(*(known if queue is None else [queue])):
         rows += getattr(found, "partitions", ()) or ([found] if queue else [])
-    columns = with_nodes(_PARTITION_COLUMNS, rows)
+    columns = with_used(_PARTITION_COLUMNS, rows, "slot", "node")
     if dq.workers.is_shared:
         sharing, columns = dq.workers.sharing(), (*columns, "worker")
         rows = [replace(row, worker=worker_of(row.name, sharing)) for row in rows]

@@ -22,7 +22,7 @@ from celery_dq.cli.arguments import (
 )
 from celery_dq.cli.bulk import forget_each
 from celery_dq.cli.output import COUNT, command, print_line, show, show_table
-from celery_dq.cli.queues import with_pauses
+from celery_dq.cli.queues import with_used
 from celery_dq.errors import InvalidRequest
 from celery_dq.inspector.queues import QueueSnapshot
 from celery_dq.inspector.workers import WorkerSnapshot
@@ -66,7 +66,7 @@ def _print(found: Status) -> None:
         print_line(f"Broker {found.broker}{counts}")
     if rows:
         click.echo()
-        show_table(False, rows, with_pauses(_QUEUE_COLUMNS, rows), "")
+        show_table(False, rows, with_used(_QUEUE_COLUMNS, rows, "pause"), "")
     if found.leaders:
         click.echo()
         show_table(False, found.leaders, _LEADER_COLUMNS, "")

@@ -123,7 +123,10 @@ def test_the_pause_by_a_task_is_shown_with_its_cause(run: Run, shop: Any) -> Non
     stored = {"reason": "429 of \x1b[31mapi", "task": "notify", "task_id": "7d3c"}
     assert json.loads(run("quotas get push --json"))["paused"]["a"]["cause"] == stored
     assert json.loads(run("tenants push --json"))[0]["pause_cause"] == stored
+    assert run("tenants push").splitlines()[1].endswith(why.removeprefix("because "))
     assert shop.dq.audit() == []
+    shop.dq.quotas.resume("push", "a")
+    assert "pause_cause" not in run("tenants push")
 
 
 def test_a_person_ends_or_replaces_the_pause_by_a_task(run: Run, shop: Any) -> None:
