@@ -40,7 +40,7 @@ quotas = st.builds(
     weight=st.sampled_from([1.0, 1.0, 2.0, 0.5, 3.0]),
     concurrency=st.sampled_from([0, 0, 1, 2]),
     paused=st.sampled_from([False, False, False, True]),
-    max_waiting=st.sampled_from([0, 0, 0, 1, 2, 5]),
+    max_waiting=st.sampled_from([0, 0, 1, 2, 5]),
     when_full=st.sampled_from(WHEN_FULL),
 )
 messages = st.tuples(
@@ -99,6 +99,17 @@ class PartitionMachine(WatchedPartition):
         self.send(sent, producer)
         if producer:
             self.last = sent
+
+    @precondition(lambda self: any(self.model.quota(each).max_waiting for each in LINES))
+    @rule(
+        data=st.data(), batch=st.lists(messages, min_size=2, max_size=6), producer=st.sampled_from(["", "p"])
+    )
+    def push_to_a_bounded_tenant(
+        self, data: st.DataObject, batch: list[tuple[str, str, int, str]], producer: str
+    ) -> None:
+        bounded = [each for each in LINES if self.model.quota(each).max_waiting]
+        tenant = data.draw(st.sampled_from(bounded))
+        self.push([(task, tenant, *others) for task, _, *others in batch], producer)
 
     def send(self, sent: list[tuple[OutgoingRecord, Message]], producer: str) -> None:
         outgoing = [each for each, _ in sent]
