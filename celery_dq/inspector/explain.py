@@ -13,7 +13,7 @@ from celery_dq.inspector.messages import MessageSnapshot
 from celery_dq.inspector.queues import fencing_token, is_worker, queue_pause
 from celery_dq.inspector.redis_values import Client, server_time_us, text
 from celery_dq.inspector.tenants import TenantSnapshot, stored_quota, tenant_snapshot, total_of
-from celery_dq.options.quota import WhenFull, share_of
+from celery_dq.options.quota import WhenFull, count_of_share
 from celery_dq.shown import shell_word
 from celery_dq.transport.partition_replies import PauseCause
 from celery_dq.transport.redis.store.cluster_client import node_serving
@@ -104,7 +104,7 @@ def _full(tenant: TenantSnapshot, partition: Partition) -> str:
 def _share(count: int | None, tenant: TenantSnapshot, partition: Partition) -> int | None:
     homes = partition.homes
     share = homes.shares_by_partition(tenant.tenant).get(partition.keys.partition, 0)
-    return share_of(count, share, homes.widest(tenant.tenant))
+    return count_of_share(count, share, homes.widest(tenant.tenant))
 
 
 _WHEN_FULL: dict[WhenFull, str] = {

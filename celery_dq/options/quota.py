@@ -210,7 +210,7 @@ class Quota:
         whole = self._packed(self.interval_us, self.burst, self.concurrency, self.max_waiting)
         if shares == self.spread == 1:
             return whole
-        counts = (share_of(count, share, shares) for count in (self.concurrency, self.max_waiting))
+        counts = (count_of_share(count, share, shares) for count in (self.concurrency, self.max_waiting))
         part = self._packed(shares * self.interval_us, max(self.burst / shares, 1), *counts)
         return part + whole + _SPREAD.pack(self.spread)
 
@@ -253,7 +253,7 @@ class Quota:
         )
 
 
-def share_of(count: int | None, share: int, shares: int) -> int | None:
+def count_of_share(count: int | None, share: int, shares: int) -> int | None:
     """Return how many of `count` messages belong to a share, at least 1; None for unlimited."""
     if count is None:
         return None

@@ -18,7 +18,6 @@ PROMISES = {
     "bounded": "No push makes the backlog of a tenant longer than ``max_waiting``",
     "fairness": "No tenant's backlog delays another's turn.",
     "inheritance": "With ``dq_inherit_tenant``, a call of a task that names no tenant",
-    "bounded": "",
     "poison": "A message that kills its workers is given up on after ``dq_max_deliveries``.",
     "throttled": "A task that raises ``Throttled`` runs again after its pause",
     "eta": "A task with an ETA waits in the broker.",

@@ -89,10 +89,11 @@ class BacklogFull(QueueFull, OperationalError):
         place, whose = ("a partition of ", "its share of the") if is_share else ("", "its")
         longer = ", or give calls more time (they wait for two thirds of dq_publish_timeout)" if waits else ""
         ids = tuple(task_ids)
+        messages, wait = ("message", "waits") if bound == 1 else ("messages", "wait")
         what = "the call was" if len(ids) == 1 else f"{len(ids)} calls were"
         error = cls(
-            f"{what} not sent: {bound:,} messages of tenant {tenant!r} wait in {place}queue {queue!r}, and "
-            f"{whose} max_waiting allows no more. Call again when workers have caught up, or raise "
+            f"{what} not sent: {bound:,} {messages} of tenant {tenant!r} {wait} in {place}queue {queue!r}, "
+            f"and {whose} max_waiting allows no more. Call again when workers have caught up, or raise "
             f"max_waiting (celery dq quotas set){longer}"
         )
         error.task_ids, error.waits = ids, waits
