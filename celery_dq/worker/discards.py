@@ -202,6 +202,9 @@ def fail_task(consumer: Any, message: Any, name: str, why: str) -> None:
             message.headers["id"],
             extra={"event": "task_failure_not_recorded"},
         )
-    logger.error("Task %s", exc, extra={"event": "deliveries_exhausted"})
+    if why == "overflow":  # as its quota asks for, and perhaps often
+        logger.info("Task %s", exc, extra={"event": "task_pushed_out"})
+    else:
+        logger.error("Task %s", exc, extra={"event": "deliveries_exhausted"})
     task_events(consumer).exhausted(message, why)
     message.ack()

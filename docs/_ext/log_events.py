@@ -137,6 +137,7 @@ EVENTS: Final[dict[str, str]] = {
     "redis_rights_missing": "The broker's Redis user lacks rights; operations that need them fail.",
     "singleton_queue_outage_began": "The broker fails for a singleton queue; the leader cannot consume it.",
     "singleton_queue_outage_over": "The broker answers again; the leader consumes its singleton queue.",
+    "task_pushed_out": "Newer calls have pushed a task out of a full backlog; it fails as a dead letter.",
     "task_failure_not_recorded": "The failure of a dead-lettered task is not in the result backend.",
     "tracer_provider_missing": "A worker has no tracer provider in its main process; spans are lost.",
     "unknown_task_dead_lettered": "A worker does not know a task; its message is a dead letter.",

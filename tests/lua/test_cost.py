@@ -102,11 +102,11 @@ def test_a_bound_costs_the_pushes_of_its_partition_a_few_commands(scripts: Parti
     # As it was before there were bounds: CONFIG and INFO are counted, too.
     assert without == 13
     scripts.set_quota("other", max_waiting=1)
-    assert cost_of_a_push(scripts, "t", "t", "u") == without + 3
+    assert cost_of_a_push(scripts, "t", "t", "u") == without + 1
     scripts.set_quota("t", weight=2, max_waiting=100)
-    assert cost_of_a_push(scripts, "t", "t", "u") == without + 5
+    assert cost_of_a_push(scripts, "t", "t", "u") == without + 6
     scripts.set_quota("t", weight=2, max_waiting=100, when_full="discard")
-    assert cost_of_a_push(scripts, "t", "t", "u") == without + 5
+    assert cost_of_a_push(scripts, "t", "t", "u") == without + 6
 
 
 @pytest.mark.parametrize("keyed", [False, True])

@@ -29,9 +29,9 @@
 --   messages of its tenant wait as may, and it was not stored
 -- COST
 --   9 commands for one plain message, see `push_plain`; five more where others wait, eight where tenants have limits; else
---   O(log n) per message, some 15 commands and one per tenant of the call. Where a quota has a bound, three or four more, two
---   per tenant with a bound and three per message with a dedup key that is full; where messages are pushed out, some ten and
---   four per tenant, three per dead letter and some ten per dedup key
+--   O(log n) per message, some 15 commands and one per tenant of the call. Where a quota of the partition has a bound, one more,
+--   and where one of these tenants has, four more, two per tenant with a bound and three per message with a dedup key that is
+--   full; where messages are pushed out, some ten and four per tenant, three per dead letter and some ten per dedup key
 -- GUARANTEE
 --   Everything is checked before anything is written. Messages of a tenant that moves here are not served before
 --   `open_tenants`. Sending a call or a part of it again with the same producer and sequences changes nothing, but stores
@@ -63,6 +63,7 @@ local map, is_moving = string.gsub(ARGV[5], '!$', '')
 --@uses accept
 --@uses retry_of
 --@uses dedup
+--@uses quota
 --@uses backlog_bound
 --@uses partition_map
 --@uses wake
@@ -142,7 +143,7 @@ for i = 1, #messages do
     replies[order[i]] = (message.reason and '2' or '1') .. message.id
   end
 end
-local has_bounds, turned_away, full = state.bounds > 0, 0, {}
+local has_bounds, turned_away, full = state.bounds > 0 and dq.may_have_bound(messages), 0, {}
 if has_bounds then dq.read_bounds(messages) end
 for i = 1, #messages do
   local message, bound, policy, replaced = messages[i], nil, nil, nil

@@ -66,6 +66,22 @@ function dq.note_bound(packed)
   if quota and quota.max_waiting > 0 then state.bounds = 1 end
 end
 
+-- Returns whether a tenant of these messages may have a bound for its backlog.
+function dq.may_have_bound(messages)
+  local fields, seen = {'default', 'config'}, {}
+  for i = 1, #messages do
+    local tenant = messages[i].tenant
+    if not seen[tenant] then
+      seen[tenant], fields[#fields + 1] = true, 't:' .. tenant
+    end
+  end
+  local rows = call('HMGET', P .. 'quotas', unpack(fields))
+  for i = 1, #rows do
+    if rows[i] and string.sub(rows[i], 34, 37) ~= '\0\0\0\0' then return true end
+  end
+  return false
+end
+
 -- Returns the theoretical arrival time after one more message.
 function dq.take_permit(arrival, quota)
   return math.max(arrival, now) + quota.interval
