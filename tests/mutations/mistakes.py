@@ -55,7 +55,7 @@ AREAS = {
         ("worker", "compat", "lost_attempts.py", "tracing", "wiring.py", "context.py"),
         ("tests/broker", "tests/dedup", "tests/singleton"),
     ),
-    "publishing": Area(("app", "producer"), ("tests/producer", "tests/unit")),
+    "publishing": Area(("app", "producer", "private_files.py"), ("tests/producer", "tests/unit")),
     "dedup": Area(("dedup", "other_brokers"), ("tests/dedup", "tests/singleton", "tests/unit")),
     "leaders": Area(
         ("leadership", "singleton", "allocation", "beat"),
