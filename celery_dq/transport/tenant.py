@@ -140,7 +140,6 @@ class TenantTemplate:
         self._arguments: dict[str, _Argument] = {}
         self._rest: tuple[int, str | None, str | None] = (0, None, None)
         self._fields: list[tuple[str, str, str, str]] = []  # literal before, field, spec, conversion
-        self._tail = ""
         self._read_signature(signature)
         self._parse()
         # The common case, "{merchant_id}", needs no formatter at all.

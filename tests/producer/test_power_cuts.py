@@ -12,6 +12,7 @@ import pytest
 from celery_dq.producer import segment_index
 from celery_dq.producer.segment import read_header, scan
 from celery_dq.producer.spill_log import SUFFIX
+from celery_dq.testing.waiting import wait_until
 from tests.children import in_threads
 from tests.producer.forgetful_disk import ForgetfulDisk
 from tests.producer.producer_harness import ProducerHarness, close_at_once, message_store, open_file, put
@@ -72,6 +73,15 @@ def test_a_power_cut_costs_fewer_messages_than_the_number_of_a_sync(
     in_threads(*[put_all] * 3)
     assert len(lost) == 300
     assert 0 < max(lost) < limit
+
+
+def test_a_power_cut_after_the_interval_of_a_sync_costs_no_message(
+    harness: ProducerHarness, disk: ForgetfulDisk
+) -> None:
+    producer = harness.producer(sync_interval_s=0.1)
+    put(producer, 0, 1)
+    assert kept(disk) == set()
+    wait_until(lambda: kept(disk) == {1, 2}, 10)
 
 
 def test_a_file_that_is_sealed_with_unsynced_messages_survives_a_power_cut(
