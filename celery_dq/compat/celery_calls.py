@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from celery import _state, signals
+from celery.app import amqp as _amqp
 
 from celery_dq.compat.guard import check
 
@@ -22,6 +23,9 @@ running_tasks: Any = getattr(getattr(_stack, "_local", None), "__storage__", Tru
 
 #: Whether this process waits for results, so that it must not declare a queue for them.
 join_will_block = _celerys.task_join_will_block
+
+#: Whether Celery publishes what continues a run that has ended; None before Celery 5.7.
+_publishes_callback: ContextVar[bool] | None = getattr(_amqp, "_callback_publish_retry", None)
 
 #: Celery's task with which some result backends poll for the end of a header.
 UNLOCKS_CHORD = "celery.chord_unlock"
@@ -107,6 +111,9 @@ def continues_run(options: Mapping[str, Any]) -> bool:
     Args:
         options: The options of the call.
     """
+    if _publishes_callback is not None and _publishes_callback.get():
+        return True
+    # Before Celery 5.7, the first tasks of a body that is a chain or a group are not recognised.
     if options.get("parent_id"):
         return True  # Celery finds the parent of other calls by itself
     task_id = options.get("task_id")

@@ -172,14 +172,19 @@ def test_a_call_waits_for_two_thirds_of_the_publish_timeout(make_app: MakeApp, w
     assert depth(app, "full") == 3
 
 
-def test_calls_that_wait_leave_the_connections_to_other_tenants(make_app: MakeApp, stored: Stored) -> None:
+@pytest.mark.parametrize("options", [{}, {"link": ()}], ids=["plain", "on Celery's way"])
+def test_calls_that_wait_leave_the_connections_to_other_tenants(
+    make_app: MakeApp, stored: Stored, options: dict[str, Any]
+) -> None:
     app = make_app(dq_buffer=False, broker_pool_limit=2, dq_publish_timeout=60)
     work = add_task(app)
     for number in range(3):
         work.apply_async((number,), tenant="full")
     bound(app, 3, "wait")
     with ThreadPoolExecutor(5) as threads:
-        waiting = [threads.submit(work.apply_async, (number,), tenant="full") for number in range(5)]
+        waiting = [
+            threads.submit(work.apply_async, (number,), tenant="full", **options) for number in range(5)
+        ]
         wait_until(lambda: refusals(app) >= 10, 30)
         for number in range(20):
             work.apply_async((number,), tenant="other", expires=1000)  # on Celery's way
@@ -191,16 +196,52 @@ def test_calls_that_wait_leave_the_connections_to_other_tenants(make_app: MakeAp
     assert depth(app, "full") == 8
 
 
+@pytest.mark.parametrize("options", [{}, {"link": ()}], ids=["plain", "on Celery's way"])
+def test_a_call_that_waits_for_a_connection_and_for_room_has_one_deadline(
+    make_app: MakeApp, options: dict[str, Any]
+) -> None:
+    app = make_app(dq_buffer=False, dq_breaker_failures=0, broker_pool_limit=1, dq_publish_timeout=3)
+    add_task(app)
+    for number in range(2):
+        call(app, number)
+    bound(app, 1, "wait")
+    took_s = []
+
+    def wait(number: int) -> None:
+        began = time.monotonic()
+        with pytest.raises(QueueFull):
+            call(app, number, **options)
+        took_s.append(time.monotonic() - began)
+
+    with ThreadPoolExecutor(4) as threads:
+        [*threads.map(wait, range(4))]
+    assert max(took_s) < 3
+
+
+def test_a_call_with_a_producer_of_its_own_does_not_wait(direct: Any) -> None:
+    call(direct, 0)
+    bound(direct, 1, "wait")
+    with direct.connection_for_write() as connection:
+        producer = direct.amqp.Producer(connection)
+        with pytest.raises(QueueFull):
+            call(direct, 1, producer=producer)  # as beat makes it
+    assert refusals(direct) == 1
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["later calls", "first calls"])
 @pytest.mark.parametrize("how", ["refuse", "wait"])
 def test_awaited_calls_to_a_full_tenant_block_no_loop_and_no_thread(
-    make_app: MakeApp, stored: Stored, how: str
+    make_app: MakeApp, stored: Stored, how: str, first: bool
 ) -> None:
     app = make_app(dq_buffer=False, broker_pool_limit=2, dq_publish_timeout=60)
     work: Any = add_task(app)
 
     async def calls() -> None:
         for number in range(3):
-            await work.aapply_async((number,), tenant="full")
+            if first:
+                work.apply_async((number,), tenant="full")
+            else:
+                await work.aapply_async((number,), tenant="full")
         bound(app, 3, how)
         tried = [asyncio.ensure_future(work.aapply_async((number,), tenant="full")) for number in range(50)]
         while refusals(app) < 50:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,7 +54,7 @@ from celery_dq.transport.redis.store.asyncio_publisher import (
     LoopPublishers,
     Publication,
 )
-from celery_dq.transport.redis.store.publisher import pauses_for_room
+from celery_dq.transport.redis.store.publisher import may_wait_for_room, pauses_for_room
 from celery_dq.transport.redis.store.server_errors import BacklogFull, refusals_named
 
 T = TypeVar("T")
@@ -155,9 +155,8 @@ class AwaitedCalls:
             if self._app.conf.task_always_eager and send is not self._app.send_task:
                 return send(*args, **options)
             plain = partial(send, *args, **options)
-            return await asyncio.to_thread(
-                plain if found.is_known else partial(self._send_first, found, plain)
-            )
+            plain = plain if found.is_known else partial(self._send_first, found, plain)
+            return await self._with_room(partial(asyncio.to_thread, plain))
         publishers = await publishing.publishers.get()
         await publishers.turns.wait()
         producer = options["producer"] = AwaitedProducer(publishing.producers)
@@ -176,7 +175,7 @@ class AwaitedCalls:
                 )
             except _NotDirect:
                 del options["producer"]
-                return await asyncio.to_thread(send, *args, **options)
+                return await self._with_room(partial(asyncio.to_thread, send, *args, **options))
         return self._concluded(producer, result)
 
     def _stage(self, kind: type[T]) -> T:
@@ -187,7 +186,15 @@ class AwaitedCalls:
 
     def _send_first(self, found: _Found, send: Callable[[], Any]) -> Any:
         """Make a plain call, which opens a connection within its deadline, and then look at the broker."""
-        result = send()
+        try:
+            result = send()
+        except BacklogFull:
+            self._look_at_broker(found)
+            raise
+        self._look_at_broker(found)
+        return result
+
+    def _look_at_broker(self, found: _Found) -> None:
         app = self._app
         connection = app.connection_for_write()
         # A broker in a list of several is chosen by kombu, at each connection.
@@ -207,7 +214,6 @@ class AwaitedCalls:
                 if broker.serves:
                     found.publishing = AsyncioPublishing(app, broker)
                 found.is_known = True
-        return result
 
     # -- one call
 
@@ -223,16 +229,19 @@ class AwaitedCalls:
     async def _send(self, publishing: AsyncioPublishing, message: AwaitedMessage, limits: CallLimits) -> None:
         packed, broker = message.packed, publishing.broker
         if packed is None or not broker.knows(packed.queue):
-            await self._send_in_thread(broker, message, limits)
+            await self._with_room(partial(self._send_in_thread, broker, message, limits))
             return
         publishers = await publishing.publishers.get()
         publication, begins = Publication(packed), time.monotonic()
         pauses: Iterator[float] | None = None
+        refused: BacklogFull | None = None
         for retries in count():
             try:
                 await publishers.push(publication, _left_s(limits))
                 return
             except LimitExceeded as error:
+                if refused is not None:
+                    raise refused from None  # its time was over before the last attempt
                 raise no_free_connection(time.monotonic() - begins, publishers.limit) from error
             except BlockingPushNeeded:
                 await self._in_thread(
@@ -245,9 +254,29 @@ class AwaitedCalls:
                 if next_s is None:
                     raise
                 # The message is not stored, so it may get another number.
-                publication, pause_s = Publication(packed), next_s
+                publication, pause_s, refused = Publication(packed), next_s, error
             except publishing.recoverable as error:
                 pause_s = _pause_s(limits, limits.whole_policy(self._app), retries, error)
+            await asyncio.sleep(pause_s)
+
+    async def _with_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Make a call in a thread again until its tenant has room, and wait for that without a thread.
+
+        Raises:
+            BacklogFull: There was no room.
+        """
+        pauses: Iterator[float] | None = None
+        while True:
+            token = may_wait_for_room.set(False)
+            try:
+                return await attempt()
+            except BacklogFull as error:
+                pauses = pauses or pauses_for_room(dq_of(self._app).options, SystemClock())
+                pause_s = next(pauses, None) if error.waits else None
+                if pause_s is None:
+                    raise
+            finally:
+                may_wait_for_room.reset(token)
             await asyncio.sleep(pause_s)
 
     async def _send_in_thread(

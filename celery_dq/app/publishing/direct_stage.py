@@ -17,10 +17,11 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain, repeat
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from kombu.exceptions import OperationalError
+from kombu.exceptions import LimitExceeded, OperationalError
 from kombu.pools import ProducerPool
 
 from celery_dq.app.api.api import dq_of
@@ -37,7 +38,7 @@ from celery_dq.producer.buffering_producer import BufferingProducer
 from celery_dq.producer.sender import BrokerUnavailable
 from celery_dq.protocols import FOLLOWS
 from celery_dq.transport.packer import PackedMessage, StampedMessage
-from celery_dq.transport.redis.store.publisher import pauses_for_room
+from celery_dq.transport.redis.store.publisher import may_wait_for_room, pauses_for_room
 from celery_dq.transport.redis.store.server_errors import BacklogFull, MessageRefused, PushInterrupted
 from celery_dq.transport.redis.transport import Channel
 
@@ -194,7 +195,15 @@ class DirectStage:
             return proceed(call)
         # A call of beat has a producer. Neither it nor a call of a task may fail at once.
         breaker = None if own or call.in_task or self._app.loader.worker_initialized else self.breaker
-        return self._guarded(call.name, breaker, self._limit_of(call), proceed, call)
+        guarded = partial(self._guarded, call.name, breaker, self._limit_of(call), proceed, call)
+        if own:
+            # Beat would stand still, and with it all other due times.
+            token = may_wait_for_room.set(False)
+            try:
+                return guarded()
+            finally:
+                may_wait_for_room.reset(token)
+        return _with_room(self._app, guarded)
 
     def send_plain(self, name: str, message: PackedMessage) -> bool:
         """Publish a packed message of a plain call, which no task makes, with the default options.
@@ -382,22 +391,40 @@ def publish_direct(
     pool = app.amqp.producer_pool
     if type(pool) is not ProducerPool:
         return False
-    try:
-        return _publish_on(pool, app, message, policy, stamped)
-    except BacklogFull as error:
-        if not error.waits:
-            raise
-        refused = error
-    for pause_s in pauses_for_room(dq_of(app).options, SystemClock()):
-        time.sleep(pause_s)  # other calls have the connection
+    # Another attempt after a refusal may get another number, because the message is not stored.
+    stamps = chain((stamped,), repeat(None))
+    return _with_room(app, lambda: _publish_on(pool, app, message, policy, next(stamps)))
+
+
+def _with_room(app: Any, attempt: Callable[[], T]) -> T:
+    """Make a call again until its tenant has room, if its quota lets it wait, and its time is not over.
+
+    Between two attempts, other calls have the connection.
+
+    Raises:
+        BacklogFull: There was no room.
+    """
+    may_wait = may_wait_for_room.get()
+    pauses = refused = None
+    while True:
+        token = may_wait_for_room.set(False)
         try:
-            # The message is not stored, so it may get another number.
-            return _publish_on(pool, app, message, policy, None)
-        except BacklogFull as again:
-            refused = again
-            if not again.waits:
-                break
-    raise refused
+            return attempt()
+        except BacklogFull as error:
+            if not (may_wait and error.waits):
+                raise
+            pauses = pauses or pauses_for_room(dq_of(app).options, SystemClock())
+            pause_s = next(pauses, None)
+            if pause_s is None:
+                raise
+            refused = error
+        except BrokerUnavailable as error:
+            if refused is not None and isinstance(error.__cause__, LimitExceeded):
+                raise refused from None  # its time was over before it had a connection again
+            raise
+        finally:
+            may_wait_for_room.reset(token)
+        time.sleep(pause_s)
 
 
 def _publish_on(
@@ -455,7 +482,7 @@ class _Publish:
             return
         if self._stamped is None:
             self._stamped = channel.publisher.number(self._message)
-        channel.publisher.push([self._stamped], waits_for_room=False)
+        channel.publisher.push([self._stamped])
         self.is_sent = True
 
     def on_open(self, channel: Any) -> bool:

@@ -17,6 +17,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
@@ -55,6 +56,10 @@ RETIRED_MARKER_MS = 60_000
 #: Shortest and longest pause in seconds between two looks whether a tenant has room.
 FIRST_PAUSE_S = 0.01
 LAST_PAUSE_S = 0.25
+
+
+#: Whether a push of this context may wait, with its connection, until a tenant has room.
+may_wait_for_room: ContextVar[bool] = ContextVar("celery_dq.may_wait_for_room", default=True)
 
 
 def pauses_for_room(options: Options, clock: Clock) -> Iterator[float]:
@@ -138,12 +143,11 @@ class RedisPublisher:
         outgoing = OutgoingRecord(next(self._numbers[queue]), task_id, record)
         return StampedMessage(queue, self._sequence, outgoing, request, self._packer.marker_ttl_ms)
 
-    def push(self, messages: Sequence[StampedMessage], *, waits_for_room: bool = True) -> None:
+    def push(self, messages: Sequence[StampedMessage]) -> None:
         """Send *messages*, all of one queue and producer, and wait for the answers, for their dedup requests.
 
         Args:
             messages: Stamped messages.
-            waits_for_room: Whether to wait here for room, with the connection, when a quota says ``wait``.
 
         Raises:
             redis.RedisError: Redis did not answer; sending again is safe.
@@ -163,7 +167,7 @@ class RedisPublisher:
         refused = None
         if replies is not None:
             refused = self._refusal(first.queue, outgoing, replies)
-            if refused is not None and waits_for_room:
+            if refused is not None and may_wait_for_room.get():
                 refused = self._wait_for_room(first, outgoing, replies, refused)
         for place, message in enumerate(messages):
             if message.dedup is not None:
