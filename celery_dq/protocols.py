@@ -33,6 +33,10 @@ COUNTDOWN = "dq_countdown"
 CONTINUES = "dq_continues"
 
 
+#: The header of a call that has the tenant of the task that made it, because it names none. It is for people.
+INHERITED_HEADER = "dq_inherited"
+
+
 #: The header with the dedup key of a call, for workers on other brokers; empty for an excluded call.
 DEDUP_HEADER = "dq_claim"
 

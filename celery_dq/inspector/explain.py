@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeAlias
 
+from celery_dq.errors import CorruptRecord
 from celery_dq.inspector.dedup_locks import dedup_lock_of
 from celery_dq.inspector.messages import MessageSnapshot
 from celery_dq.inspector.queues import fencing_token, is_worker, queue_pause
 from celery_dq.inspector.redis_values import Client, server_time_us, text
 from celery_dq.inspector.tenants import TenantSnapshot, stored_quota, tenant_snapshot, total_of
 from celery_dq.options.quota import WhenFull, count_of_share
+from celery_dq.protocols import INHERITED_HEADER
 from celery_dq.shown import shell_word
+from celery_dq.transport import envelope
+from celery_dq.transport.message_record import MessageRecord
 from celery_dq.transport.partition_replies import PauseCause
 from celery_dq.transport.redis.store.cluster_client import node_serving
 from celery_dq.transport.redis.store.message_ids import task_id_of
@@ -162,10 +166,23 @@ def explain_message(partition: Partition, client: Client, message: MessageSnapsh
     """Explain why a message has not run yet."""
     reason, why, until = _message(partition, client, message)
     what = f"Task {message.task_id}" + (f" ({message.task})" if message.task else "")
-    sentence = f"{what} in {partition.name!r} {why}."
+    inherited = (
+        " Its tenant is that of the task that called it." if _inherits(partition, client, message) else ""
+    )
+    sentence = f"{what} in {partition.name!r} {why}.{inherited}"
     queue, state, tenant = message.queue, message.state, message.tenant
     found = Explanation(queue, state, reason, sentence, tenant, message.task_id, until)
     return _placed(found, partition, client)
+
+
+def _inherits(partition: Partition, client: Client, message: MessageSnapshot) -> bool:
+    """Whether the message has the tenant of its caller; False without a record that can be read."""
+    raw = client.hget(partition.keys.messages, message.id) if message.tenant else None
+    try:
+        headers = envelope.unpack(MessageRecord.unpack(raw).envelope)[0] if raw else {}
+    except CorruptRecord:
+        return False
+    return bool(headers.get(INHERITED_HEADER))
 
 
 def _placed(found: Explanation, partition: Partition, client: Client) -> Explanation:

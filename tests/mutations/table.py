@@ -157,8 +157,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "inheritance",
         "a call of a task has no tenant",
         "app/publishing/call_tenants.py",
-        "return tenant_of_caller(headers or {}) if noted is None else check_tenant(noted)",
-        "return NO_TENANT if noted is None else check_tenant(noted)",
+        "found = tenant_of_caller(headers or {}) if noted is None else check_tenant(noted)",
+        "found = NO_TENANT if noted is None else check_tenant(noted)",
         ("tests/producer/test_inheriting_calls.py", "-k", "with_the_setting_only"),
     ),
     Mutation(

@@ -82,6 +82,22 @@ def test_a_call_inherits_with_the_setting_only(
     assert tenants(app, stored) == ["a" if inherits else ""] * 3
 
 
+def test_the_explanation_of_a_call_names_an_inherited_tenant(
+    make_shop: Callable[..., Any], stored: Stored
+) -> None:
+    app = make_shop(dq_buffer=False)
+    child = app.tasks["child"]
+
+    def work() -> None:
+        child.apply_async(task_id="inherited")
+        child.apply_async(task_id="named", tenant="a")
+
+    run(app, work, tenant="a")
+    sentences = {name: app.dq.explain(task_id=name).sentence for name in ("inherited", "named")}
+    assert sentences["inherited"].endswith(" Its tenant is that of the task that called it.")
+    assert "called it" not in sentences["named"]
+
+
 def test_no_call_outside_of_a_task_inherits(
     make_shop: Callable[..., Any], stored: Stored, quick: list[Any]
 ) -> None:

@@ -16,6 +16,7 @@ from celery.canvas import maybe_signature
 from celery_dq.app.api.api import dq_of
 from celery_dq.app.tenant_rules import TenantRules, tenant_of_run
 from celery_dq.compat.celery_calls import UNLOCKS_CHORD, calling_request
+from celery_dq.protocols import INHERITED_HEADER
 from celery_dq.transport.tenant import NO_TENANT, check_tenant
 
 #: The option of a chord's body with the tenant of the chord's caller.
@@ -41,7 +42,7 @@ class CallTenants(TenantRules):
             tenant: The tenant that the call names; None when it names none.
             args: The positional arguments of the task.
             kwargs: The named arguments of the task.
-            headers: The headers of the message.
+            headers: The headers of the message, which get a mark when the tenant is inherited.
             noted: The option :data:`CALLERS_TENANT` of the call.
 
         Raises:
@@ -54,7 +55,10 @@ class CallTenants(TenantRules):
         # The runs of the polling task would use up the rate.
         if not self.inherits or name == UNLOCKS_CHORD:
             return NO_TENANT
-        return tenant_of_caller(headers or {}) if noted is None else check_tenant(noted)
+        found = tenant_of_caller(headers or {}) if noted is None else check_tenant(noted)
+        if found and headers is not None:
+            headers[INHERITED_HEADER] = True
+        return found
 
 
 def tenant_of_caller(headers: Any) -> str:
