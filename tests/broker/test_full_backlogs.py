@@ -39,7 +39,8 @@ def fill(worker_app: WorkerApp, count: int = 1) -> list[str]:
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
-def test_a_call_that_waits_goes_on_when_a_worker_takes_a_message(worker_app: WorkerApp, pool: str) -> None:
+def test_a_call_that_waits_goes_on_when_a_worker_takes_a_message(open_app: OpenApp, pool: str) -> None:
+    worker_app = open_app(dq_publish_timeout=90)  # a worker starts in two thirds of that
     bound(worker_app, 2, "wait")
     for number in range(2):
         worker_app.send("note", number, tenant="a")
@@ -146,6 +147,11 @@ def test_the_calls_of_the_code_of_a_task_are_no_continuation_of_it(worker_app: W
     assert waiting(worker_app) == 1
 
 
+def states(worker_app: WorkerApp, results: list[AsyncResult[Any]]) -> list[str]:
+    """Return the states of these calls now: a result keeps the first final state that it has read."""
+    return [worker_app.app.AsyncResult(each.id).state for each in results]
+
+
 @pytest.mark.parametrize(("how", "state"), [("discard", "REVOKED"), ("dead_letter", "FAILURE")])
 def test_a_call_that_is_pushed_out_has_a_result(worker_app: WorkerApp, how: str, state: str) -> None:
     results: list[AsyncResult[Any]] = [worker_app.send("note", number, tenant="a") for number in range(3)]
@@ -164,8 +170,7 @@ def test_a_call_that_is_pushed_out_has_a_result(worker_app: WorkerApp, how: str,
             assert waiting(worker_app) == 3
             dq_of(worker_app).quotas.resume(worker_app.queue, "a")
             assert set(worker_app.ran(5)) == {"0", "1", "2", "3", *fillers}
-            again: list[AsyncResult[Any]] = [worker_app.app.AsyncResult(each.id) for each in results]
-            wait_until(lambda: [each.state for each in again] == ["SUCCESS"] * 4, 30)
+            wait_until(lambda: states(worker_app, results) == ["SUCCESS"] * 4, 30)
 
 
 def test_a_delayed_message_comes_back_to_a_full_tenant(worker_app: WorkerApp) -> None:

@@ -109,7 +109,7 @@ def test_a_quota_that_is_none(shop: Any, parts: dict[str, Any], words: str) -> N
 @pytest.mark.parametrize("options", [{}, {"partitions": 4, "spread_above_per_s": 150}])
 def test_a_quota_without_a_part(shop: Any, options: dict[str, int]) -> None:
     shop.conf.dq_queues = {"push": options}
-    words = "name at least one of rate, burst, weight, concurrency, paused"
+    words = "name at least one of rate, burst, weight, concurrency, max_waiting, when_full, paused, spread"
     with pytest.raises(InvalidRequest, match=words):
         shop.dq.quotas.set("push", "a")
     with pytest.raises(InvalidRequest, match=words):

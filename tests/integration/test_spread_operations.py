@@ -117,7 +117,7 @@ def test_each_share_of_a_spread_tenant_has_its_part_of_the_bound(heavy: Any, que
     (waiting,) = queue.peek(tenant=A, limit=1)
     assert full in heavy.dq.explain(task_id=waiting.task_id).sentence
     before = queue.tenant(A).waiting
-    with pytest.raises(QueueFull, match="wait in a partition of queue 'push', and its share of the"):
+    with pytest.raises(QueueFull, match="waits? in a partition of queue 'push', and its share of the"):
         send(heavy, *[A] * 4)
     assert queue.tenant(A).waiting <= before + 2, "at most two shares were empty, and took one message each"
     with pytest.raises(InvalidQuota, match="max_waiting = 2 is below spread = 3"):
