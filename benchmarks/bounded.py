@@ -6,7 +6,7 @@ import multiprocessing
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -107,13 +107,8 @@ def _sampled(port: int) -> Iterator[list[int]]:
             while not over.is_set():
                 found.append(int(read([keys.tenant(TENANT), keys.single], [TENANT])))
 
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
+    with _beside(sample, over):
         yield found
-    finally:
-        over.set()
-        thread.join()
 
 
 @contextmanager
@@ -137,10 +132,17 @@ def _consuming(port: int) -> Iterator[dict[str, int]]:
                 with suppress(TimeoutError):
                     connection.drain_events(timeout=0.05)
 
-    thread = threading.Thread(target=consume)
+    with _beside(consume, over):
+        yield taken
+
+
+@contextmanager
+def _beside(run: Callable[[], None], over: threading.Event) -> Iterator[None]:
+    """Run a function in a thread, which `over` ends with the block."""
+    thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield taken
+        yield
     finally:
         over.set()
         thread.join()

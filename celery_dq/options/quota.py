@@ -58,9 +58,9 @@ class Quota:
         max_waiting: Messages that may wait for their turn, 1 to 1,000,000,000; None (default) is unlimited.
             Delayed messages and those behind a dedup lock do not count until they wait for their turn.
         when_full: What happens to a call when that many wait. ``refuse`` (default) raises
-            :exc:`~celery_dq.errors.QueueFull`, ``wait`` does so after ``dq_publish_timeout``; ``discard``
-            accepts it and discards the first messages of the backlog, and ``dead_letter`` keeps those as
-            dead letters. It has no effect without `max_waiting`.
+            :exc:`~celery_dq.errors.QueueFull`, ``wait`` does so after two thirds of ``dq_publish_timeout``;
+            ``discard`` accepts it and discards the first messages of the backlog, and ``dead_letter`` keeps
+            those as dead letters. It has no effect without `max_waiting`.
         paused: Whether no message may start; the backlog stays. Default False.
         spread: Number of partitions of the queue in which the tenant lives, 1 (default) to 4,096. Each has a
             share of rate, burst, concurrency and max_waiting, and the whole weight.

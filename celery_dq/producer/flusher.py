@@ -119,8 +119,8 @@ class Flusher:
         self._is_down = False
         #: Producer sequences of the lanes whose last batch the broker did not accept.
         self._deferred: set[bytes] = set()
-        #: Producer sequences of the lanes whose last batches had messages for which a tenant had no room.
-        self._refusing: set[bytes] = set()
+        #: Destinations whose last batches had messages for which a tenant had no room.
+        self._refusing: set[str] = set()
         #: By producer sequence: the attempts whose connections were closed.
         self._losses: dict[bytes, LostAttempts] = {}
         self._delay = FIRST_DELAY_S
@@ -287,7 +287,7 @@ class Flusher:
     def _settle(self, lane: Lane, refusals: Sequence[Refusal]) -> None:
         """Settle the batch in flight, of which the broker has all messages but those that it refused."""
         if not refusals:
-            self._refusing.discard(lane.producer)
+            self._refusing.discard(lane.key)
         settled = 0
         for place, error, waits in refusals:
             if place > settled:
@@ -358,7 +358,7 @@ class Flusher:
             self._later(lane, problem)
             return False
         is_full = isinstance(error, QueueFull)
-        if not is_full or lane.producer not in self._refusing:
+        if not is_full or lane.key not in self._refusing:
             logger.error(
                 "The broker refused message %r of lane %s: %s. It is not sent again%s%s.",
                 message.id,
@@ -369,7 +369,7 @@ class Flusher:
                 extra={"event": "buffer_message_refused"},
             )
             if is_full:
-                self._refusing.add(lane.producer)
+                self._refusing.add(lane.key)
         self._deferred.discard(lane.producer)
         self.message_store.done(lane, rejected=True, count=1)
         self.hooks.failed(error, lane, message, "rejected")
